@@ -1,0 +1,68 @@
+"""What an algorithm is: four records of tensors and seven pure verbs.
+
+             downlink(server, ids)              client_update(task, client, down, data, plan)
+  Server  ────────────────────────►  Down[n] ──►  Client', Upload[n], ...       pure, one client
+    ▲                                              │        │
+    │ server_update(task, server, total)           │        └─► summand(task, server, id, upload) ─► Total  (adds up)
+    └──────────────  total = sum over clients ◄────┼────────────────────────────────┘
+                                                   └─► stays at the client, always
+
+Only Down and Upload travel. A field that is in neither never leaves its side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from copfl.task import Data, Personal, Plan, Task
+
+S = TypeVar("S")
+C = TypeVar("C")
+D = TypeVar("D")
+U = TypeVar("U")
+T = TypeVar("T")
+
+Figures = dict[str, Tensor]  # scalars for the record
+
+
+class Turn(NamedTuple, Generic[C, U]):
+    """What one client's turn in a round gives."""
+
+    client: C  # stays at the client
+    upload: U  # travels
+    trained: Personal  # what the client predicts with right after training; looked at and dropped
+    figures: Figures  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing
+
+
+class Algorithm(Protocol[S, C, D, U, T]):
+    """A frozen dataclass of parts and numbers, with these methods. None of them keeps or changes anything."""
+
+    @property
+    def passes(self) -> int:
+        """How many times one turn goes over the client's data; the plan holds as many."""
+
+    def server_init(self, task: Task, clients: int) -> S:
+        """The server before the first round."""
+
+    def client_init(self, task: Task) -> C:
+        """A client that has never taken part."""
+
+    def downlink(self, server: S, ids: Tensor) -> D:
+        """What the server sends, a row per client in `ids`."""
+
+    def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> Turn[C, U]:
+        """One client's turn. No Python branch on a tensor's value: it runs under vmap."""
+
+    def summand(self, task: Task, server: S, id: Tensor, upload: U) -> T:
+        """What this upload adds to the round's total; every field adds up."""
+
+    def server_update(self, task: Task, server: S, total: T) -> tuple[S, Figures]:
+        """The server after the round, and figures about the whole federation."""
+
+    def personal(self, task: Task, client: C, down: D) -> Personal:
+        """What this client predicts with once it has the broadcast, before it trains."""
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]

@@ -1,0 +1,204 @@
+"""CO-PFL: contribution-oriented personalised federated learning, Algorithms 1 and 2 of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.errors import UsageError, unknown
+from copfl.optim import Optimizer, State, begin, kept, train
+from copfl.parts.cowa import Cowa, leave_one_out
+from copfl.parts.mamo import Mamo
+from copfl.parts.pwpm import Pwpm, personal_share
+from copfl.task import Data, Plan, Task
+from copfl.tree import Masked
+
+MERGES = ("sharers", "union", "union_kept")
+PHASES = ("restart", "sequence")
+
+
+class Server(NamedTuple):
+    w: Tensor  # [D], w^k
+    weights: Tensor  # [D], the sum of Gamma over those in the last round's mean of each entry; 0 where there was none
+    score: Tensor  # [], the sum of Gamma over the last round's clients
+    union: Tensor  # [D] bool, m_0^k: personal for at least one client
+    round: Tensor  # [] int64, k
+
+
+class Down(NamedTuple):
+    w: Tensor
+    weights: Tensor
+    score: Tensor
+    union: Tensor
+    round: Tensor
+
+
+class Client(NamedTuple):
+    w: Tensor  # [D], w_n as its last training left it; on its shared entries, what it uploaded
+    mask: Tensor  # [D] bool, m_n, True = personal; local statistics are personal from the start
+    moments: State  # u_n, v_n and their step counts
+    seen: Tensor  # [D], the broadcast of the last round it took part in
+    score: Tensor  # [], its Gamma in that round
+    round: Tensor  # [] int64, that round; -1 before the first
+
+
+class Upload(NamedTuple):
+    shared: Masked  # g_n, and the mask
+    score: Tensor  # [], Gamma_n
+
+
+class Total(NamedTuple):
+    w: Tensor  # [D], sum of Gamma (1 - m) w
+    weight: Tensor  # [D], sum of Gamma (1 - m)
+    personal: Tensor  # [D], how many clients hold the entry as personal
+    score: Tensor  # [], sum of Gamma
+    clients: Tensor  # []
+
+
+@dataclass(frozen=True)
+class COPFL:
+    """Masked local training (MAMO), growing masks (PWPM), contribution weights (COWA).
+
+    merge   "sharers": every entry is the mean over the clients that share it (default). "union" (Paper: Algorithm 1,
+            line 6): an entry that anybody holds as personal is never averaged again, which at ten clients is nearly
+            every entry after three rounds. "union_kept": the same, and clients keep their own value there.
+    phases  "restart": both halves train from the same point and are put together (Paper: Algorithm 2, default).
+            "sequence": the shared half trains on from where the personal half ended (FedSelect).
+    """
+
+    optimizer: Optimizer = field(default_factory=Mamo)
+    growth: Pwpm = field(default_factory=Pwpm)
+    contribution: Cowa = field(default_factory=Cowa)
+    epochs: int = 1
+    merge: str = "sharers"
+    phases: str = "restart"
+
+    def __post_init__(self) -> None:
+        if self.merge not in MERGES:
+            raise unknown("merge", self.merge, MERGES)
+        if self.phases not in PHASES:
+            raise unknown("phases", self.phases, PHASES)
+        if self.epochs < 1:
+            raise UsageError(f"epochs={self.epochs} must be at least 1")
+
+    @property
+    def passes(self) -> int:
+        return 2 * self.epochs
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        zeros, nobody = torch.zeros_like(task.first), torch.zeros_like(task.first, dtype=torch.bool)
+        return Server(
+            task.first, zeros, zeros.new_zeros(()), nobody, torch.zeros((), dtype=torch.int64, device=task.device)
+        )
+
+    def client_init(self, task: Task) -> Client:
+        moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
+        never = torch.full((), -1, dtype=torch.int64, device=task.device)
+        return Client(task.first, task.home(), moments, task.first, task.first.new_zeros(()), never)
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        n = len(ids)
+        return Down(*(field.expand(n, *field.shape) for field in server))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+        """w_n^k: own values where personal, the broadcast elsewhere."""
+        own = client.mask | (down.union & (client.round >= 0)) if self.merge == "union_kept" else client.mask
+        return torch.where(own, client.w, down.w)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        """Algorithm 2."""
+        start = self.personal(task, client, down)
+        personal = client.mask[: task.d]
+        moments = begin(self.optimizer, client.moments, start[: task.d])
+        # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
+        first, moments, _ = train(task, self.optimizer, start, moments, data, plan[: self.epochs], active=personal)
+        again = start if self.phases == "restart" else first
+        second, moments, loss = train(task, self.optimizer, again, moments, data, plan[self.epochs :], active=~personal)
+        w = torch.where(client.mask, first, second)
+        w = torch.cat([w[: task.d], second[task.d :]])  # the statistics are those of the last phase
+        # PWPM: what changed most turns personal, Eqs. (6)-(8).
+        update = (start - w)[: task.d]
+        grown = self.growth.grow(task.layout, personal, update, down.round)
+        moments = self.optimizer.forget(moments, grown & ~personal)
+        mask = torch.cat([grown, client.mask[task.d :]])
+        # COWA: what the others lack without this client, Eqs. (9)-(10).
+        step, model = self._without(task, client, down, update)
+        loss_without, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
+        scores = self.contribution.weigh(update, step, loss_without)
+        share, moving = personal_share(grown, update)
+        figures = {
+            "loss": loss,
+            "weight": scores.total,
+            "gradient_score": scores.gradient,
+            "prediction_score": scores.prediction,
+            "personal_share": share,
+            "personal_share_of_moving": moving,
+        }
+        after = Client(w, mask, kept(self.optimizer, moments), down.w, scores.total, down.round)
+        return Turn(after, Upload(Masked(torch.where(mask, 0, w), mask), scores.total), w, figures)
+
+    def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
+        """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
+        d = task.d
+        broadcast, seen, own = down.w[:d], client.seen[:d], client.w[:d]
+        step = torch.where(client.round >= 0, seen - broadcast, 0)  # delta^k = w^{k-1} - w^k
+        counted = torch.where(client.round == down.round - 1, client.score, 0)  # in the last mean it was, or not
+        if self.contribution.without == "letter":
+            share = (counted / torch.where(down.score > 0, down.score, 1)).expand_as(own)  # alpha_n^k
+            ones = torch.ones_like(share)
+            return (
+                leave_one_out(step, update, ones, share, torch.zeros_like(step)),
+                leave_one_out(broadcast, own, ones, share, seen),
+            )
+        weight = torch.where(client.mask[:d], 0, counted)
+        weights = down.weights[:d]
+        return (
+            leave_one_out(step, seen - own, weights, weight, torch.where(weights > 0, 0, step)),
+            leave_one_out(broadcast, own, weights, weight, torch.where(weights > 0, seen, broadcast)),
+        )
+
+    def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
+        values, personal = upload.shared
+        counts = torch.where(personal, 0, upload.score)
+        return Total(counts * values, counts, personal.to(values.dtype), upload.score, torch.ones_like(upload.score))
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        """Algorithm 1, lines 4-6."""
+        heard = total.weight > 0
+        mean = torch.where(heard, total.w / torch.where(heard, total.weight, 1), server.w)
+        union = server.union | (total.personal > 0)  # masks only grow, and absent clients keep theirs
+        averaged = heard if self.merge == "sharers" else heard & ~union
+        w = torch.where(averaged, mean, server.w)
+        d, clients = task.d, total.clients.clamp(min=1)
+        figures = {
+            "shared": 1 - (total.personal[:d] / clients).mean(),  # of all clients' parameters, what is still shared
+            "averaged": averaged[:d].to(w.dtype).mean(),  # of the server's parameters, what this round changed
+            "shared_by_all": (total.personal[:d] == 0).to(w.dtype).mean(),
+        }
+        weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
+        return Server(w, weights, total.score, union, server.round + 1), figures
+
+
+def copfl(
+    optimizer: Optimizer = Mamo(),
+    rate: float = 0.25,
+    budget: float = 0.5,
+    among: str = "shared",
+    limit: str = "exact",
+    count: str = "moving",
+    warmup: int = 0,
+    every: int = 1,
+    score: str = "both",
+    without: str = "exact",
+    prefer: str = "deviation",
+    merge: str = "sharers",
+    phases: str = "restart",
+    epochs: int = 1,
+) -> COPFL:
+    """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
+    growth = Pwpm(rate, budget, among, limit, count, warmup, every)
+    return COPFL(optimizer, growth, Cowa(score, without, prefer), epochs, merge, phases)

@@ -1,0 +1,51 @@
+"""FedAvg (McMahan et al. 2017): everybody trains the same model, the server averages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Turn
+from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.errors import UsageError
+from copfl.optim import Optimizer, Sgd, begin, train
+from copfl.task import Data, Plan, Task
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The mean of all models, weighted by their samples; the parts it `keeps` stay with each client.
+
+    keeps=("head",) is FedPer, ("body",) LG-FedAvg, ("norms",) FedBN, all of it local training.
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    keeps: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise UsageError(f"epochs={self.epochs} must be at least 1")
+
+    server_init = averaging.server_init
+    client_init = averaging.client_init
+    downlink = averaging.downlink
+    summand = averaging.summand
+    server_update = averaging.server_update
+    personal = averaging.personal
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        w = self.personal(task, client, down)
+        moments = begin(self.optimizer, client.moments, w[: task.d])
+        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
+        upload = averaging.upload(self, task, w, data.size)
+        return Turn(averaging.after(self, task, w, moments), upload, w, {"loss": loss, "weight": upload.size})
+
+
+def fedavg(optimizer: Optimizer = Sgd(), epochs: int = 1) -> FedAvg:
+    """Everything is shared."""
+    return FedAvg(optimizer, epochs)

@@ -1,0 +1,35 @@
+"""What a data set is, once loaded: arrays, and how to turn them into the numbers a model sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """One split. Images are uint8 [n, channels, height, width]; other data keeps its own dtype and shape [n, ...]."""
+
+    x: NDArray[np.generic]
+    y: NDArray[np.int64]  # [n], 0 <= y < number of classes
+    group: NDArray[np.int64] | None = None  # [n], where a sample comes from: source, domain, corruption
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Both splits, the names of the classes and groups, and the normalisation of the channels."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    groups: tuple[str, ...] = ()  # names of the values in Samples.group
+    mean: tuple[float, ...] = ()  # per channel, of pixels scaled to 0..1; empty: x is used as it is
+    std: tuple[float, ...] = ()
+    augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
+    note: str = ""  # what a reader must know: a substitute, a part of the published set, ...

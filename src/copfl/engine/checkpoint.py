@@ -1,0 +1,88 @@
+"""A simulation's whole state in one file, written atomically: a reader sees the old one or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from copfl import tree
+from copfl.errors import RunError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Puts the content at the path in one move, on disk before it is visible."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; free some space or name another folder"
+        ) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Writes the trees, and `about`, what a reader must know of them, as one safetensors file."""
+    from safetensors.torch import save as encode
+
+    tensors = {
+        f"{name}:{place}": t.detach().cpu().contiguous()
+        for name, part in trees.items()
+        for place, t in tree.named(part)
+    }
+    write_bytes(path, encode(tensors, {"about": json.dumps(dict(about), sort_keys=True)}))
+
+
+def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trees, shaped and placed as in `like`, and `about`; a file that does not fit is refused by name."""
+    tensors, about = read(path)
+    result: dict[str, Any] = {}
+    for name, part in like.items():
+        expected = dict(tree.named(part))
+        found = {key.split(":", 1)[1]: t for key, t in tensors.items() if key.startswith(f"{name}:")}
+        if found.keys() != expected.keys():
+            odd = sorted(found.keys() ^ expected.keys())
+            raise RunError(f"{path} is not a checkpoint of this run: {name} differs in {', '.join(odd[:5])}")
+        for place, t in expected.items():
+            if found[place].shape != t.shape or found[place].dtype != t.dtype:
+                raise RunError(
+                    f"{path} is not a checkpoint of this run: {name}.{place} is {found[place].dtype} "
+                    f"{list(found[place].shape)}, expected {t.dtype} {list(t.shape)}"
+                )
+        result[name] = tree.rebuild(part, [found[place].to(t.device) for place, t in expected.items()])
+    return result, about
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by name and `about`, out of one file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise RunError(f"there is no checkpoint at {path}; the run ended before its first one, so start it again")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two trees hold the same bits."""
+    return all(torch.equal(left, right) for left, right in zip(tree.leaves(a), tree.leaves(b), strict=True))

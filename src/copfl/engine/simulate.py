@@ -1,0 +1,124 @@
+"""THE round loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from copfl import tree
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.data.federation import Federation
+from copfl.data.plan import choose, plan
+from copfl.engine.mapping import Done, Given, Mapping, turn
+from copfl.engine.store import MemoryStore, Store
+from copfl.errors import UsageError
+from copfl.task import Task
+
+
+@dataclass
+class State:
+    """Everything a simulation is between two rounds."""
+
+    server: Any
+    clients: Store
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round shows: figures of the federation, and of each client that took part."""
+
+    number: int  # from 0
+    ids: np.ndarray[Any, np.dtype[np.int64]]
+    federation: dict[str, float]
+    clients: dict[str, np.ndarray[Any, np.dtype[np.float64]]]  # a value per id
+
+
+def begin(algorithm: AnyAlgorithm, task: Task, clients: int) -> State:
+    """The state before the first round, with the clients in memory."""
+    return State(algorithm.server_init(task, clients), MemoryStore(algorithm, task, clients))
+
+
+def simulate(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    federation: Federation,
+    mapping: Mapping,
+    state: State,
+    *,
+    rounds: int,
+    seed: int = 0,
+    batch: int = 32,
+    participation: float = 1.0,
+    look_every: int = 1,
+) -> Iterator[Round]:
+    """Each round as it ends; `state` is then what the next round starts from.
+
+    Everything random is a function of the seed, the round and the client, so the loop can stop and go on anywhere.
+    """
+    if not 0 < participation <= 1:
+        raise UsageError(f"participation={participation} must be above 0 and at most 1: it is a share of the clients")
+    for name, value, least in (("batch", batch, 1), ("look_every", look_every, 1), ("seed", seed, 0)):
+        if value < least:
+            raise UsageError(f"{name}={value} must be at least {least}")
+    count = max(1, math.ceil(participation * federation.clients - 1e-9))
+    while state.round < rounds:
+        look = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
+        ids = choose(seed, state.round, federation.clients, count)
+        total, figures = None, []
+        # 1. Everybody who takes part gets its message, trains, and adds to the total as it comes.
+        for part in np.split(ids, range(mapping.chunk, len(ids), mapping.chunk)):
+            done = _together(algorithm, task, federation, mapping, state, part, seed, batch, look)
+            total = done.total if total is None else tree.add(total, done.total)
+            figures.append(done.figures)
+        # 2. The server sees the total and nothing else.
+        with torch.no_grad():
+            state.server, whole = algorithm.server_update(task, state.server, total)
+        state.round += 1
+        # 3. The figures come to the host once a round.
+        per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(figures).items()}
+        per_client["weight"] = _shares(per_client["weight"], per_client["healthy"])
+        yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
+
+
+def _shares(
+    weight: np.ndarray[Any, np.dtype[np.float64]], healthy: np.ndarray[Any, np.dtype[np.float64]]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Each client's share in the round's mean."""
+    counted = np.where(healthy > 0, weight, 0.0)
+    return counted / counted.sum() if counted.sum() > 0 else counted
+
+
+def _together(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    federation: Federation,
+    mapping: Mapping,
+    state: State,
+    part: np.ndarray[Any, np.dtype[np.int64]],
+    seed: int,
+    batch: int,
+    look: bool,
+) -> Done:
+    """The turns of some clients, their totals already added up; their records go back to the store."""
+    ids = torch.from_numpy(part).to(task.device)
+    given = Given(
+        id=ids,
+        client=state.clients.rows(ids),
+        down=algorithm.downlink(state.server, ids),
+        data=federation.train.rows(part),
+        test=federation.test.rows(part),
+        plan=plan(
+            seed, state.round, part, federation.train.sizes[part],
+            batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
+        ),
+    )  # fmt: skip
+    with torch.no_grad():
+        done: Done = mapping.apply(lambda one: turn(algorithm, task, state.server, one, look), given)
+        state.clients.put(ids, done.client)
+        return done._replace(client=None, total=tree.total(done.total))

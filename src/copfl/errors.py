@@ -1,0 +1,50 @@
+"""Everything copfl raises on purpose.
+
+CopflError            what a person can mend; the command line prints its message and exits with 2
+├── UsageError        an option, a name or a value that is not allowed
+├── DataError         a data set that is missing, damaged, or does not fit what was asked of it
+├── RunError          a run folder that is missing, damaged, in use, or of another run
+└── WireError         a message that is damaged, or of another run, round, model or version
+
+A message says what was wrong with what was given, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CopflError(Exception):
+    """What a person can mend."""
+
+
+class UsageError(CopflError):
+    """An option, a name or a value that is not allowed."""
+
+
+class DataError(CopflError):
+    """A data set that is missing, damaged, or does not fit what was asked of it."""
+
+
+class RunError(CopflError):
+    """A run folder that is missing, damaged, in use, or of another run."""
+
+
+class WireError(CopflError):
+    """A message that is damaged, or of another run, round, model or version."""
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:
+    """The error for a name nobody knows, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else "."
+    return UsageError(f'no {kind} "{given}"{hint} Known: {", ".join(names) or "none"}')
+
+
+def at_least(low: float, **numbers: float) -> None:
+    """Raises the error for a number that is too small, or none at all."""
+    for name, number in numbers.items():
+        if not low <= number < float("inf"):
+            raise UsageError(f"{name}={number} must be a number of at least {low}")

@@ -1,0 +1,211 @@
+"""The models that come with copfl; any other nn.Module works as well.
+
+Each has `.features(x)`, everything before the answer, and `.head`, the last Linear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from copfl.errors import UsageError, unknown
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over the real samples of a batch alone; stands in for torch's own inside a Task.
+
+    Clients of unequal size are trained side by side in batches filled up with samples that do not count. They must not
+    count in the statistics either. `real` is set by the Task around each call; None means that all samples are real.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        if like.running_mean is None or like.running_var is None:
+            raise UsageError(
+                "a batch norm without running statistics cannot be evaluated; leave track_running_stats on"
+            )
+        self.weight, self.bias, self.eps = like.weight, like.bias, like.eps
+        self.momentum = 0.1 if like.momentum is None else like.momentum
+        self.register_buffer("running_mean", like.running_mean)
+        self.register_buffer("running_var", like.running_var)
+        self.real: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = x.numel() // x.shape[1]
+        if not self.training or (self.real is None and values > 1):
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+            )
+        others = [0, *range(2, x.dim())]
+        real = x.new_ones(x.shape[0]) if self.real is None else self.real.to(x.dtype)
+        share = real.view(-1, *[1] * (x.dim() - 1))
+        count = real.sum() * (values // x.shape[0])
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        mean = (x * share).sum(others) / count.clamp(min=1)
+        centred = x - mean.view(shape)
+        variance = (centred * centred * share).sum(others) / count.clamp(min=1)
+        with torch.no_grad():
+            some = (count > 0).to(x.dtype) * self.momentum  # a batch of nobody teaches nothing
+            unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
+            self.running_mean.add_(some * (mean.detach() - self.running_mean))
+            self.running_var.add_(some * (unbiased - self.running_var))
+        scaled = centred * torch.rsqrt(variance + self.eps).view(shape)
+        return scaled if self.weight is None else scaled * self.weight.view(shape) + self.bias.view(shape)
+
+
+def with_weighted_batch_norm(model: nn.Module) -> nn.Module:
+    """The model with torch's batch norms replaced by ours, in place; names and values stay."""
+    for name, child in list(model.named_children()):
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            setattr(model, name, BatchNorm(child))
+        else:
+            with_weighted_batch_norm(child)
+    return model
+
+
+class MLP(nn.Module):
+    """Two hidden layers over flattened input."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.features(x))
+        return result
+
+
+class SmallCNN(nn.Module):
+    """Two convolutions and a hidden layer, for small images."""
+
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, width: int = 16, hidden: int = 64, norm: str = "none"
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise UsageError(f"cnn wants images [channels, height, width], not samples of shape {list(shape)}; try mlp")
+        channels, height, tall = shape
+        spots = (height // 4) * (tall // 4)
+        if spots == 0:
+            raise UsageError(f"cnn wants images of at least 4x4 pixels, not {height}x{tall}; try mlp")
+        plain = norm == "none"  # a bias that the norm subtracts again has no gradient but noise
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=plain), _norm(norm, width), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1, bias=plain), _norm(norm, 2 * width), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(2 * width * spots, hidden), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(hidden, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.features(x))
+        return result
+
+
+class Block(nn.Module):
+    """ResNet's basic block: two 3x3 convolutions and a way around them."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.norm1 = _norm(norm, outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.norm2 = _norm(norm, outside)
+        self.around = nn.Sequential()
+        if stride != 1 or inside != outside:
+            self.around = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), _norm(norm, outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.around(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18. stem="imagenet": 7x7 stride 2 and a max-pool, as in the paper's protocol; stem="cifar": 3x3, no pool.
+
+    With the ImageNet stem on 32x32 images the last stage sees 1x1 maps: 38 % of the parameters ever get a gradient.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, stem: str = "imagenet", norm: str = "batch", width: int = 64
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise UsageError(f"resnet18 wants images [channels, height, width], not samples of shape {list(shape)}")
+        if stem not in ("imagenet", "cifar"):
+            raise unknown("stem", stem, ("imagenet", "cifar"))
+        conv = (
+            nn.Conv2d(shape[0], width, 7, 2, 3, bias=False)
+            if stem == "imagenet"
+            else nn.Conv2d(shape[0], width, 3, 1, 1, bias=False)
+        )
+        self.stem = nn.Sequential(conv, _norm(norm, width), nn.ReLU())
+        if stem == "imagenet":
+            self.stem.append(nn.MaxPool2d(3, 2, 1))
+        stages: list[nn.Module] = []
+        inside = width
+        for depth in range(4):
+            outside = width * 2**depth
+            stages += [Block(inside, outside, 1 if depth == 0 else 2, norm), Block(outside, outside, 1, norm)]
+            inside = outside
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(inside, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        result: Tensor = self.stages(self.stem(x))
+        return result.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.features(x))
+        return result
+
+
+def _norm(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(math.gcd(32, channels), channels)
+    if kind == "none":
+        return nn.Identity()
+    raise unknown("norm", kind, ("batch", "group", "none"))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": SmallCNN, "mlp": MLP, "resnet18": ResNet18}
+
+
+def describe() -> dict[str, str]:
+    """One line per model."""
+    return {
+        "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|group)",
+        "mlp": "two hidden layers over flattened input",
+        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|group)",
+    }
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords: object) -> nn.Module:
+    """A freshly initialised model for samples of this shape; the same seed gives the same weights."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name](shape, classes, **keywords)

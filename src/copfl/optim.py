@@ -1,0 +1,207 @@
+"""Optimizers as values: numbers in a frozen dataclass, state in and out. And `descend`, the one local training loop.
+
+`active` is a bool mask over the parameters: only those may move. None means all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from copfl import tree
+from copfl.errors import UsageError
+from copfl.task import Batch, Data, Objective, Pass, Task, cross_entropy
+
+State = Any  # a tree of tensors that the optimizer alone understands
+
+
+class Optimizer(Protocol):
+    """How a gradient becomes a step."""
+
+    @property
+    def keep(self) -> bool:
+        """Whether the state lives on from round to round; otherwise every round starts afresh."""
+
+    def init(self, parameters: Tensor) -> State:
+        """The state before the first step."""
+
+    def step(self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
+        """The parameters and the state after one step."""
+
+    def forget(self, state: State, entries: Tensor) -> State:
+        """The state after these entries (bool) changed sides between shared and personal."""
+
+
+class Velocity(NamedTuple):
+    speed: Tensor | tuple[()]  # [d]
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent; the momentum and decay of FedPAC's configuration by default."""
+
+    lr: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(lr=self.lr)
+        _within(0, 1, momentum=self.momentum)
+
+    def init(self, parameters: Tensor) -> Velocity:
+        return Velocity(torch.zeros_like(parameters) if self.momentum else ())
+
+    def step(self, parameters: Tensor, grad: Tensor, state: Velocity, active: Tensor | None) -> tuple[Tensor, Velocity]:
+        if self.weight_decay:
+            grad = grad + self.weight_decay * parameters
+        speed = state.speed
+        if isinstance(speed, Tensor):
+            grad = self.momentum * speed + grad
+            speed = grad if active is None else torch.where(active, grad, speed)
+        moved = parameters - self.lr * grad
+        return moved if active is None else torch.where(active, moved, parameters), Velocity(speed)
+
+    def forget(self, state: Velocity, entries: Tensor) -> Velocity:
+        return Velocity(torch.where(entries, 0, state.speed) if isinstance(state.speed, Tensor) else ())
+
+
+class Moments(NamedTuple):
+    u: Tensor  # [d], mean of the gradient
+    v: Tensor  # [d], mean of its square
+    t: Tensor  # [], steps taken
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with one pair of moments that decay everywhere, active or not: the control that MAMO is held against."""
+
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(lr=self.lr, eps=self.eps)
+        _within(0, 1, beta1=self.beta1, beta2=self.beta2)
+
+    def init(self, parameters: Tensor) -> Moments:
+        zeros = torch.zeros_like(parameters)
+        return Moments(zeros, zeros.clone(), parameters.new_zeros(()))
+
+    def step(self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None) -> tuple[Tensor, Moments]:
+        if self.weight_decay:
+            grad = grad + self.weight_decay * parameters
+        if active is not None:
+            grad = torch.where(active, grad, 0)
+        t = state.t + 1
+        u = self.beta1 * state.u + (1 - self.beta1) * grad
+        v = self.beta2 * state.v + (1 - self.beta2) * grad * grad
+        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.eps
+        moved = parameters - self.lr * (u / (1 - self.beta1**t)) / scale
+        return moved if active is None else torch.where(active, moved, parameters), Moments(u, v, t)
+
+    def forget(self, state: Moments, entries: Tensor) -> Moments:
+        return state  # one pair for both halves: that is what leaks
+
+
+def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:
+    """The state a round's training starts from: the one kept since the last round, or a fresh one."""
+    return kept if optimizer.keep else optimizer.init(parameters)
+
+
+def kept(optimizer: Optimizer, state: State) -> State:
+    """What of the state lives on to the next round: all or nothing."""
+    return state if optimizer.keep else ()
+
+
+class Trained(NamedTuple):
+    """What a descent leaves."""
+
+    w: Tensor  # [D]
+    state: State
+    loss: Tensor  # [], mean over the steps
+
+
+def descend(
+    task: Task,
+    optimizer: Optimizer,
+    w: Tensor,
+    state: State,
+    data: Data,
+    batches: Pass,
+    *,
+    active: Tensor | None = None,
+    objective: Objective = cross_entropy,
+    adjust: Callable[[Tensor, Tensor], Tensor] | None = None,
+    at: Callable[[Tensor], Tensor] | None = None,
+) -> Trained:
+    """The weights, state and mean loss after one step per batch.
+
+    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights; `at(parameters)` may take it at
+    another point, a step ahead or in a mixture; `objective` may look at the features. A step whose batch holds no real
+    sample changes nothing.
+    """
+    parameters, buffers = w[: task.d], w[task.d :]
+    loss = steps = w.new_zeros(())
+    for batch in batches:
+        x, y = task.batch(data, batch)
+        point = parameters if at is None else at(parameters)
+        grad, value, after = task.gradient(point, buffers, x, y, batch.real, objective)
+        if adjust is not None:
+            grad = adjust(parameters, grad)
+        moved, next_state = optimizer.step(parameters, grad, state, active)
+        if batch.real is None:
+            parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
+        else:
+            some = batch.real.any()
+            parameters = torch.where(some, moved, parameters)
+            buffers = torch.where(some, after, buffers)
+            state = tree.each(lambda new, old, some=some: torch.where(some, new, old), next_state, state)
+            loss, steps = loss + torch.where(some, value, 0), steps + some
+    return Trained(torch.cat([parameters, buffers]), state, loss / steps.clamp(min=1))
+
+
+def train(
+    task: Task, optimizer: Optimizer, w: Tensor, state: State, data: Data, passes: tuple[Pass, ...], **how: Any
+) -> Trained:
+    """`descend` over several passes, with the mean of their losses."""
+    losses = []
+    for batches in passes:
+        w, state, loss = descend(task, optimizer, w, state, data, batches, **how)
+        losses.append(loss)
+    return Trained(w, state, torch.stack(losses).mean() if losses else w.new_zeros(()))
+
+
+def pull(weight: float, centre: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The `adjust` that adds the gradient of weight / 2 * |parameters - centre|^2: a pull towards the centre."""
+    return lambda parameters, grad: grad + weight * (parameters - centre)
+
+
+def has_real(batch: Batch) -> Tensor:
+    """Whether the batch holds a real sample, for a loop that calls `descend` step by step."""
+    return torch.ones((), dtype=torch.bool, device=batch.index.device) if batch.real is None else batch.real.any()
+
+
+def mean_loss(losses: Sequence[Tensor], batches: Sequence[Batch]) -> Tensor:
+    """The mean of the steps' losses, over the steps whose batch holds a real sample."""
+    counts = torch.stack([has_real(batch).to(losses[0].dtype) for batch in batches])
+    return (torch.stack(list(losses)) * counts).sum() / counts.sum().clamp(min=1)
+
+
+def _positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < float("inf"):
+            raise UsageError(f"{name}={number} must be a number above 0")
+
+
+def _within(low: float, high: float, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if not low <= number < high:
+            raise UsageError(f"{name}={number} must be at least {low} and below {high}")

@@ -1,0 +1,84 @@
+"""COWA, contribution-oriented weighted aggregation: a client counts for what the others lack without it.
+
+Two scores, both worked out by the client itself from the broadcast: how far its update points away from the others'
+(Eq. 9), and how badly the model without it does on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.errors import unknown
+
+SCORES = ("both", "gradient", "prediction", "none")
+WITHOUT = ("exact", "letter")
+PREFER = ("deviation", "agreement")
+
+
+class Scores(NamedTuple):
+    gradient: Tensor  # Gamma^grad, in [0, 2]
+    prediction: Tensor  # Gamma^data, >= 0
+    total: Tensor  # Gamma, the unnormalised weight; 0 leaves the client out of the round
+
+
+@dataclass(frozen=True)
+class Cowa:
+    """Which scores make the weight.
+
+    score    "both" (the paper), "gradient", "prediction", or "none" (everybody counts the same)
+    without  how the client is taken out of the server's step and model. "exact" (default): entry by entry, from those
+             that shared it, with the client's own last upload. "letter" (Paper): whole vectors, and in Eq. (9) the
+             current update, although that is not yet in the server's step, so every cosine is pushed down
+    prefer   "deviation": a higher score counts more (Paper: the equations). "agreement": the reverse, 1 + cos and
+             exp(-loss) (Paper: the introduction's words)
+    """
+
+    score: str = "both"
+    without: str = "exact"
+    prefer: str = "deviation"
+
+    def __post_init__(self) -> None:
+        options = (("score", self.score, SCORES), ("without", self.without, WITHOUT), ("prefer", self.prefer, PREFER))
+        for name, value, known in options:
+            if value not in known:
+                raise unknown(name, value, known)
+
+    def weigh(self, update: Tensor, others: Tensor, loss: Tensor) -> Scores:
+        """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11)."""
+        closeness, finite = cosine(update, others), torch.isfinite(loss)
+        loss = torch.where(finite, loss, 0)
+        if self.prefer == "deviation":
+            gradient, prediction = 1 - closeness, loss
+        else:
+            gradient, prediction = 1 + closeness, torch.exp(-loss)
+        total = {
+            "both": gradient + prediction,
+            "gradient": gradient,
+            "prediction": prediction,
+            "none": torch.ones_like(loss),
+        }[self.score]
+        # Where all scores are zero the clients count the same instead of not at all; a client without a finite
+        # loss or update is left out.
+        healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
+        return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """cos(a, b), and 0 where one of them is zero: no direction, no opinion."""
+    lengths = a.norm() * b.norm()
+    return torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0).clamp(-1, 1)
+
+
+def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:
+    """The weighted mean without one member: (W mean - a own) / (W - a), entry by entry.
+
+    `weights` holds W, the sum of the weights of the members that share the entry; `weight` a, this member's, zero where
+    it does not share it; `fallback` stands where nobody else shares it.
+    """
+    rest = weights - weight
+    alone = rest <= 1e-6 * weights
+    return torch.where(alone, fallback, (weights * mean - weight * own) / torch.where(alone, 1, rest))

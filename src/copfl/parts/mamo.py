@@ -1,0 +1,78 @@
+"""MAMO, mask-aware momentum optimisation: Adam whose moments never leak between the shared and the personal half.
+
+The paper keeps two pairs of moments, one per half (Eqs. 3-5). Every entry belongs to exactly one half at a time, and a
+half's moments are touched in its own phase alone, so one pair of vectors that is only updated where `active` holds both
+halves; `forget` is what happens to an entry that changes sides. A test proves the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.errors import UsageError, unknown
+
+# Paper: not said what becomes of an entry's moments when it turns personal (readings A-5).
+#   "restart"  zero, and its own step count starts again (default: no leakage and no oversized first steps)
+#   "zero"     zero, but the count goes on (the letter: a 3x to 6x step right after the change)
+#   "carry"    nothing is forgotten (plain masked Adam)
+CHANGES = ("restart", "zero", "carry")
+
+
+class MamoState(NamedTuple):
+    u: Tensor  # [d], u_n of Eq. (4a)
+    v: Tensor  # [d], v_n of Eq. (4b)
+    t: Tensor  # [d], how many steps each entry took: the exponent of Eq. (5a)
+
+
+@dataclass(frozen=True)
+class Mamo:
+    """Masked Adam with a step count per entry, Eqs. (4) and (5).
+
+    Paper: Eq. (4b) says beta1 and Eq. (5a) the moments before the new gradient, which is 0/0 in the first step; both
+    are read as Adam (A-1, A-2). `keep` carries the moments over to the next round, as the exponent kT+t asks.
+    """
+
+    lr: float = 1e-4  # eta; the paper tries 1e-4 and 1e-5
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    keep: bool = True
+    change: str = "restart"
+
+    def __post_init__(self) -> None:
+        if self.change not in CHANGES:
+            raise unknown("change", self.change, CHANGES)
+        for name, value in (("lr", self.lr), ("eps", self.eps)):
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name}={value} must be a number above 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise UsageError(f"beta1={self.beta1}, beta2={self.beta2} must be at least 0 and below 1")
+
+    def init(self, parameters: Tensor) -> MamoState:
+        zeros = torch.zeros_like(parameters)
+        return MamoState(zeros, zeros.clone(), zeros.clone())
+
+    def step(
+        self, parameters: Tensor, grad: Tensor, state: MamoState, active: Tensor | None
+    ) -> tuple[Tensor, MamoState]:
+        """The parameters and moments after one step of the active entries; the others keep everything."""
+        t = state.t + 1
+        u = self.beta1 * state.u + (1 - self.beta1) * grad
+        v = self.beta2 * state.v + (1 - self.beta2) * grad * grad
+        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.eps
+        moved = parameters - self.lr * (u / (1 - self.beta1**t)) / scale
+        if active is None:
+            return moved, MamoState(u, v, t)
+        new = MamoState(*(torch.where(active, a, b) for a, b in zip((u, v, t), state, strict=True)))
+        return torch.where(active, moved, parameters), new
+
+    def forget(self, state: MamoState, entries: Tensor) -> MamoState:
+        """The state after these entries changed sides."""
+        if self.change == "carry":
+            return state
+        u, v = torch.where(entries, 0, state.u), torch.where(entries, 0, state.v)
+        return MamoState(u, v, torch.where(entries, 0, state.t) if self.change == "restart" else state.t)

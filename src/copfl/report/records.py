@@ -1,0 +1,72 @@
+"""The lines a run leaves behind: one JSON object a round, the same bytes for the same run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl.engine.simulate import Round
+from copfl.errors import RunError
+
+
+def as_record(round: Round) -> dict[str, Any]:
+    """The round as plain numbers. Rounds count from 1 here; what is not finite is null."""
+    clients = {name: [_plain(v) for v in values] for name, values in sorted(round.clients.items())}
+    return {
+        "round": round.number + 1,
+        "clients": [int(n) for n in round.ids],
+        "federation": {name: _plain(value) for name, value in sorted(round.federation.items())},
+        "mean": {name: _plain(np.nanmean(v)) for name, v in sorted(round.clients.items()) if not np.isnan(v).all()},
+        "left_out": [int(n) for n in round.ids[round.clients["healthy"] == 0]],
+        "per_client": clients,
+    }
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Adds one line, on disk before this returns."""
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; free some space, then `copfl resume`"
+        ) from error
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line that was cut off by a crash is left out."""
+    if not path.is_file():
+        raise RunError(f"there is no {path}; is {path.parent} a run folder?")
+    records = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines):  # no newline after it: the write was interrupted
+                break
+            raise RunError(f"line {number} of {path} is damaged: {error}") from error
+    return records
+
+
+def table(records: list[dict[str, Any]], name: str, clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One figure as an array [rounds, clients], nan where a client did not take part or was not looked at."""
+    result = np.full((len(records), clients), np.nan)
+    for place, record in enumerate(records):
+        values = record["per_client"].get(name)
+        if values is not None:
+            result[place, record["clients"]] = [math.nan if v is None else v for v in values]
+    return result

@@ -1,0 +1,237 @@
+"""A model and its loss as pure functions of the flat vector `w`, and the records that hold one client's data.
+
+Everything here works for one client, and under vmap for all clients at once: no branch looks at a tensor's value.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from copfl.errors import UsageError
+from copfl.layout import Layout, layout_of
+from copfl.models import BatchNorm, with_weighted_batch_norm
+
+PASS = 500  # samples in one forward pass when nothing is trained
+
+
+class Data(NamedTuple):
+    """One client's samples; rows from `size` on only fill up the space that larger clients need."""
+
+    x: Tensor  # [n, ...]: uint8 images, or whatever the model takes
+    y: Tensor  # [n] int64
+    size: Tensor  # [] int64, how many are real
+
+
+class Batch(NamedTuple):
+    """One step's choice of samples, drawn outside so that every engine trains on the same ones."""
+
+    index: Tensor  # type: ignore[assignment]  # [b] int64 into Data; a tuple's own .index is not missed
+    real: Tensor | None  # [b] bool; None: all are real
+    shift: Tensor | None  # [b, 2] int64 in 0..8, where the crop begins; None: no augmentation
+    flip: Tensor | None  # [b] bool
+
+
+Pass = tuple[Batch, ...]  # one time over the client's data
+Plan = tuple[Pass, ...]
+
+
+class Experts(NamedTuple):
+    """Several models that answer together: the probabilities are averaged with these shares."""
+
+    w: Tensor  # [k, D]
+    share: Tensor  # [k], adds up to 1
+
+
+Personal = Tensor | Experts  # what a client predicts with: one vector, or a mixture of several
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]  # logits, features, labels, real -> mean loss
+
+
+def cross_entropy(logits: Tensor, features: Tensor, labels: Tensor, real: Tensor | None) -> Tensor:
+    """The mean cross-entropy over the real samples."""
+    return mean_of_real(F.cross_entropy(logits, labels, reduction="none"), real)
+
+
+def mean_of_real(values: Tensor, real: Tensor | None) -> Tensor:
+    """The mean over the real samples; 0 where there are none."""
+    if real is None:
+        return values.mean()
+    weight = real.to(values.dtype)
+    return (values * weight).sum() / weight.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned: the model's shape, its first weights, and how samples become numbers."""
+
+    module: nn.Module
+    layout: Layout
+    first: Tensor  # [D], the weights everybody starts from
+    classes: int
+    mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
+    std: Tensor | None = None
+    buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared like weights
+
+    @property
+    def d(self) -> int:
+        """How many entries of w are trained; the rest are batch-norm statistics."""
+        return self.layout.parameters
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.device
+
+    def where(self, *parts: str) -> Tensor:
+        """A bool vector over w that is True on these parts of the model; see Layout.where."""
+        return self.layout.where(*parts).to(self.device)
+
+    def home(self, *parts: str) -> Tensor:
+        """The entries that never leave the client when these parts are personal: they, and local statistics."""
+        return self.where(*parts, "buffers") if self.buffers == "local" else self.where(*parts)
+
+    # -- samples -------------------------------------------------------------------------------------------------
+
+    def numbers(self, x: Tensor) -> Tensor:
+        """Samples as the model takes them: images scaled and normalised, the rest as it is."""
+        if x.dtype == torch.uint8:
+            x = x.to(self.first.dtype) / 255
+            return x if self.mean is None or self.std is None else (x - self.mean) / self.std
+        return x.to(self.first.dtype) if x.is_floating_point() else x
+
+    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The samples and labels of one step, augmented as the plan says."""
+        x, y = data.x[batch.index], data.y[batch.index]
+        if batch.shift is not None and batch.flip is not None:
+            x = crop_and_flip(x, batch.shift, batch.flip)
+        return self.numbers(x), y
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def gradient(
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        y: Tensor,
+        real: Tensor | None = None,
+        objective: Objective = cross_entropy,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the objective [d], its value, and the buffers after this batch."""
+
+        def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            # Each buffer gets a tensor of its own: under vmap, statistics written into views of a vector are lost.
+            own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
+            logits, features = self._call({**self.layout.split(parameters), **own}, x, real, training=True)
+            value = objective(logits, features, y, real)
+            after = torch.cat([b.reshape(-1) for b in own.values()]) if own else buffers
+            return value, (value.detach(), after)
+
+        grad, (value, after) = torch.func.grad(loss, has_aux=True)(parameters)
+        return grad, value, after
+
+    def forward(
+        self, w: Tensor, x: Tensor, training: bool = False, real: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The logits [b, classes] and the features that the head saw [b, f]; x as `numbers` gives it.
+
+        Training looks at the batch's own statistics, of its `real` samples alone; what it would add to w's is dropped.
+        """
+        buffers = self.layout.split(w[self.d :], buffers=True)
+        if training:
+            buffers = {name: b.clone() for name, b in buffers.items()}  # w is only lent
+        return self._call({**self.layout.split(w[: self.d]), **buffers}, x, real, training)
+
+    def _call(
+        self, tensors: dict[str, Tensor], x: Tensor, real: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+        head = self.module.get_submodule(self.layout.head)
+        hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            with _mode(self.module, training, real):
+                logits = torch.func.functional_call(self.module, tensors, (x,))
+        finally:
+            hook.remove()
+        if not seen:
+            raise UsageError(
+                f'the model answers without its module "{self.layout.head}"; name the module that makes the answer, '
+                'such as head="classifier"'
+            )
+        return logits, seen[-1].flatten(1)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def answers(self, personal: Personal, x: Tensor) -> Tensor:
+        """Log-probabilities [b, classes] for raw samples; several experts are averaged in probability."""
+        x = self.numbers(x)
+        if isinstance(personal, Tensor):
+            return F.log_softmax(self.forward(personal, x)[0], 1)
+        logs = [F.log_softmax(self.forward(w, x)[0], 1) for w in personal.w]
+        return torch.logsumexp(torch.stack(logs) + personal.share.clamp(min=1e-12).log()[:, None, None], 0)
+
+    def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy over all real samples, without augmentation."""
+        loss = right = self.first.new_zeros(())
+        for start in range(0, data.y.shape[0], PASS):
+            logs, y = self.answers(personal, data.x[start : start + PASS]), data.y[start : start + PASS]
+            real = torch.arange(start, start + y.shape[0], device=y.device) < data.size
+            loss = loss + torch.where(real, F.nll_loss(logs, y, reduction="none"), 0).sum()
+            right = right + (real & (logs.argmax(1) == y)).sum()
+        size = data.size.clamp(min=1)
+        return loss / size, right / size
+
+
+def task_of(
+    model: nn.Module,
+    classes: int,
+    *,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    head: str | None = None,
+    buffers: str = "local",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Task:
+    """The task of any nn.Module that maps a batch of samples to logits; the module itself is left as it was."""
+    if buffers not in ("local", "average"):
+        raise UsageError(f'buffers="{buffers}": batch-norm statistics are kept "local" or shared by "average"')
+    module = with_weighted_batch_norm(copy.deepcopy(model)).to(device=device, dtype=dtype)
+    normalising = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
+    norms = [name for name, m in module.named_modules() if isinstance(m, normalising)]
+    layout = layout_of(module, head, norms)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    first = layout.join({name: tensors[name].detach() for name in layout.names}).clone()
+    channel = [torch.tensor(v, device=device, dtype=dtype).view(-1, 1, 1) if v else None for v in (mean, std)]
+    return Task(module.requires_grad_(False), layout, first, classes, channel[0], channel[1], buffers)
+
+
+def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+    """Images [b, c, h, w] moved by shift - 4 pixels with zeros coming in, then mirrored where flip says so."""
+    height, width = images.shape[-2:]
+    down = torch.arange(height, device=images.device) + shift[:, :1] - 4  # [b, h]
+    across = torch.arange(width, device=images.device)
+    across = torch.where(flip[:, None], width - 1 - across, across) + shift[:, 1:] - 4  # [b, w]
+    inside = ((down >= 0) & (down < height))[:, None, :, None] & ((across >= 0) & (across < width))[:, None, None, :]
+    rows = down.clamp(0, height - 1)[:, None, :, None].expand(-1, images.shape[1], -1, width)
+    columns = across.clamp(0, width - 1)[:, None, None, :].expand(-1, images.shape[1], height, -1)
+    return torch.where(inside, images.gather(2, rows).gather(3, columns), 0)
+
+
+@contextmanager
+def _mode(module: nn.Module, training: bool, real: Tensor | None) -> Iterator[None]:
+    module.train(training)
+    norms = [m for m in module.modules() if isinstance(m, BatchNorm)]
+    for norm in norms:
+        norm.real = real
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.real = None

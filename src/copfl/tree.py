@@ -1,0 +1,131 @@
+"""Records of tensors (NamedTuples, tuples, dicts) taken as one value: map, stack, pick rows, add, measure.
+
+Every record that an engine touches is such a tree. A tree of rows has one more axis in front: the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+SMALL = 64  # a tensor of at most so many numbers is never narrowed on the wire
+
+
+class Masked(NamedTuple):
+    """A vector of which only the shared entries mean anything: the wire carries those, and the mask as bits."""
+
+    values: Tensor  # [D], zero where personal
+    personal: Tensor  # [D] bool, True = stays home
+
+
+def each(change: Callable[..., Any], first: T, *others: T) -> T:
+    """The tree with every tensor replaced by `change(tensor, *tensors at the same place in the others)`."""
+    if first is None:
+        return first
+    if isinstance(first, Tensor):
+        return change(first, *others)  # type: ignore[no-any-return]
+    if isinstance(first, dict):
+        return {key: each(change, value, *(o[key] for o in others)) for key, value in first.items()}  # type: ignore
+    if isinstance(first, tuple):
+        parts = [each(change, *column) for column in zip(first, *others, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)  # type: ignore[return-value]
+    raise TypeError(f"a record holds tensors, tuples and dicts, not {type(first).__name__}")
+
+
+def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its path, such as ("client.moments.u", tensor), in the order of the fields."""
+    if tree is None:
+        return
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+        return
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, tuple):
+        items = list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
+    else:
+        raise TypeError(f"a record holds tensors, tuples and dicts, not {type(tree).__name__}")
+    for key, value in items:
+        yield from named(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def leaves(tree: object) -> list[Tensor]:
+    """The tensors of the tree, in the order of the fields."""
+    return [tensor for _, tensor in named(tree)]
+
+
+def rebuild(like: T, tensors: Sequence[Tensor]) -> T:
+    """The tree `like` with its tensors replaced, in order; what `leaves` took apart."""
+    rest = iter(tensors)
+    return each(lambda _: next(rest), like)
+
+
+def stack(trees: Sequence[T]) -> T:
+    """One tree of rows, from a tree per client."""
+    return each(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def concatenate(trees: Sequence[T]) -> T:
+    """One tree of rows, from several trees of rows."""
+    return trees[0] if len(trees) == 1 else each(lambda *tensors: torch.cat(tensors), *trees)
+
+
+def row(tree: T, n: int) -> T:
+    """One client's tree out of a tree of rows."""
+    return each(lambda t: t[n], tree)
+
+
+def rows(tree: T, ids: Tensor) -> T:
+    """A tree of rows with these clients alone, copied."""
+    return each(lambda t: t.index_select(0, ids.to(t.device)), tree)
+
+
+def put_rows(tree: T, ids: Tensor, values: T) -> None:
+    """Writes the values into these clients' rows, in place."""
+    each(lambda t, v: t.index_copy_(0, ids.to(t.device), v.to(t.device)), tree, values)
+
+
+def repeat(tree: T, clients: int) -> T:
+    """A tree of rows in which every client has the same tree; the rows share memory, so do not write into them."""
+    return each(lambda t: t.unsqueeze(0).expand(clients, *t.shape), tree)
+
+
+def placed(tree: T, id: Tensor, clients: int) -> T:
+    """A table with this tree in the row of client `id` and zeros elsewhere: rows of several clients add up to a table."""
+
+    def place(t: Tensor) -> Tensor:
+        here = torch.arange(clients, device=t.device) == id
+        return torch.where(here.view(-1, *[1] * t.dim()), t, torch.zeros_like(t))
+
+    return each(place, tree)
+
+
+def add(a: T, b: T) -> T:
+    """The sum of two trees, tensor by tensor."""
+    return each(torch.add, a, b)
+
+
+def total(tree: T) -> T:
+    """The sum of a tree of rows over the clients."""
+    return each(lambda t: t.sum(0), tree)
+
+
+def nbytes(tree: object, float_bytes: int = 4) -> Tensor:
+    """How many bytes a client's record takes on the wire: of a Masked vector the shared entries, of a mask the bits."""
+    if isinstance(tree, Masked):
+        return (~tree.personal).sum() * float_bytes + (tree.personal.numel() + 7) // 8
+    if isinstance(tree, Tensor):
+        if tree.dtype == torch.bool:
+            size = (tree.numel() + 7) // 8
+        else:
+            narrow = tree.is_floating_point() and tree.numel() > SMALL
+            size = tree.numel() * (float_bytes if narrow else tree.element_size())
+        return torch.tensor(size, device=tree.device)
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
+    sizes = [nbytes(part, float_bytes) for part in parts if part is not None]
+    return torch.stack(sizes).sum() if sizes else torch.tensor(0)

@@ -13,18 +13,23 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
+    from copfl.comparison.compare import Comparison, compare, sweep
     from copfl.contract import check_algorithm
-    from copfl.experiment import Result, run
+    from copfl.experiment import Result, resume, run
 
 # The names a user wants first. They load on first use, so that `copfl --help` need not wait for torch.
 _HOMES = {
     "ALGORITHMS": "copfl.algorithms",
+    "Comparison": "copfl.comparison.compare",
     "Result": "copfl.experiment",
     "check_algorithm": "copfl.contract",
+    "compare": "copfl.comparison.compare",
+    "resume": "copfl.experiment",
     "run": "copfl.experiment",
+    "sweep": "copfl.comparison.compare",
 }
 
-__all__ = ["ALGORITHMS", "Result", "__version__", "check_algorithm", "run"]
+__all__ = ["ALGORITHMS", "Comparison", "Result", "__version__", "check_algorithm", "compare", "resume", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

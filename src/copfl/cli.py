@@ -9,64 +9,77 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import click
 import typer
 
-if TYPE_CHECKING:
-    from copfl.engine.simulate import Round
-    from copfl.experiment import Experiment, Result
+from copfl.comparison import commands
 
-app = typer.Typer(
-    help="Personalised federated learning that knows who contributes what.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-data_app = typer.Typer(help="Data sets: fetch and check them.", no_args_is_help=True, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from copfl.configure import Tables
+    from copfl.experiment import Result
+    from copfl.prepare import Experiment
+    from copfl.run_folder import RunFolder
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.command()(commands.compare)
+app.command()(commands.sweep)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where the data sets are [env: COPFL_DATA].")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
+]
 
 
 def main() -> NoReturn:
     """Runs the command line; what a person can mend is one paragraph on stderr and exit code 2."""
-    import click
+    from copfl.errors import CopflError
 
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # names that the terminal cannot show are no reason to fail
     try:
         code = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as help:
-        print(help.format_message())
-        code = 2
+        sys.stdout.flush()
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "copfl"
+        code = _complain(f"{error.format_message().rstrip('.')}. `{command} --help` lists what there is")
     except click.ClickException as error:
-        print(f"copfl: {error.format_message()} (`copfl --help` lists the options)", file=sys.stderr)
-        code = 2
+        code = _complain(error.format_message())
     except (click.Abort, KeyboardInterrupt):
-        print("copfl: stopped; `copfl resume` goes on from the last checkpoint", file=sys.stderr)
-        code = 130
+        code = _complain("stopped", 130)
     except BrokenPipeError:  # the reader of our output left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except Exception as error:
-        from copfl.errors import CopflError
-
-        if not isinstance(error, CopflError):
-            raise
-        print(f"copfl: {error}", file=sys.stderr)
-        code = 2
+    except CopflError as error:
+        code = _complain(str(error))
+    except OSError as error:
+        code = _complain(f"{error.filename or 'the output'}: {error.strerror or error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again as it ends
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int = 2) -> int:
+    """Says it in one paragraph."""
+    print("copfl: " + " ".join(message.split()), file=sys.stderr)
+    return code
 
 
 @app.command()
 def run(
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="A name, an .npz file or an image folder.")
+        str | None, typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function.")
     ] = None,
     data_dir: DataDir = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="See `copfl list models`.")] = None,
-    partition: Annotated[str | None, typer.Option(help="classes, dirichlet, iid or by_group.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="classes, dirichlet, iid, by_group, or a partition.json.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam or mamo; default: the algorithm's own.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     clients: Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")] = None,
@@ -75,7 +88,7 @@ def run(
     participation: Annotated[float | None, typer.Option(help="Share of the clients in each round.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, one_by_one or all_at_once.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, one_by_one, all_at_once or captured.")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or fp64.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
@@ -85,28 +98,29 @@ def run(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a federation; with no options, CO-PFL on the embedded digits."""
-    from copfl import experiment, run_folder
+    """Train a federation; with no options, CO-PFL on digits."""
+    from copfl import configure, run_folder
+    from copfl.prepare import prepare
 
-    tables = _tables(config, settings or [])
-    for kind, value in (
-        ("algorithm", algorithm), ("data", dataset), ("model", model), ("partition", partition), ("optimizer", optimizer)
-    ):  # fmt: skip
-        if value is not None:
-            tables.setdefault(kind, {})["name"] = value
-    if data_dir is not None:
-        tables.setdefault("data", {})["dir"] = str(data_dir)
-    if lr is not None:
-        tables.setdefault("optimizer", {})["lr"] = lr
-    loop = {
-        "clients": clients, "rounds": rounds, "batch": batch, "participation": participation, "seed": seed,
-        "device": device, "engine": engine, "precision": precision,
-    }  # fmt: skip
-    tables.setdefault("run", {}).update({k: v for k, v in loop.items() if v is not None})
-    prepared = experiment.prepare(tables)
-    target = out or experiment.fresh_path(Path("runs"), prepared)
-    with run_folder.claimed(target, new=True) as folder, _progress(prepared, quiet or as_json) as on_round:
-        result = experiment.execute(prepared, folder, on_round)
+    line: Tables = {}
+
+    def say(title: str, **options: object) -> None:
+        line.setdefault(title, {}).update({key: value for key, value in options.items() if value is not None})
+
+    say("algorithm", name=algorithm)
+    say("data", name=dataset, dir=None if data_dir is None else str(data_dir))
+    say("partition", name=partition)
+    say("model", name=model)
+    say("optimizer", name=optimizer, lr=lr)
+    say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
+    say("run", device=device, engine=engine, precision=precision)
+    for text in settings or []:
+        title, key, value = configure.setting(text)
+        say(title, **{key: value})
+    prepared = prepare([{} if config is None else configure.read_file(config), line])
+    target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+    with run_folder.claimed(target, new=True) as folder:
+        result = _executed(prepared, folder, silent=quiet or as_json)
     _show(result, quiet, as_json)
 
 
@@ -117,11 +131,14 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, to the same result as if it never had been."""
-    from copfl import experiment
+    """Go on with a stopped run, as if it never had been.
 
-    with _progress(None, quiet or as_json) as on_round:
-        result = experiment.resume(run, on_round, rounds)
+    Its rounds.jsonl and models come out byte for byte as those of a run that was never stopped.
+    """
+    from copfl import experiment, run_folder
+
+    with run_folder.claimed(run, new=False) as folder:
+        result = _executed(experiment.reopen(folder, rounds), folder, silent=quiet or as_json)
     _show(result, quiet, as_json)
 
 
@@ -139,8 +156,11 @@ def list_(
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
 
+    def modules(registry: Any) -> Any:
+        return {name: sys.modules[factory.__module__] for name, factory in registry.items()}
+
     known: dict[str, Callable[[], dict[str, str]]] = {
-        "algorithms": lambda: first_lines(ALGORITHMS),
+        "algorithms": lambda: first_lines(modules(ALGORITHMS)),
         "datasets": datasets.describe,
         "models": models.describe,
         "partitions": lambda: first_lines(SCHEMES),
@@ -156,12 +176,23 @@ def list_(
 
 @data_app.command("check")
 def data_check(
-    name: Annotated[str, typer.Argument(help="A data set, an .npz file or an image folder.")], data_dir: DataDir = None
+    name: Annotated[
+        str | None, typer.Argument(help="A data set, an .npz file or an image folder; default: all that are known.")
+    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Say what of a data set is there, and whether it is whole."""
     from copfl.data import datasets
+    from copfl.errors import DataError
 
-    print(datasets.check(name, _folder(data_dir)))
+    if name is not None:
+        print(datasets.check(name, _folder(data_dir)))
+        return
+    for known in datasets.describe():
+        try:
+            print(datasets.check(known, _folder(data_dir)), flush=True)
+        except DataError as error:
+            print(f"not usable: {error}", flush=True)
 
 
 @data_app.command("get")
@@ -170,7 +201,10 @@ def data_get(
     data_dir: DataDir = None,
     url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
 ) -> None:
-    """Fetch a data set from its published address; an interrupted download goes on where it stopped."""
+    """Fetch a data set from its published address.
+
+    An interrupted download goes on where it stopped, and the file is checked.
+    """
     from copfl.data import download
     from copfl.errors import UsageError
 
@@ -183,7 +217,7 @@ def data_get(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         job = bar.add_task(name, total=None)
         path = download.get(name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url)
@@ -191,30 +225,23 @@ def data_get(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Personalised federated learning that knows who contributes what."""
     if version:
         from copfl import __version__
 
         print(__version__)
         raise typer.Exit
+    _help_without_command(context)
 
 
-def _tables(config: Path | None, settings: list[str]) -> dict[str, dict[str, Any]]:
-    """The tables of the run file, with the --set options laid over them."""
-    from copfl import configure
-    from copfl.errors import UsageError
-
-    tables: dict[str, dict[str, Any]] = {}
-    if config is not None:
-        try:
-            text = config.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read {config}: {error}; give a run.toml with -c") from error
-        tables = configure.read_toml(text, str(config))
-    for text in settings:
-        table, key, value = configure.setting(text)
-        tables.setdefault(table, {})[key] = value
-    return tables
+@data_app.callback(invoke_without_command=True)
+def _help_without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 def _folder(data_dir: Path | None) -> Path | None:
@@ -222,41 +249,20 @@ def _folder(data_dir: Path | None) -> Path | None:
     return data_dir or (Path(named) if named else None)
 
 
-class _progress:
-    """A live bar on a terminal, nothing elsewhere."""
+def _executed(prepared: Experiment, folder: RunFolder, silent: bool) -> Result:
+    """The result, with a live bar on a terminal and nothing elsewhere."""
+    from copfl.experiment import execute
 
-    def __init__(self, prepared: Experiment | None, silent: bool) -> None:
-        self.prepared, self.silent = prepared, silent
+    try:
+        if silent or not sys.stderr.isatty():
+            return execute(prepared, folder)
+        from copfl.report.progress import Bar
 
-    def __enter__(self) -> Any:
-        self.bar = None
-        if self.silent or not sys.stderr.isatty():
-            return None
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("round {task.completed:.0f}/{task.total}"), BarColumn(), TextColumn("{task.description}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        )  # fmt: skip
-        self.bar = Progress(*columns, console=Console(stderr=True))
-        self.bar.start()
-        total = self.prepared.loop.rounds if self.prepared else None
-        self.job = self.bar.add_task("training", total=total)
-        return self.show
-
-    def show(self, round: Round, seconds: float) -> None:
-        assert self.bar is not None
-        parts = []
-        if "accuracy" in round.clients:
-            parts.append(f"accuracy {100 * round.clients['accuracy'].mean():.1f} %")
-        if "shared" in round.federation:
-            parts.append(f"shared {100 * round.federation['shared']:.0f} %")
-        self.bar.update(self.job, completed=round.number + 1, description=", ".join(parts) or "training")
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        with Bar(prepared.loop.rounds, sys.stderr) as bar:
+            return execute(prepared, folder, bar)
+    except KeyboardInterrupt:
+        how = f"; `copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
+        raise typer.Exit(_complain(f"stopped{how}", 130)) from None
 
 
 def _show(result: Result, quiet: bool, as_json: bool) -> None:

@@ -9,11 +9,14 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, unknown
 from copfl.optim import Adam, Optimizer, Sgd
 from copfl.parts.mamo import Mamo
+
+Tables = dict[str, dict[str, Any]]  # by title, as in a TOML file
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 
@@ -30,7 +33,10 @@ def checked(
 ) -> dict[str, Any]:
     """The given keywords with the types that the factory wants; a misspelt or misfit one is an error that names it."""
     known = keywords_of(factory, skip)
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    try:
+        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    except (NameError, TypeError):  # in code that is not ours, annotations may name what is not there
+        hints = {}
     result = {}
     for name, value in given.items():
         if name not in known:
@@ -39,25 +45,33 @@ def checked(
     return result
 
 
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    type(None): "left out",
+}
+
+
 def _fit(name: str, value: Any, hint: Any) -> Any:
-    options = (
-        typing.get_args(hint)
-        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-        else (hint,)
-    )
+    """The value as the type of the hint, which is a plain type, a tuple of one, or a choice of those."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    options = typing.get_args(hint) if union else (hint,)
     for option in options:
-        if option is Any or (option is type(None) and value is None):
-            return value
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if math.isnan(value):
-                raise UsageError(f"{name}={value} is not a number")
-            return float(value)
         if option in (int, bool, str) and type(value) is option:
             return value
-        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
-            return tuple(value)
-    names = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise UsageError(f"{name}={value!r} must be of type {names}")
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise UsageError(f"{name}={value} must be a finite number")
+            return float(value)
+        if typing.get_origin(option) is tuple:
+            inner = typing.get_args(option)[0]
+            parts = value if isinstance(value, list | tuple) else (value,)  # one is a list of one
+            return tuple(_fit(name, part, inner) for part in parts)
+        if (option is type(None) and value is None) or option not in WORDS:
+            return value  # what is not plain is for the factory to judge
+    raise UsageError(f"{name}={value!r} must be {' or '.join(WORDS[o] for o in options)}")
 
 
 def algorithm_of(
@@ -99,12 +113,11 @@ def setting(text: str) -> tuple[str, str, Any]:
 
 def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """The tables as TOML text."""
-    lines = []
+    parts = []
     for name, table in tables.items():
-        lines.append(f"[{name}]")
-        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
-        lines.append("")
-    return "\n".join(lines)
+        lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+        parts.append("\n".join([f"[{name}]", *lines]) + "\n")
+    return "\n".join(parts)
 
 
 def _toml(value: Any) -> str:
@@ -115,15 +128,26 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text) + '"'
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text) + '"'
 
 
-def read_toml(text: str, source: str) -> dict[str, dict[str, Any]]:
+def read_file(path: Path) -> Tables:
     """The tables of a run file."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}; give the run.toml of a run") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is damaged or no run file: it is not text; give the run.toml of a run") from error
+    return read_toml(text, str(path))
+
+
+def read_toml(text: str, source: str) -> Tables:
+    """The tables in the text of a run file."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source} is not valid TOML: {error}") from error
+        raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}; mend it there") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UsageError(

@@ -4,8 +4,9 @@
 | --- | --- |
 | engines agree in float64: one by one, all at once, in chunks | hidden state; what vmap cannot map |
 | messages by id, totals in any order | rows matched by position instead of by id |
+| every record through the wire and back | fields that bytes cannot hold; None in round one |
 | arguments untouched, two calls equal | edits of what was only lent; randomness from outside the plan |
-| shapes and dtypes fixed over rounds | lists that grow; None in round one |
+| shapes and dtypes fixed over rounds | lists that grow |
 | one client, some clients, unequal sizes, nobody answers | 1 / (1 - alpha); indexing by position; 0 / 0 |
 | uploads carry nothing at personal coordinates | a leak of what must stay home |
 | repr shows the numbers, replace() changes one | closures nobody can print |
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from copfl import models, tree
+from copfl import models, tree, wire
 from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.data.federation import Federation
 from copfl.data.holdings import Partition
@@ -48,10 +49,11 @@ def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4,
             _close(reference.server, other.server, f"the server after {rounds} rounds, {how}")
             everybody = torch.arange(len(SIZES))
             _close(reference.clients.rows(everybody), other.clients.rows(everybody), f"the clients, {how}")
-    _shapes_stay(algorithm, task, reference)
+    _shapes_stay(algorithm, task, federation, reference, batch)
     _lent_not_changed(algorithm, task, federation, reference, batch)
     _addressed(algorithm, reference)
     _order_does_not_matter(algorithm, task, federation, reference, batch)
+    _fits_the_wire(algorithm, task, federation, reference, batch)
     _nobody_answers(algorithm)
     _personal_stays_home(algorithm, task, federation, reference, batch)
     task, federation = small_federation(norm, (6,))
@@ -60,7 +62,7 @@ def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4,
 
 
 def small_federation(norm: str, sizes: tuple[int, ...]) -> tuple[Task, Federation]:
-    """A tiny CNN in float64 over random 8x8 images of 4 classes, one client per size."""
+    """A tiny CNN in float64 over random 8x8 images of 4 classes, one client per size; and six public images."""
     rng = np.random.default_rng(0)
     count = sum(sizes)
     x = rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
@@ -74,7 +76,8 @@ def small_federation(norm: str, sizes: tuple[int, ...]) -> tuple[Task, Federatio
         torch.manual_seed(0)
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
-    return task_of(model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64), federation
+    public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
+    return task_of(model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64, public=public), federation
 
 
 def _run(
@@ -92,7 +95,7 @@ def _run(
             algorithm, task, federation, mapping, state, rounds=rounds, batch=batch, participation=participation
         )
         shown = list(loop)
-    except (TypeError, ValueError, RuntimeError) as error:  # what records, and vmap, say to what they cannot hold
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # what records, and vmap, say to misfits
         raise AssertionError(f"the rounds fail {mapping.name}: {error}") from error
     for one in shown:
         assert {"loss", "weight"} <= one.clients.keys(), "a turn's figures hold its loss and its weight in the mean"
@@ -127,10 +130,12 @@ def _given(
     return client, down, tree.row(federation.train.rows([n]), 0), tree.row(order, 0)
 
 
-def _shapes_stay(algorithm: AnyAlgorithm, task: Task, state: State) -> None:
+def _shapes_stay(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+    client = algorithm.client_init(task)
     for name, first, now in (
         ("server", algorithm.server_init(task, len(SIZES)), state.server),
-        ("client", algorithm.client_init(task), tree.row(state.clients.rows(torch.arange(len(SIZES))), 0)),
+        ("client", client, tree.row(state.clients.rows(torch.arange(len(SIZES))), 0)),
+        ("client", client, _turn(algorithm, task, federation, state, 0, batch).client),
     ):
         before = [(path, t.shape, t.dtype) for path, t in tree.named(first)]
         after = [(path, t.shape, t.dtype) for path, t in tree.named(now)]
@@ -144,7 +149,8 @@ def _lent_not_changed(algorithm: AnyAlgorithm, task: Task, federation: Federatio
         copies, first_weights = tree.each(torch.clone, given), task.first.clone()
         with torch.no_grad():
             first, second = call(*given), call(*given)
-        _same((given, task.first), (copies, first_weights), f"{verb} changed what it was lent")
+        _same(given, copies, f"{verb} changed what it was lent")
+        _same(task.first, first_weights, f"{verb} changed what it was lent: the task's first weights")
         _same(first, second, f"{verb} gave two answers to the same question; is there randomness outside the plan?")
         return first
 
@@ -174,6 +180,16 @@ def _order_does_not_matter(
     with torch.no_grad():
         first, second = server_after([0, 1, 2, 3]), server_after([3, 1, 0, 2])
     _close(first, second, "the server's answer depends on the order in which uploads arrive")
+
+
+def _fits_the_wire(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+    """What travels, and what a node keeps on its disk, comes back from its bytes as it was."""
+    client, down, _, _ = _given(algorithm, federation, state, 1, batch)
+    upload = _turn(algorithm, task, federation, state, 1, batch).upload
+    for kind, record in (("server", state.server), ("client", client), ("down", down), ("upload", upload)):
+        head = wire.Head(kind, "run", wire.layout_hash(task.layout), state.round, 1)
+        again = wire.decode(wire.encode(record, head), record, head).record
+        _same(record, again, f"the {kind}'s record does not come back from the wire")
 
 
 def _nobody_answers(algorithm: AnyAlgorithm) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,49 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from copfl import configure, models, run_folder
-from copfl.algorithms import ALGORITHMS
+from copfl import run_folder
 from copfl.algorithms.algorithm import AnyAlgorithm
-from copfl.data import datasets
-from copfl.data.federation import Federation
-from copfl.data.partition import SCHEMES, Partition
-from copfl.data.samples import Dataset
-from copfl.engine import mapping, simulate
-from copfl.engine.mapping import Mapping as Engine
-from copfl.errors import UsageError
+from copfl.configure import Tables
+from copfl.data.partition import Partition
+from copfl.data.plan import MODEL, hashed
+from copfl.engine import simulate
+from copfl.prepare import Experiment, prepare
 from copfl.report import records
 from copfl.run_folder import RunFolder
-from copfl.settings import PRECISIONS, Loop, Tables, resolve
-from copfl.task import Task, task_of
 
 OnRound = Callable[[simulate.Round, float], None]  # a round as it ends, and the seconds it took
-
-
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """Everything a run is made of, as values."""
-
-    algorithm: AnyAlgorithm
-    task: Task
-    federation: Federation
-    engine: Engine
-    loop: Loop
-    tables: Tables  # the same as names and numbers, for run.toml
-
-    @property
-    def clients(self) -> int:
-        return self.federation.clients
-
-    def about(self) -> dict[str, Any]:
-        """What environment.json says beside the versions."""
-        cuda = self.task.device.type == "cuda"
-        return {
-            "device": torch.cuda.get_device_name(self.task.device) if cuda else "cpu",
-            "threads": torch.get_num_threads(),
-            "parameters": self.task.d,
-            "algorithm": repr(self.algorithm),
-            "data": self.federation.dataset.note,
-        }
 
 
 @dataclass(eq=False)
@@ -94,11 +62,11 @@ class Result:
 
 def run(
     algorithm: str | AnyAlgorithm = "copfl",
-    dataset: str | Dataset = "digits",
+    dataset: Any = "digits",
     *,
-    model: str | nn.Module | None = None,
-    partition: str | Partition = "classes",
-    clients: int = 10,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
+    partition: str | Path | Partition = "classes",
+    clients: int | None = None,
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
@@ -111,112 +79,73 @@ def run(
     >>> result.accuracy.shape
     (2, 10)
 
+    A name may be that of something of your own, "module:attribute", and so may a value: an algorithm, an nn.Module or a
+    function of (shape, classes) that makes one, a Partition, and as data a copfl or torch Dataset, a pair (train, test)
+    of torch Datasets, or arrays (x, y).
+
     `settings` are those of the loop (rounds, seed, batch, participation, ...; see Loop), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`.
     """
-    tables: Tables = {"run": {"clients": clients}}
+    tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
     for name, value in (("algorithm", algorithm), ("data", dataset), ("model", model), ("partition", partition)):
-        if isinstance(value, str):
-            tables[name] = {"name": value}
+        if isinstance(value, str | Path):
+            tables[name] = {"name": str(value)}
         elif value is not None:
             values[name] = value
     if data_dir is not None:
         tables.setdefault("data", {})["dir"] = str(data_dir)
     for name, value in settings.items():
-        if name in ("partition_options", "model_options", "data_options"):
+        if isinstance(value, Mapping):
             tables.setdefault(name.removesuffix("_options"), {}).update(value)
-        elif isinstance(value, Mapping):
-            tables.setdefault(name, {}).update(value)
         else:
             tables["run"][name] = value
-    experiment = prepare(tables, **values)
+    experiment = prepare([tables], **values)
     if out is None:
         return execute(experiment, None, on_round)
     with run_folder.claimed(Path(out), new=True) as folder:
         return execute(experiment, folder, on_round)
 
 
-def prepare(
-    tables: Mapping[str, Mapping[str, Any]],
-    *,
-    algorithm: AnyAlgorithm | None = None,
-    data: Dataset | None = None,
-    model: nn.Module | None = None,
-    partition: Partition | None = None,
-) -> Experiment:
-    """The experiment that the tables describe; a value given here stands in for its table."""
-    given = resolve(tables, fixed={"algorithm": algorithm, "data": data, "model": model, "partition": partition})
-    loop = Loop(**{k: v for k, v in given["run"].items() if k != "clients"})
-    torch.set_num_threads(loop.threads)
-    device = _device(loop.device)
-    if data is None:
-        options = {k: v for k, v in given["data"].items() if k not in ("name", "dir")}
-        folder = given["data"].get("dir")
-        data = datasets.load(given["data"]["name"], None if folder is None else Path(folder), **options)
-    if partition is None:
-        options = {k: v for k, v in given["partition"].items() if k != "name"}
-        partition = SCHEMES[given["partition"]["name"]](data, given["run"]["clients"], loop.seed, **options)
-    federation = Federation(data, partition, device)
-    head = given["model"].get("head")
-    if model is None:
-        options = {k: v for k, v in given["model"].items() if k not in ("name", "head")}
-        model = models.build(given["model"]["name"], federation.shape, len(data.classes), loop.seed, **options)
-    task = task_of(
-        model, len(data.classes), mean=data.mean, std=data.std, head=head, buffers=loop.buffers,
-        device=device, dtype=PRECISIONS[loop.precision],
-    )  # fmt: skip
-    if algorithm is None:
-        own = {k: v for k, v in given["algorithm"].items() if k != "name"}
-        algorithm = configure.algorithm_of(ALGORITHMS, given["algorithm"]["name"], own, given["optimizer"])
-    engine = _engine(loop, task)
-    given["run"]["engine"], given["run"]["chunk"] = engine.name, engine.chunk
-    return Experiment(algorithm, task, federation, engine, loop, given)
+def resume(path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any) -> Result:
+    """Goes on where the run in this folder stopped, to the same bytes as if it never had.
+
+    What was passed to `run` as a value (`algorithm`, `data`, `model`) must be passed again.
+    """
+    with run_folder.claimed(Path(path), new=False) as folder:
+        return execute(reopen(folder, rounds, **values), folder, on_round)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f'device "{name}" is unknown; use cpu, cuda, or cuda:N') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f'device "{name}" needs a CUDA GPU and a CUDA build of PyTorch; use --device cpu')
-    return device
-
-
-def _engine(loop: Loop, task: Task) -> Engine:
-    """The engine by name; "auto" takes many clients at once where one alone would leave the machine idle."""
-    name = loop.engine
-    if name == "auto":
-        name = "all_at_once" if task.device.type == "cuda" or task.d < 1_000_000 else "one_by_one"
-    return mapping.one_by_one() if name == "one_by_one" else mapping.all_at_once(loop.chunk or 64)
+def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
+    """The experiment of a run folder; with `rounds`, it goes on to so many in all."""
+    layers = [folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
+    experiment = prepare(layers, partition=folder.partition(), **values)
+    if rounds is not None:
+        folder.check_rounds(rounds)
+        folder.write_tables(experiment.tables)
+    return experiment
 
 
 def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
     """Runs the rounds that are left, writing each to the folder as it ends."""
     e, loop = experiment, experiment.loop
     state = simulate.begin(e.algorithm, e.task, e.clients)
-    lines: list[dict[str, Any]] = []
+    result = Result(e, [], state, None if folder is None else folder.path)
+    marks = {} if folder is None else e.marks()
     if folder is not None and folder.begun:
-        lines = folder.restore(state)
+        result.records, result.seconds = folder.restore(state, marks)
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
-    result = Result(e, lines, state, None if folder is None else folder.path)
     clock = time.perf_counter()
-    for round in simulate.simulate(
-        e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
-        participation=loop.participation, look_every=loop.look_every,
-    ):  # fmt: skip
+    for round in _rounds(e, state):
         seconds, clock = time.perf_counter() - clock, time.perf_counter()
-        lines.append(records.as_record(round))
+        result.records.append(records.as_record(round))
         result.seconds.append(seconds)
         if folder is not None:
-            folder.append(lines[-1], seconds)
+            folder.append(result.records[-1], seconds)
             if state.round % loop.checkpoint_every == 0 or state.round == loop.rounds:
-                folder.checkpoint(state)
+                folder.checkpoint(state, marks)
         if on_round is not None:
             on_round(round, seconds)
     if folder is not None:
@@ -224,21 +153,15 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
     return result
 
 
-def resume(path: Path, on_round: OnRound | None = None, rounds: int | None = None) -> Result:
-    """Goes on where the run in this folder stopped, to the same bytes as if it never had."""
-    with run_folder.claimed(path, new=False) as folder:
-        tables = folder.tables()
-        if rounds is not None:
-            tables["run"]["rounds"] = rounds
-            folder.write_tables(tables)
-        return execute(prepare(tables, partition=Partition.load(path / "partition.json")), folder, on_round)
-
-
-def fresh_path(parent: Path, e: Experiment) -> Path:
-    """A new name under the parent: the day, the time, and what it is."""
-    stem = time.strftime("%Y%m%d-%H%M%S") + f"-{e.tables['algorithm'].get('name', 'own')}-{e.federation.dataset.name}"
-    name, count = stem, 1
-    while (parent / name).exists():
-        count += 1
-        name = f"{stem}-{count}"
-    return parent / name
+def _rounds(e: Experiment, state: simulate.State) -> Iterator[simulate.Round]:
+    """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
+    loop = e.loop
+    rounds = simulate.simulate(
+        e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
+        participation=loop.participation, look_every=loop.look_every,
+    )  # fmt: skip
+    while state.round < loop.rounds:
+        with torch.random.fork_rng(e.cuda):
+            torch.manual_seed(int(hashed(loop.seed, MODEL, state.round)))
+            round = next(rounds)
+        yield round

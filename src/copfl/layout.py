@@ -37,14 +37,15 @@ class Layout:
         return sum(self.sizes)
 
     def split(self, part: Tensor, buffers: bool = False) -> dict[str, Tensor]:
-        """The tensors by name, cut out of the parameters' (or the buffers') part of the vector.
+        """The tensors by name, cut out of the parameters' (or the buffers') part of the vector, or of rows of vectors.
 
         One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of zeros.
         """
         span = slice(self.trained, None) if buffers else slice(self.trained)
         names, shapes, sizes = self.names[span], self.shapes[span], self.sizes[span]
-        pieces = torch.split(part, list(sizes)) if sizes else ()
-        return {name: piece.view(shape) for name, shape, piece in zip(names, shapes, pieces, strict=True)}
+        pieces = torch.split(part, list(sizes), -1) if sizes else ()
+        rows = part.shape[:-1]
+        return {name: piece.view(*rows, *shape) for name, shape, piece in zip(names, shapes, pieces, strict=True)}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector, from the tensors by name."""

@@ -148,7 +148,9 @@ class ResNet18(nn.Module):
     ) -> None:
         super().__init__()
         if len(shape) != 3:
-            raise UsageError(f"resnet18 wants images [channels, height, width], not samples of shape {list(shape)}")
+            raise UsageError(
+                f"resnet18 wants images [channels, height, width], not samples of shape {list(shape)}; try mlp"
+            )
         if stem not in ("imagenet", "cifar"):
             raise unknown("stem", stem, ("imagenet", "cifar"))
         conv = (

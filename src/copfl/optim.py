@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from copfl import tree
+from copfl.elementwise import elementwise
 from copfl.errors import UsageError
 from copfl.task import Batch, Data, Objective, Pass, Task, cross_entropy
 
@@ -57,17 +59,26 @@ class Sgd:
         return Velocity(torch.zeros_like(parameters) if self.momentum else ())
 
     def step(self, parameters: Tensor, grad: Tensor, state: Velocity, active: Tensor | None) -> tuple[Tensor, Velocity]:
-        if self.weight_decay:
-            grad = grad + self.weight_decay * parameters
-        speed = state.speed
-        if isinstance(speed, Tensor):
-            grad = self.momentum * speed + grad
-            speed = grad if active is None else torch.where(active, grad, speed)
-        moved = parameters - self.lr * grad
-        return moved if active is None else torch.where(active, moved, parameters), Velocity(speed)
+        speed = state.speed if isinstance(state.speed, Tensor) else None
+        w, *faster = elementwise(_sgd, parameters, grad, speed, active, self.lr, self.momentum, self.weight_decay)
+        return w, Velocity(faster[0] if faster else ())
 
     def forget(self, state: Velocity, entries: Tensor) -> Velocity:
         return Velocity(torch.where(entries, 0, state.speed) if isinstance(state.speed, Tensor) else ())
+
+
+def _sgd(
+    w: Tensor, grad: Tensor, speed: Tensor | None, active: Tensor | None, lr: float, momentum: float, decay: float
+) -> tuple[Tensor, ...]:
+    if decay:
+        grad = grad + decay * w
+    step = grad if speed is None else momentum * speed + grad
+    moved = w - lr * step
+    if active is not None:
+        moved = torch.where(active, moved, w)
+    if speed is None:
+        return (moved,)
+    return moved, step if active is None else torch.where(active, step, speed)
 
 
 class Moments(NamedTuple):
@@ -98,17 +109,27 @@ class Adam:
     def step(self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None) -> tuple[Tensor, Moments]:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
-        if active is not None:
-            grad = torch.where(active, grad, 0)
         t = state.t + 1
-        u = self.beta1 * state.u + (1 - self.beta1) * grad
-        v = self.beta2 * state.v + (1 - self.beta2) * grad * grad
-        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.eps
-        moved = parameters - self.lr * (u / (1 - self.beta1**t)) / scale
-        return moved if active is None else torch.where(active, moved, parameters), Moments(u, v, t)
+        w, u, v = elementwise(
+            _adam, parameters, grad, state.u, state.v, 1 - self.beta1**t, 1 - self.beta2**t, active,
+            self.lr, self.beta1, self.beta2, self.eps,
+        )  # fmt: skip
+        return w, Moments(u, v, t)
 
     def forget(self, state: Moments, entries: Tensor) -> Moments:
         return state  # one pair for both halves: that is what leaks
+
+
+def _adam(
+    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, weight_u: Tensor, weight_v: Tensor, active: Tensor | None,
+    lr: float, beta1: float, beta2: float, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if active is not None:
+        grad = torch.where(active, grad, 0)
+    u = beta1 * u + (1 - beta1) * grad
+    v = beta2 * v + (1 - beta2) * grad * grad
+    moved = w - lr * (u / weight_u) / (torch.sqrt(v / weight_v) + eps)
+    return moved if active is None else torch.where(active, moved, w), u, v
 
 
 def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:
@@ -119,6 +140,14 @@ def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:
 def kept(optimizer: Optimizer, state: State) -> State:
     """What of the state lives on to the next round: all or nothing."""
     return state if optimizer.keep else ()
+
+
+def faster(optimizer: Optimizer, factor: float) -> Optimizer:
+    """The same optimizer at a multiple of its learning rate; the state of the one is the state of the other."""
+    lr = getattr(optimizer, "lr", None)
+    if not isinstance(lr, float) or not dataclasses.is_dataclass(optimizer) or isinstance(optimizer, type):
+        raise UsageError(f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr")
+    return dataclasses.replace(optimizer, lr=factor * lr)
 
 
 class Trained(NamedTuple):
@@ -144,9 +173,9 @@ def descend(
 ) -> Trained:
     """The weights, state and mean loss after one step per batch.
 
-    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights; `at(parameters)` may take it at
-    another point, a step ahead or in a mixture; `objective` may look at the features. A step whose batch holds no real
-    sample changes nothing.
+    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights; `at(parameters)` may take it
+    at another point, a step ahead or in a mixture; `objective` may look at the features. A step whose batch holds no
+    real sample changes nothing.
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())

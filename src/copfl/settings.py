@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from copfl import configure, models
+from copfl import configure, models, own
 from copfl.algorithms import ALGORITHMS
-from copfl.data.partition import SCHEMES
+from copfl.configure import Tables
+from copfl.data.partition import SCHEMES, Partition
 from copfl.errors import UsageError, unknown
 
 PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
-ENGINES = ("auto", "one_by_one", "all_at_once")
-Tables = dict[str, dict[str, Any]]
+ENGINES = ("auto", "one_by_one", "all_at_once", "captured")
+KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
 # What suits a data set where the user says nothing: the paper's protocol, and for the embedded digits a federation
 # that is scarce and skewed enough for personalisation to matter and small enough to finish in seconds.
 SUITS: dict[str, Tables] = {
     "digits": {
         "run": {"rounds": 40, "batch": 8},
-        "partition": {"per_client": 3, "train_per_class": 5, "test_per_class": 15},
+        "classes": {"per_client": 3, "train_per_class": 5, "test_per_class": 15},
         "model": {"name": "cnn"},
         "adam": {"lr": 1e-3},
         "mamo": {"lr": 1e-3},
         "sgd": {"lr": 0.1},
     },
-    "cifar10c": {"partition": {"group_per_client": True}, "copfl": {"rate": 0.15}},
-    "mini_imagenet": {"partition": {"per_client": 10}},
+    "cifar10c": {"classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
+    "mini_imagenet": {"classes": {"per_client": 10}},
 }
 
 
@@ -38,6 +40,7 @@ SUITS: dict[str, Tables] = {
 class Loop:
     """The numbers of the round loop."""
 
+    clients: int = 10
     rounds: int = 100
     seed: int = 0
     batch: int = 32
@@ -52,11 +55,13 @@ class Loop:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch", "look_every", "checkpoint_every", "threads"):
+        for name in ("clients", "rounds", "batch", "look_every", "checkpoint_every", "threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed={self.seed} must be at least 0")
+        if self.chunk < 0:
+            raise UsageError(f"chunk={self.chunk} must be at least 0; 0 leaves the choice to the engine")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed={self.seed} must be at least 0 and below 2^63")
         if not 0 < self.participation <= 1:
             raise UsageError(f"participation={self.participation} must be above 0 and at most 1")
         if self.engine not in ENGINES:
@@ -65,79 +70,143 @@ class Loop:
             raise unknown("precision", self.precision, PRECISIONS)
 
 
-def resolve(tables: Mapping[str, Mapping[str, Any]], fixed: Mapping[str, object]) -> Tables:
+def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, object]) -> Tables:
     """The tables with every name checked and every default filled in: what run.toml will say.
 
-    A table may be called by its kind ([algorithm], [partition], [model], [data]) or by its name ([copfl]).
+    Of several layers, a run file and the command line, the later ones win. A table is titled by its kind ([algorithm],
+    [partition], [model], ...) or by what is chosen there ([copfl]). A kind that is `fixed` is a value the caller has.
     """
-    names = {
-        "algorithm": _name(tables, "algorithm", "copfl"),
-        "data": _name(tables, "data", "digits"),
-        "partition": _name(tables, "partition", "classes"),
-    }
-    suits = SUITS.get(names["data"], {}) if fixed.get("data") is None else {}
-    names["model"] = _name(tables, "model", suits.get("model", {}).get("name", "resnet18"))
-    kinds = {name: kind for kind, name in names.items()}
-    if fixed.get("algorithm") is None:
-        if names["algorithm"] not in ALGORITHMS:
-            raise unknown("algorithm", names["algorithm"], ALGORITHMS)
-        default = configure.keywords_of(ALGORITHMS[names["algorithm"]])["optimizer"]
-        kinds[_name(tables, "optimizer", type(default).__name__.lower())] = "optimizer"
-    merged: Tables = {kind: {"name": name} for kind, name in names.items()} | {"run": {}, "optimizer": {}}
-    for source in (suits, tables):
-        for title, table in source.items():
-            kind = kinds.get(title, title)
-            if kind not in merged:
-                if source is suits:
-                    continue  # a default for something that was not chosen
-                raise unknown("table", title, {*merged, *kinds})
-            merged[kind].update(
-                {
-                    k: v
-                    for k, v in table.items()
-                    if not (source is suits and kind == "partition" and names[kind] != "classes")
-                }
+    merged = _merged(layers, fixed)
+    for kind, table in merged.items():
+        if "value" in table and kind not in fixed:
+            raise UsageError(
+                f"the {kind} of this run is {table['value']}, a value that a Python program passed; run it again from "
+                f"there, or name it: [{kind}] name = ..."
             )
-    run = merged["run"]
-    clients = run.pop("clients", 10)
-    if type(clients) is not int or clients < 1:
-        raise UsageError(f"clients={clients!r} must be a whole number of at least 1")
-    merged["run"] = {"clients": clients} | vars(Loop(**configure.checked("run", Loop, run)))
-    if fixed.get("algorithm") is None:
-        own = {k: v for k, v in merged["algorithm"].items() if k != "name"}
-        algorithm = configure.algorithm_of(ALGORITHMS, names["algorithm"], own, merged["optimizer"])
-        factory = ALGORITHMS[names["algorithm"]]
-        defaults = configure.keywords_of(factory, skip=("optimizer",))
-        merged["algorithm"] = (
-            {"name": names["algorithm"]} | defaults | configure.checked(names["algorithm"], factory, own)
-        )
-        optimizer = algorithm.optimizer
-        merged["optimizer"] = {"name": type(optimizer).__name__.lower()} | vars(optimizer)
-    else:
-        merged["algorithm"] = {"value": repr(fixed["algorithm"])}
-        merged.pop("optimizer")
-    for kind, registry, skip in (
-        ("partition", SCHEMES, ("dataset", "clients", "seed")),
-        ("model", models.MODELS, ("shape", "classes")),
-    ):
-        if fixed.get(kind) is not None:
-            merged[kind] = {k: v for k, v in merged[kind].items() if k == "head"} | {
-                "value": type(fixed[kind]).__name__
-            }
-            continue
-        name = names[kind]
-        if name not in registry:
-            raise unknown(kind, name, registry)
-        own = {k: v for k, v in merged[kind].items() if k not in ("name", "head")}
-        defaults = configure.keywords_of(registry[name], skip)
-        extra = {k: v for k, v in merged[kind].items() if k == "head"}
-        merged[kind] = {"name": name} | defaults | configure.checked(name, registry[name], own, skip) | extra
-    if fixed.get("data") is not None:
-        merged["data"] = {"value": repr(getattr(fixed["data"], "name", ""))}
-    elif "dir" not in merged["data"] and os.environ.get("COPFL_DATA"):
-        merged["data"]["dir"] = os.environ["COPFL_DATA"]
-    return merged
+    result = {
+        **_algorithm(merged["algorithm"], merged["optimizer"], fixed.get("algorithm")),
+        "data": _data(merged["data"], fixed.get("data")),
+        "partition": _partition(merged["partition"], fixed.get("partition"), merged["run"]),
+        "model": _model(merged["model"], fixed.get("model")),
+    }
+    return {**result, "run": vars(Loop(**configure.checked("run", Loop, merged["run"])))}
 
 
-def _name(tables: Mapping[str, Mapping[str, Any]], kind: str, default: str) -> str:
-    return str(tables.get(kind, {}).get("name", default))
+def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, object]) -> Tables:
+    """One table of each kind, its name in it, out of all layers and of what suits the data set."""
+    merged: Tables = {kind: {} for kind in KINDS}
+    for layer in layers:
+        for kind in KINDS:
+            name = layer.get(kind, {}).get("name")
+            if name is not None and str(name) != _names(merged, fixed).get(kind):
+                # Options of what is no longer chosen go with it, and another algorithm brings its own optimizer.
+                for gone in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
+                    merged[gone] = {}
+                merged[kind]["name"] = str(name)
+        titles = {title: kind for kind, title in _names(merged, fixed).items()} | {kind: kind for kind in KINDS}
+        for title, table in layer.items():
+            if title not in titles:
+                raise unknown("table", title, titles)
+            merged[titles[title]].update(table)
+    names = _names(merged, fixed)
+    titles = {title: kind for kind, title in names.items()} | {kind: kind for kind in ("run", *names)}
+    for title, table in SUITS.get(names.get("data", ""), {}).items():
+        if title in titles:
+            merged[titles[title]] = {**table, **merged[titles[title]]}
+    return {kind: {"name": names[kind], **table} if kind in names else table for kind, table in merged.items()}
+
+
+def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
+    """What is chosen of each kind, or would be if nothing more is said."""
+    given = {kind: str(table["name"]) for kind, table in merged.items() if "name" in table}
+    names = {"algorithm": "copfl", "data": "digits", "partition": "classes", "model": "resnet18", **given}
+    names = {kind: name for kind, name in names.items() if kind not in fixed}
+    if "model" in names and "model" not in given:
+        names["model"] = SUITS.get(names.get("data", ""), {}).get("model", {}).get("name", "resnet18")
+    factory = ALGORITHMS.get(names.get("algorithm", ""))
+    if factory is not None and "optimizer" not in given:
+        names["optimizer"] = type(configure.keywords_of(factory)["optimizer"]).__name__.lower()
+    return names
+
+
+def _algorithm(table: dict[str, Any], optimizer: dict[str, Any], value: object) -> Tables:
+    if value is not None:
+        if table.keys() - {"value"} or optimizer:
+            raise UsageError("the algorithm is a value, so its options and its optimizer are set there")
+        return {"algorithm": {"value": repr(value)}}
+    name, own_options = table["name"], _without(table, "name")
+    made = configure.algorithm_of(ALGORITHMS, name, own_options, optimizer)
+    factory = ALGORITHMS[name]
+    options = configure.keywords_of(factory, ("optimizer",)) | configure.checked(name, factory, own_options)
+    used = made.optimizer
+    return {"algorithm": {"name": name, **options}, "optimizer": {"name": type(used).__name__.lower(), **vars(used)}}
+
+
+def _data(table: dict[str, Any], value: object) -> dict[str, Any]:
+    """The table with its paths made absolute, so that the run can be run again from any folder."""
+    if value is not None:
+        if table.keys() - {"value"}:
+            raise UsageError("the data set is a value, so it has no options")
+        return {"value": str(getattr(value, "name", type(value).__name__))}
+    table = dict(table)
+    if "dir" not in table and os.environ.get("COPFL_DATA"):
+        table["dir"] = os.environ["COPFL_DATA"]
+    if "dir" in table:
+        table["dir"] = str(Path(str(table["dir"])).absolute())
+    name = table["name"]
+    if own.is_reference(name):
+        own.attribute("data", name, table.get("code"))
+        return table | _code(name)
+    if len(Path(name).parts) > 1 or Path(name).exists():
+        from copfl.data.datasets import DATASETS
+
+        table["name"] = name if name in DATASETS else str(Path(name).absolute())
+    return table
+
+
+def _partition(table: dict[str, Any], value: object, run: dict[str, Any]) -> dict[str, Any]:
+    """The table; where the partition is there already, it says how many clients there are."""
+    name = table.get("name", "")
+    if value is None and "value" not in table and name not in SCHEMES and name.endswith(".json"):
+        table = {**table, "name": str(Path(name).absolute())}
+        value = Partition.load(name)
+    if isinstance(value, Partition):
+        if run.setdefault("clients", value.clients) != value.clients:
+            raise UsageError(
+                f"clients={run['clients']}, but the partition is of {value.clients}; leave the number of clients out"
+            )
+        return table if table else {"value": f"a partition by {value.scheme}"}
+    if name not in SCHEMES:
+        raise unknown("partition", name, SCHEMES)
+    skip = ("dataset", "clients", "seed")
+    options = configure.checked(name, SCHEMES[name], _without(table, "name"), skip)
+    return {"name": name, **configure.keywords_of(SCHEMES[name], skip), **options}
+
+
+def _model(table: dict[str, Any], value: object) -> dict[str, Any]:
+    if value is not None:
+        if table.keys() - {"value", "head"}:
+            raise UsageError('the model is a value, so it has no options but "head"')
+        return {**table, "value": type(value).__name__}
+    name, head = table["name"], {k: v for k, v in table.items() if k == "head"}
+    if own.is_reference(name):
+        factory = own.attribute("model", name, table.get("code"))
+        options = _without(table, "name", "head", "code")
+        if callable(factory) and not own.takes_any(factory):
+            options = configure.checked(name, factory, options, tuple(own.given_by_copfl(factory)))
+        return {"name": name, **options, **head, **_code(name)}
+    if name not in models.MODELS:
+        raise unknown("model", name, [*models.MODELS, "mymodule:MyNet"])
+    factory, skip = models.MODELS[name], ("shape", "classes")
+    options = configure.checked(name, factory, _without(table, "name", "head"), skip)
+    return {"name": name, **configure.keywords_of(factory, skip), **options, **head}
+
+
+def _code(reference: str) -> dict[str, str]:
+    """Where code of one's own was found, so that the run can be run again from any folder."""
+    home = own.home_of(reference)
+    return {} if home is None else {"code": home}
+
+
+def _without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in keys}

@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from copfl.errors import UsageError
 from copfl.layout import Layout, layout_of
 from copfl.models import BatchNorm, with_weighted_batch_norm
+from copfl.side_by_side import Backward, Forward, Model, Tape, side_by_side
 
 PASS = 500  # samples in one forward pass when nothing is trained
 
@@ -78,6 +80,8 @@ class Task:
     mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared like weights
+    beside: Model | None = None  # the same model for many clients side by side, where it can be had
+    public: Tensor | None = None  # [p, ...], raw samples without labels that everybody may look at; most need none
 
     @property
     def d(self) -> int:
@@ -90,11 +94,16 @@ class Task:
 
     def where(self, *parts: str) -> Tensor:
         """A bool vector over w that is True on these parts of the model; see Layout.where."""
-        return self.layout.where(*parts).to(self.device)
+        return _where(self.layout, parts, self.device)
 
     def home(self, *parts: str) -> Tensor:
         """The entries that never leave the client when these parts are personal: they, and local statistics."""
         return self.where(*parts, "buffers") if self.buffers == "local" else self.where(*parts)
+
+    def for_many(self) -> Task:
+        """The same task, quicker where many clients are mapped at once; unchanged if the model does not allow it."""
+        run = side_by_side(self.module, self.layout.head)
+        return self if run is None else replace(self, beside=Model(run, self.layout))
 
     # -- samples -------------------------------------------------------------------------------------------------
 
@@ -124,6 +133,17 @@ class Task:
         objective: Objective = cross_entropy,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch."""
+        if self.beside is not None:
+            tape = Tape()
+            logits, features, after = Forward.apply(parameters, buffers, x, real, self.beside, tape)
+
+            def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+                value = objective(logits, features, y, real)
+                return value, value.detach()
+
+            toward, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
+            grad: Tensor = Backward.apply(*toward, tape)
+            return grad, value, after
 
         def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             # Each buffer gets a tensor of its own: under vmap, statistics written into views of a vector are lost.
@@ -133,8 +153,8 @@ class Task:
             after = torch.cat([b.reshape(-1) for b in own.values()]) if own else buffers
             return value, (value.detach(), after)
 
-        grad, (value, after) = torch.func.grad(loss, has_aux=True)(parameters)
-        return grad, value, after
+        grads, (value, after) = torch.func.grad(loss, has_aux=True)(parameters)
+        return grads, value, after
 
     def forward(
         self, w: Tensor, x: Tensor, training: bool = False, real: Tensor | None = None
@@ -172,9 +192,15 @@ class Task:
         """Log-probabilities [b, classes] for raw samples; several experts are averaged in probability."""
         x = self.numbers(x)
         if isinstance(personal, Tensor):
-            return F.log_softmax(self.forward(personal, x)[0], 1)
-        logs = [F.log_softmax(self.forward(w, x)[0], 1) for w in personal.w]
+            return F.log_softmax(self._logits(personal, x), 1)
+        logs = [F.log_softmax(self._logits(w, x), 1) for w in personal.w]
         return torch.logsumexp(torch.stack(logs) + personal.share.clamp(min=1e-12).log()[:, None, None], 0)
+
+    def _logits(self, w: Tensor, x: Tensor) -> Tensor:
+        if self.beside is None:
+            return self.forward(w, x)[0]
+        logits: Tensor = Forward.apply(w[: self.d], w[self.d :], x, None, self.beside, None)[0]
+        return logits
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy over all real samples, without augmentation."""
@@ -198,6 +224,7 @@ def task_of(
     buffers: str = "local",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    public: Tensor | None = None,
 ) -> Task:
     """The task of any nn.Module that maps a batch of samples to logits; the module itself is left as it was."""
     if buffers not in ("local", "average"):
@@ -209,7 +236,14 @@ def task_of(
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     first = layout.join({name: tensors[name].detach() for name in layout.names}).clone()
     channel = [torch.tensor(v, device=device, dtype=dtype).view(-1, 1, 1) if v else None for v in (mean, std)]
-    return Task(module.requires_grad_(False), layout, first, classes, channel[0], channel[1], buffers)
+    public = None if public is None else public.to(device)
+    return Task(module.requires_grad_(False), layout, first, classes, channel[0], channel[1], buffers, public=public)
+
+
+@lru_cache(maxsize=256)
+def _where(layout: Layout, parts: tuple[str, ...], device: torch.device) -> Tensor:
+    """Layout.where, once per device: a copy from the host has no place inside a recorded program."""
+    return layout.where(*parts).to(device)
 
 
 def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from copfl.selection import count
+
 T = TypeVar("T")
 
+STRETCHES = 16
 SMALL = 64  # a tensor of at most so many numbers is never narrowed on the wire
 
 
@@ -96,7 +99,7 @@ def repeat(tree: T, clients: int) -> T:
 
 
 def placed(tree: T, id: Tensor, clients: int) -> T:
-    """A table with this tree in the row of client `id` and zeros elsewhere: rows of several clients add up to a table."""
+    """A table with this tree in the row of client `id` and zeros elsewhere; the clients' tables add up to one."""
 
     def place(t: Tensor) -> Tensor:
         here = torch.arange(clients, device=t.device) == id
@@ -115,17 +118,33 @@ def total(tree: T) -> T:
     return each(lambda t: t.sum(0), tree)
 
 
-def nbytes(tree: object, float_bytes: int = 4) -> Tensor:
+def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
     """How many bytes a client's record takes on the wire: of a Masked vector the shared entries, of a mask the bits."""
     if isinstance(tree, Masked):
-        return (~tree.personal).sum() * float_bytes + (tree.personal.numel() + 7) // 8
+        return (tree.personal.numel() - count(tree.personal)) * float_bytes + (tree.personal.numel() + 7) // 8
     if isinstance(tree, Tensor):
         if tree.dtype == torch.bool:
-            size = (tree.numel() + 7) // 8
-        else:
-            narrow = tree.is_floating_point() and tree.numel() > SMALL
-            size = tree.numel() * (float_bytes if narrow else tree.element_size())
-        return torch.tensor(size, device=tree.device)
+            return (tree.numel() + 7) // 8
+        narrow = tree.is_floating_point() and tree.numel() > SMALL
+        return tree.numel() * (float_bytes if narrow else tree.element_size())
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
-    sizes = [nbytes(part, float_bytes) for part in parts if part is not None]
-    return torch.stack(sizes).sum() if sizes else torch.tensor(0)
+    return sum((nbytes(part, float_bytes) for part in parts), start=0)
+
+
+def mask_bytes(tree: object) -> int:
+    """How many of those bytes are masks of Masked vectors: they travel only when they changed."""
+    return sum((masked.personal.numel() + 7) // 8 for masked in _masked(tree))
+
+
+def mask_mark(tree: object) -> int | Tensor:
+    """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
+    stretches = [part.sum() for masked in _masked(tree) for part in masked.personal.tensor_split(STRETCHES)]
+    return sum((count * (2654435761 * (place + 1) % 2**24) for place, count in enumerate(stretches)), start=0)
+
+
+def _masked(tree: object) -> Iterator[Masked]:
+    if isinstance(tree, Masked):
+        yield tree
+    elif isinstance(tree, dict | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _masked(part)

@@ -33,7 +33,8 @@ class Turn(NamedTuple, Generic[C, U]):
     client: C  # stays at the client
     upload: U  # travels
     trained: Personal  # what the client predicts with right after training; looked at and dropped
-    figures: Figures  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing
+    figures: Figures  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing;
+    # "bytes_up" and "bytes_down" only where messages cross in the middle of a turn; else Upload and Down are counted
 
 
 class Algorithm(Protocol[S, C, D, U, T]):

@@ -83,18 +83,8 @@ def joined(task: Task, keeps: tuple[str, ...], own: Tensor, shared: Tensor) -> T
 
 
 def only(task: Task, part: str) -> Tensor | None:
-    """The parameters that may move when one part of the model is trained alone; None, which means all, for "all".
-
-    The mask is made on the device, out of runs: unlike `Task.where` it copies nothing from the host, so that a captured
-    CUDA graph can hold it.
-    """
-    if part == "all":
-        return None
-    pieces = [
-        torch.full((length,), chosen, dtype=torch.bool, device=task.device)
-        for length, chosen in runs(task.layout, (part,))
-    ]
-    return torch.cat(pieces)[: task.d]
+    """The parameters that may move when one part of the model is trained alone; None, which means all, for "all"."""
+    return None if part == "all" else task.where(part)[: task.d]
 
 
 def server_init(self: Keeper, task: Task, clients: int) -> Server:

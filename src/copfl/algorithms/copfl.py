@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms.algorithm import Figures, Turn
+from copfl.elementwise import elementwise
 from copfl.errors import UsageError, unknown
 from copfl.optim import Optimizer, State, begin, kept, train
 from copfl.parts.cowa import Cowa, leave_one_out
@@ -107,7 +108,7 @@ class COPFL:
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n^k: own values where personal, the broadcast elsewhere."""
         own = client.mask | (down.union & (client.round >= 0)) if self.merge == "union_kept" else client.mask
-        return torch.where(own, client.w, down.w)
+        return elementwise(_either, own, client.w, down.w)[0]
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         """Algorithm 2."""
@@ -118,8 +119,8 @@ class COPFL:
         first, moments, _ = train(task, self.optimizer, start, moments, data, plan[: self.epochs], active=personal)
         again = start if self.phases == "restart" else first
         second, moments, loss = train(task, self.optimizer, again, moments, data, plan[self.epochs :], active=~personal)
-        w = torch.where(client.mask, first, second)
-        w = torch.cat([w[: task.d], second[task.d :]])  # the statistics are those of the last phase
+        trained = torch.arange(len(start), device=start.device) < task.d
+        w = elementwise(_either, client.mask & trained, first, second)[0]  # the statistics are those of the last phase
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
         update = (start - w)[: task.d]
         grown = self.growth.grow(task.layout, personal, update, down.round)
@@ -154,17 +155,13 @@ class COPFL:
                 leave_one_out(step, update, ones, share, torch.zeros_like(step)),
                 leave_one_out(broadcast, own, ones, share, seen),
             )
-        weight = torch.where(client.mask[:d], 0, counted)
-        weights = down.weights[:d]
-        return (
-            leave_one_out(step, seen - own, weights, weight, torch.where(weights > 0, 0, step)),
-            leave_one_out(broadcast, own, weights, weight, torch.where(weights > 0, seen, broadcast)),
-        )
+        inputs = (broadcast, seen, own, client.mask[:d], down.weights[:d], counted, client.round >= 0)
+        without_step, without_model = elementwise(_exactly_without, *inputs)
+        return without_step, without_model
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
-        values, personal = upload.shared
-        counts = torch.where(personal, 0, upload.score)
-        return Total(counts * values, counts, personal.to(values.dtype), upload.score, torch.ones_like(upload.score))
+        sums = elementwise(_weighed, *upload.shared, upload.score)
+        return Total(*sums, upload.score, torch.ones_like(upload.score))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """Algorithm 1, lines 4-6."""
@@ -181,6 +178,29 @@ class COPFL:
         }
         weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
         return Server(w, weights, total.score, union, server.round + 1), figures
+
+
+def _exactly_without(
+    broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
+) -> tuple[Tensor, Tensor]:
+    """delta_{-n} and w_{-n}, entry by entry, from those that shared the entry in the last round."""
+    weight = torch.where(mask, 0, counted)
+    step = torch.where(ever, seen - broadcast, 0)
+    anybody = weights > 0
+    return (
+        leave_one_out(step, seen - own, weights, weight, torch.where(anybody, 0, step)),
+        leave_one_out(broadcast, own, weights, weight, torch.where(anybody, seen, broadcast)),
+    )
+
+
+def _either(choice: Tensor, yes: Tensor, no: Tensor) -> tuple[Tensor]:
+    return (torch.where(choice, yes, no),)
+
+
+def _weighed(values: Tensor, personal: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gamma (1 - m) w, Gamma (1 - m) and m."""
+    counts = torch.where(personal, 0, score)
+    return counts * values, counts, personal.to(values.dtype)
 
 
 def copfl(

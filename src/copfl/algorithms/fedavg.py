@@ -16,7 +16,7 @@ from copfl.task import Data, Plan, Task
 class FedAvg:
     """The mean of all models, weighted by their samples; the parts it `keeps` stay with each client.
 
-    keeps=("head",) is FedPer, ("body",) LG-FedAvg, ("norms",) FedBN, all of it local training.
+    keeps=("head",) is FedPer, ("body", "buffers") LG-FedAvg, ("norms", "buffers") FedBN, all of it local training.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,26 +16,41 @@ from copfl import tree
 from copfl.errors import RunError
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Puts the content at the path in one move, on disk before it is visible."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
+    """Puts the content at the path in one move; if `durable`, on disk before it is visible."""
     part = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(part, path)
+        if durable:
+            _sync_folder(path.parent)  # the rename itself must survive a power cut
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; free some space or name another folder"
+            f"cannot write {path}: {error.strerror or error}; free some space or name another folder, then run again, "
+            "or `copfl resume` if rounds are done"
         ) from error
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself must survive a power cut
+        os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes what a process that was killed while it wrote has left behind."""
+    for pattern in (".*.part", ".*.tmp"):
+        for part in folder.glob(pattern):
+            part.unlink(missing_ok=True)
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -77,10 +93,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"there is no checkpoint at {path}; the run ended before its first one, so start it again")
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-            return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118 - not a dict
+            about = json.loads((file.metadata() or {}).get("about", "null"))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+    if not isinstance(about, dict):
+        raise RunError(f"{path} is no checkpoint of copfl; restore it from a copy, or start the run again")
+    return tensors, about
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm, Figures
+from copfl.engine.graph import Recorder
 from copfl.task import Data, Experts, Personal, Plan, Task
 
 A = TypeVar("A")
@@ -36,11 +37,12 @@ class Done(NamedTuple):
 
 
 class Mapping(NamedTuple):
-    """How many clients go together, and how a function of one client becomes one of a tree of rows."""
+    """How many clients go together, how a function of one client becomes one of rows, and how it is called."""
 
     name: str
     chunk: int
-    apply: Callable[[Callable[[Any], Any], Any], Any]
+    over: Callable[[Callable[[Any], Any], Any], Any]
+    call: Callable[[Callable[[Any], Any], Any, object], Any] = lambda f, given, variant: f(given)
 
 
 def one_by_one() -> Mapping:
@@ -51,6 +53,11 @@ def one_by_one() -> Mapping:
 def all_at_once(chunk: int = 64) -> Mapping:
     """Up to `chunk` clients side by side in one program, by vmap."""
     return Mapping("all_at_once", chunk, vectorised)
+
+
+def captured(chunk: int = 64) -> Mapping:
+    """All at once, the program recorded in the first round as a CUDA graph and replayed in the others."""
+    return Mapping("captured", chunk, vectorised, Recorder())
 
 
 def vectorised(f: Callable[[A], B], rows: A) -> B:
@@ -65,6 +72,35 @@ def vectorised(f: Callable[[A], B], rows: A) -> B:
     return tree.rebuild(shape[0], results)
 
 
+class Chunk(NamedTuple):
+    """What some clients' turns need: rows, and the server that they have in common."""
+
+    server: Any
+    ids: Tensor
+    clients: Any
+    data: Data
+    test: Data
+    plan: Plan
+
+
+def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: bool) -> Done:
+    """These clients' turns, their summands added up."""
+
+    def run(chunk: Chunk) -> Done:
+        down = algorithm.downlink(chunk.server, chunk.ids)
+        rows = Given(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan)
+        done: Done = mapping.over(lambda one: turn(algorithm, task, chunk.server, one, look), rows)
+        return done._replace(total=tree.total(done.total))
+
+    with torch.no_grad():
+        result: Done = mapping.call(run, chunk, look)
+        # A recording writes its next result where it wrote this one, so what is kept beyond the next call is copied;
+        # the clients' records are taken over by the store before that.
+        return result._replace(
+            total=tree.each(torch.clone, result.total), figures=tree.each(torch.clone, result.figures)
+        )
+
+
 def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look: bool) -> Done:
     """One client's turn: train, add up, look.
 
@@ -73,11 +109,16 @@ def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look: b
     """
     done = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
     summand = algorithm.summand(task, server, given.id, done.upload)
-    healthy = finite((done.client, done.upload))
+    healthy = finite((done.client, done.upload), given.id.device)
     figures = {name: figure.to(torch.float64) for name, figure in done.figures.items()}
     figures["healthy"] = healthy.to(torch.float64)
-    figures["bytes_up"] = tree.nbytes(done.upload).to(given.id.device).to(torch.float64)
-    figures["bytes_down"] = tree.nbytes(given.down).to(given.id.device).to(torch.float64)
+    nothing = torch.zeros((), dtype=torch.float64, device=given.id.device)
+    figures.setdefault("bytes_up", nothing + tree.nbytes(done.upload))  # split learning counts its own
+    figures.setdefault("bytes_down", nothing + tree.nbytes(given.down))
+    if tree.mask_bytes(done.upload):  # the round loop takes them off again where the server holds the mask already
+        figures["mask_bytes"], figures["mask_mark"] = (
+            nothing + number(done.upload) for number in (tree.mask_bytes, tree.mask_mark)
+        )
     if look:
         before = algorithm.personal(task, given.client, given.down)
         everybody = algorithm.personal(task, algorithm.client_init(task), given.down)
@@ -95,10 +136,10 @@ def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look: b
     )
 
 
-def finite(record: object) -> Tensor:
-    """Whether every number of the record is finite."""
-    checks = [torch.isfinite(t).all() for t in tree.leaves(record) if t.is_floating_point()]
-    return torch.stack(checks).all() if checks else torch.tensor(True)
+def finite(record: object, device: torch.device) -> Tensor:
+    """Whether every number of the record is finite: then their sum is, and one pass over memory tells."""
+    checks = [torch.isfinite(t.sum()) for t in tree.leaves(record) if t.is_floating_point()]
+    return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
 
 
 def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:

@@ -14,7 +14,7 @@ from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.data.federation import Federation
 from copfl.data.plan import choose, plan
-from copfl.engine.mapping import Done, Given, Mapping, turn
+from copfl.engine.mapping import Chunk, Done, Mapping, together
 from copfl.engine.store import MemoryStore, Store
 from copfl.errors import UsageError
 from copfl.task import Task
@@ -26,6 +26,7 @@ class State:
 
     server: Any
     clients: Store
+    held: torch.Tensor  # [N], the mark of the mask that the server holds from each client; nan: none
     round: int = 0
 
 
@@ -41,7 +42,8 @@ class Round:
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int) -> State:
     """The state before the first round, with the clients in memory."""
-    return State(algorithm.server_init(task, clients), MemoryStore(algorithm, task, clients))
+    held = torch.full((clients,), torch.nan, dtype=torch.float64)
+    return State(algorithm.server_init(task, clients), MemoryStore(algorithm, task, clients), held)
 
 
 def simulate(
@@ -82,8 +84,21 @@ def simulate(
         state.round += 1
         # 3. The figures come to the host once a round.
         per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(figures).items()}
+        _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _shares(per_client["weight"], per_client["healthy"])
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
+
+
+def _leave_out_masks(
+    state: State, ids: np.ndarray[Any, np.dtype[np.int64]], figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+) -> None:
+    """Takes the masks that the server holds already off the bytes, as the wire does, and notes which it holds now."""
+    if "mask_mark" not in figures:
+        return
+    marks, sizes = figures.pop("mask_mark"), figures.pop("mask_bytes")
+    held = state.held.numpy()
+    figures["bytes_up"] = figures["bytes_up"] - np.where(held[ids] == marks, sizes, 0)
+    held[ids] = np.where(figures["healthy"] > 0, marks, held[ids])
 
 
 def _shares(
@@ -107,18 +122,18 @@ def _together(
 ) -> Done:
     """The turns of some clients, their totals already added up; their records go back to the store."""
     ids = torch.from_numpy(part).to(task.device)
-    given = Given(
-        id=ids,
-        client=state.clients.rows(ids),
-        down=algorithm.downlink(state.server, ids),
+    order = plan(
+        seed, state.round, part, federation.train.sizes[part],
+        batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
+    )  # fmt: skip
+    chunk = Chunk(
+        server=state.server,
+        ids=ids,
+        clients=state.clients.rows(ids),
         data=federation.train.rows(part),
         test=federation.test.rows(part),
-        plan=plan(
-            seed, state.round, part, federation.train.sizes[part],
-            batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
-        ),
-    )  # fmt: skip
-    with torch.no_grad():
-        done: Done = mapping.apply(lambda one: turn(algorithm, task, state.server, one, look), given)
-        state.clients.put(ids, done.client)
-        return done._replace(client=None, total=tree.total(done.total))
+        plan=order,
+    )
+    done = together(algorithm, task, mapping, chunk, look)
+    state.clients.put(ids, done.client)
+    return done._replace(client=None)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.elementwise import elementwise
 from copfl.errors import UsageError, unknown
 
 # Paper: not said what becomes of an entry's moments when it turns personal (readings A-5).
@@ -60,19 +61,38 @@ class Mamo:
         self, parameters: Tensor, grad: Tensor, state: MamoState, active: Tensor | None
     ) -> tuple[Tensor, MamoState]:
         """The parameters and moments after one step of the active entries; the others keep everything."""
-        t = state.t + 1
-        u = self.beta1 * state.u + (1 - self.beta1) * grad
-        v = self.beta2 * state.v + (1 - self.beta2) * grad * grad
-        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.eps
-        moved = parameters - self.lr * (u / (1 - self.beta1**t)) / scale
-        if active is None:
-            return moved, MamoState(u, v, t)
-        new = MamoState(*(torch.where(active, a, b) for a, b in zip((u, v, t), state, strict=True)))
-        return torch.where(active, moved, parameters), new
+        moved, *moments = elementwise(
+            _step, parameters, grad, *state, active, self.lr, self.beta1, self.beta2, self.eps
+        )
+        return moved, MamoState(*moments)
 
     def forget(self, state: MamoState, entries: Tensor) -> MamoState:
         """The state after these entries changed sides."""
         if self.change == "carry":
             return state
-        u, v = torch.where(entries, 0, state.u), torch.where(entries, 0, state.v)
-        return MamoState(u, v, torch.where(entries, 0, state.t) if self.change == "restart" else state.t)
+        u, v, t = elementwise(_zeroed, *state, entries)
+        return MamoState(u, v, t if self.change == "restart" else state.t)
+
+
+def _step(
+    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, t: Tensor, active: Tensor | None,
+    lr: float, beta1: float, beta2: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """w, u, v and t after one step, Eqs. (4) and (5)."""
+    count = t + 1
+    mean = beta1 * u + (1 - beta1) * grad
+    square = beta2 * v + (1 - beta2) * grad * grad
+    scale = torch.sqrt(square / (1 - beta2**count)) + eps
+    moved = w - lr * (mean / (1 - beta1**count)) / scale
+    if active is None:
+        return moved, mean, square, count
+    return (
+        torch.where(active, moved, w),
+        torch.where(active, mean, u),
+        torch.where(active, square, v),
+        torch.where(active, count, t),
+    )
+
+
+def _zeroed(u: Tensor, v: Tensor, t: Tensor, entries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.where(entries, 0, u), torch.where(entries, 0, v), torch.where(entries, 0, t)

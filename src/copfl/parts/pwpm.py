@@ -9,6 +9,7 @@ from torch import Tensor
 
 from copfl.errors import UsageError, unknown
 from copfl.layout import Layout
+from copfl.selection import count, largest
 
 AMONG = ("shared", "all", "tensor")
 LIMITS = ("exact", "check_before")
@@ -78,35 +79,17 @@ class Pwpm:
         """The entries that this update makes (or finds) personal."""
         rivals = moving if self.among == "all" else moving & ~mask
         # Counts are sums of whole numbers far below 2^53; in float32 they would not be exact.
-        wanted = torch.round(self.rate * rivals.sum().double()).long()
-        room = torch.floor(self.budget * moving.sum().double()).long() - mask.sum()
+        wanted = torch.round(self.rate * count(rivals).double()).long()
+        room = torch.floor(self.budget * count(moving).double()).long() - count(mask)
         if self.limit == "exact":
             if self.among == "all":  # only newcomers use up room, so admit the largest newcomers of the top
                 top = largest(torch.where(rivals, size, -1), wanted)
                 fresh = torch.where(top & ~mask, size, -1)
-                return largest(fresh, torch.minimum((top & ~mask).sum(), room.clamp(min=0)) * due)
+                return largest(fresh, torch.minimum(count(top & ~mask), room.clamp(min=0)) * due)
             wanted = torch.minimum(wanted, room.clamp(min=0))
         else:
             wanted = wanted * (room >= 0)
         return largest(torch.where(rivals, size, -1), wanted * due)
-
-
-def largest(values: Tensor, count: Tensor) -> Tensor:
-    """A bool vector, True on the `count` largest values; equal ones in the order they stand. Negative values never win.
-
-    The count may be a tensor that differs from client to client, which neither topk nor a slice of a sort allows under
-    vmap. Non-negative floats are ordered like their bits, so the threshold is found by halving on the bits.
-    """
-    double = values.dtype == torch.float64
-    bits = values.contiguous().view(torch.int64 if double else torch.int32)
-    low = torch.zeros_like(count, dtype=bits.dtype)  # the largest threshold that at least `count` values reach
-    for place in range(62 if double else 30, -1, -1):
-        higher = low + (1 << place)
-        low = torch.where((bits >= higher).sum() >= count, higher, low)
-    above = bits > low
-    equal = bits == low
-    spare = count - above.sum()
-    return above | (equal & (equal.cumsum(0) <= spare))
 
 
 def moves(change: Tensor) -> Tensor:
@@ -118,4 +101,4 @@ def moves(change: Tensor) -> Tensor:
 def personal_share(mask: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     """The personal share of all parameters, and of those that training moves."""
     moving = moves(change) | mask
-    return mask.double().mean(), mask.sum() / moving.sum().clamp(min=1)
+    return count(mask) / mask.numel(), count(mask) / count(moving).clamp(min=1)

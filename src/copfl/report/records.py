@@ -32,33 +32,41 @@ def _plain(value: float) -> float | None:
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Adds one line, on disk before this returns."""
+    """Adds one line, on disk before this returns; a line that does not fit on the disk is taken back."""
+    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with open(path, "ab", buffering=0) as file:
+            start = file.seek(0, os.SEEK_END)
+            try:
+                while line:
+                    line = line[file.write(line) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(start)
+                raise
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror or error}; free some space, then `copfl resume`"
+            f"cannot write {path}: {error.strerror or error}; free some space, then `copfl resume {path.parent}`"
         ) from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line that was cut off by a crash is left out."""
-    if not path.is_file():
-        raise RunError(f"there is no {path}; is {path.parent} a run folder?")
+    """The records of a run, in order; a last line that was cut off by a crash is left out."""
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")  # what follows the last newline was never finished
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}; is {path.parent} a run folder?") from error
     records = []
-    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
-        if not line:
-            continue
         try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):  # no newline after it: the write was interrupted
-                break
-            raise RunError(f"line {number} of {path} is damaged: {error}") from error
+            record = json.loads(line)
+            if record["round"] != number:
+                raise ValueError(f"it is of round {record['round']}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"line {number} of {path} is damaged ({error}); restore the file, or start the run again"
+            ) from error
+        records.append(record)
     return records
 
 

@@ -6,9 +6,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from copfl.report.progress import span
+
 if TYPE_CHECKING:
     from copfl.experiment import Result
 
+ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, figure
 ROWS = 30  # of more clients than this, only the worst are shown
 
 
@@ -26,47 +29,58 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def show(result: Result, out: IO[str]) -> None:
     """Writes the table; plain text when `out` is not a terminal."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     e, last = result.experiment, _last(result)
     data, partition = e.federation.dataset, e.federation.partition
+    console = Console(file=out, highlight=False, width=None if out.isatty() else 100)
+    names = _columns(console.width)
+    grid = Table(title=f"{e.title}: accuracy in % on each client's own test samples", title_justify="left")
+    grid.box, grid.pad_edge = SIMPLE_HEAD, False
+    for name in names:
+        grid.add_column(name, justify="left" if name == "classes" else "right", no_wrap=True)
     counts = partition.table(data).train
-    grid = Table(title=f"{_title(result)}: accuracy on each client's own test samples", title_justify="left")
-    for name in ("client", "classes", "train", "test", "global", "before", "after", "weight"):
-        grid.add_column(name, justify="left" if name == "classes" else "right")
     worst = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
     for n in sorted(int(i) for i in worst):
         held = [data.classes[c] for c in np.flatnonzero(counts[n])]
-        names = ", ".join(held[:6]) + (f", ... ({len(held)})" if len(held) > 6 else "")
-        sizes = (str(len(partition.train[n])), str(len(partition.test[n])))
-        shown = [_percent(last[k][n]) for k in ("accuracy_global", "accuracy_before", "accuracy")]
-        grid.add_row(str(n), names, *sizes, *shown, "" if np.isnan(last["weight"][n]) else f"{last['weight'][n]:.3f}")
-    means = [_percent(_mean(last[k])) for k in ("accuracy_global", "accuracy_before", "accuracy")]
+        cells = {
+            "client": str(n),
+            "classes": ", ".join(held[:6]) + (f", ... ({len(held)})" if len(held) > 6 else ""),
+            "train": str(len(partition.train[n])),
+            "test": str(len(partition.test[n])),
+            "weight": "-" if np.isnan(last["weight"][n]) else f"{last['weight'][n]:.3f}",
+            **{name: _percent(last[figure][n]) for name, figure in ACCURACIES.items()},
+        }
+        grid.add_row(*(cells[name] for name in names))
     grid.add_section()
-    grid.add_row("mean", "", "", "", *means, "")
-    console = Console(file=out, highlight=False, width=None if out.isatty() else 100)
+    means = {name: _percent(_mean(last[figure])) for name, figure in ACCURACIES.items()} | {"client": "mean"}
+    grid.add_row(*(means.get(name, "") for name in names))
     console.print(grid)
     if e.clients > ROWS:
         console.print(f"The {ROWS} clients with the lowest accuracy of {e.clients}; all are in rounds.jsonl.")
     console.print("global: the broadcast alone; before: with the client's own part; after: and trained once more.")
-    if data.note:
-        console.print(f"Data: {data.note}")
-    if result.folder is not None:
-        console.print(
-            f"{len(result.records)} rounds in {sum(result.seconds):.1f} s. Folder: {result.folder}", soft_wrap=True
-        )
+    for note in filter(None, (data.note, *partition.notes)):
+        console.print(f"Data: {note}.")
+    where = "" if result.folder is None else f" Folder: {result.folder}"
+    console.print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{where}", soft_wrap=True)
 
 
-def _title(result: Result) -> str:
-    tables = result.experiment.tables
-    return f"{tables['algorithm'].get('name', 'own algorithm')} on {result.experiment.federation.dataset.name}"
+def _columns(width: int) -> list[str]:
+    """The columns that a terminal of this width has room for; numbers are never cut."""
+    names = ["client", "classes", "train", "test", "global", "before", "after", "weight"]
+    for name in ("test", "classes", "train", "before", "global", "weight"):
+        if sum(max(len(n), 5) + 3 for n in names) + 2 <= width:
+            break
+        names.remove(name)
+    return names
 
 
 def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """The newest value of each figure for each client."""
     newest = {}
-    for name in ("accuracy_global", "accuracy_before", "accuracy", "weight"):
+    for name in (*ACCURACIES.values(), "weight"):
         values = result.figure(name)
         latest = np.full(values.shape[1], np.nan)
         for row in values:
@@ -80,4 +94,4 @@ def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None or np.isnan(value) else f"{100 * value:.1f} %"
+    return "-" if value is None or np.isnan(value) else f"{100 * value:.1f}"

@@ -1,0 +1,77 @@
+"""Ditto (Li et al. 2021): FedAvg, and beside it a personal model that is pulled towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Turn
+from copfl.algorithms.averaging import Down, Upload
+from copfl.errors import at_least
+from copfl.optim import Optimizer, Sgd, State, begin, kept, pull, train
+from copfl.task import Data, Plan, Task
+
+
+class Client(NamedTuple):
+    own: Tensor  # [h], what stays home of the global model: local statistics
+    moments: State  # of the global half
+    v: Tensor  # [D], v_n, the personal model
+    v_moments: State
+    started: Tensor  # [] bool, whether it has trained before
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """The global half is FedAvg; v <- v - eta * (grad f(v) + pull * (v - broadcast)) on the same batches."""
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    pull: float = 1.0  # lambda
+    personal_epochs: int = 1
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    server_init = averaging.server_init
+    downlink = averaging.downlink
+    summand = averaging.summand
+    server_update = averaging.server_update
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs, personal_epochs=self.personal_epochs)
+        at_least(0, pull=self.pull)
+
+    @property
+    def passes(self) -> int:
+        return max(self.epochs, self.personal_epochs)
+
+    def client_init(self, task: Task) -> Client:
+        own, moments = averaging.client_init(self, task)
+        return Client(own, moments, task.first, moments, torch.zeros((), dtype=torch.bool, device=task.device))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+        """v_n; a newcomer has none yet and takes the broadcast."""
+        # Paper: v_n starts from the first weights. So it does in round 0; who joins later starts from the broadcast.
+        return torch.where(client.started, client.v, averaging.joined(task, self.keeps, client.own, down.w))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        w, v = averaging.joined(task, self.keeps, client.own, down.w), self.personal(task, client, down)
+        held = pull(self.pull, w[: task.d])  # towards the broadcast, not towards the half that trains below
+        v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
+        mine = plan[: self.personal_epochs]
+        v, v_moments, loss = train(task, self.optimizer, v, v_moments, data, mine, adjust=held)
+        moments = begin(self.optimizer, client.moments, w[: task.d])
+        w, moments, global_loss = train(task, self.optimizer, w, moments, data, plan[: self.epochs])
+        after = Client(
+            averaging.part(task, self.keeps, w, home=True), kept(self.optimizer, moments),
+            v, kept(self.optimizer, v_moments), torch.ones_like(client.started),
+        )  # fmt: skip
+        upload = averaging.upload(self, task, w, data.size)
+        return Turn(after, upload, v, {"loss": loss, "weight": upload.size, "global_loss": global_loss})
+
+
+def ditto(optimizer: Optimizer = Sgd(), epochs: int = 1, pull: float = 1.0, personal_epochs: int = 1) -> Ditto:
+    """`epochs` for the global half, `personal_epochs` for the personal one; pull=0 is local training beside FedAvg."""
+    return Ditto(optimizer, epochs, pull, personal_epochs)

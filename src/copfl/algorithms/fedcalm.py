@@ -1,0 +1,135 @@
+"""A server rule after FedCALM (Zheng et al., CVPR 2025): layer by layer, a step that nobody's update speaks against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl import tree
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.errors import at_least
+from copfl.optim import Optimizer, Sgd, begin, train
+from copfl.parts.quadratic import in_box
+from copfl.task import Data, Plan, Task
+
+
+class Server(NamedTuple):
+    w: Tensor  # [s]
+    weights: Tensor  # [N], each client's mean coefficient in the last step, over the layers
+
+
+class Total(NamedTuple):
+    w: Tensor  # [N, s], a row per client
+    reported: Tensor  # [N]
+
+
+@dataclass(frozen=True)
+class FedCALM:
+    """In each layer: project conflicting updates off each other, then give every client a gain along its own update.
+
+    The authors published no code. Stage 1 is the projection that the abstract names: u_i loses its part against any u_j
+    with <u_i, u_j> < 0, and the mean of what is left is the reference u. Stage 2, as independent re-implementations
+    read the paper, is min 1/2 |d - u|^2 + limit * sum(slack) subject to <d, u_i> >= margin_i - slack_i, whose dual is
+    a quadratic programme with a weight 0 <= x_i <= limit per client, and d = u + sum x_i u_i. In stage 1 the clients
+    are taken in the order of their ids. Our margin_i is `margin` times |u_i| times the mean length, so that it means
+    the same in every layer.
+
+    This rule compares every two updates, so the total is a table of all of them: O(N s) numbers at the server, and for
+    each client of a chunk that is mapped at once. All others here need O(s).
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    margin: float = 0.01
+    limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
+    keeps: tuple[str, ...] = ()  # parts of the model that stay with the client, such as ("head",)
+
+    client_init = averaging.client_init
+    personal = averaging.personal
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+        at_least(0, margin=self.margin, limit=self.limit)
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        return Server(averaging.server_init(self, task, clients).w, task.first.new_zeros(clients))
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.w.expand(len(ids), -1))
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        w = self.personal(task, client, down)
+        moments = begin(self.optimizer, client.moments, w[: task.d])
+        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
+        upload = averaging.upload(self, task, w, data.size)
+        return Turn(averaging.after(self, task, w, moments), upload, w, {"loss": loss, "weight": torch.ones_like(loss)})
+
+    def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
+        return Total(*tree.placed((upload.w, torch.ones_like(upload.size)), id, server.weights.shape[0]))
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        who = total.reported.nonzero()[:, 0]
+        updates = total.w[who] - server.w  # [m, s]
+        step, rows, conflicts = torch.zeros_like(server.w), [], []
+        for start, stop, trained in layers(task, self.keeps) if len(who) else ():
+            some = updates[:, start:stop]
+            gram = (some.double() @ some.double().T).cpu()
+            coefficients = _even(gram) if not trained else resolved(gram, self.margin, self.limit)
+            step[start:stop] = coefficients.to(some) @ some
+            rows.append(coefficients)
+            conflicts.append((gram < 0).double().mean())
+        weights = torch.zeros_like(server.weights)
+        weights[who] = torch.stack(rows).mean(0).to(weights) if rows else 0
+        share = torch.stack(conflicts).mean() if conflicts else torch.zeros(())
+        return Server(server.w + step, weights), {"conflicts": share}  # of all pairs, in all layers
+
+
+def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
+    """The coefficients [m] of the clients' updates in the step, out of their inner products [m, m] in one layer."""
+    mix = torch.eye(len(gram), dtype=gram.dtype)  # row i: what client i's update is made of after the projections
+    for other, length in enumerate(gram.diagonal()):
+        along = mix @ gram[:, other]
+        against = (along < 0) & (torch.arange(len(gram)) != other)
+        mix[:, other] -= torch.where(against, along / length.clamp(min=1e-300), 0)
+    reference = mix.mean(0)
+    lengths = gram.diagonal().clamp(min=0).sqrt()
+    lack = margin * lengths * lengths.mean() - gram @ reference
+    return reference + in_box(gram, lack, limit)
+
+
+def _even(gram: Tensor) -> Tensor:
+    return torch.full_like(gram[0], 1 / len(gram))
+
+
+def layers(task: Task, keeps: tuple[str, ...]) -> list[tuple[int, int, bool]]:
+    """Where each shared layer begins and ends in the shared vector, and whether it is trained: a module is a layer."""
+    layout, home = task.layout, task.home(*keeps).cpu()
+    ends = list(accumulate(layout.sizes))
+    shared = [place for place, end in enumerate(ends) if not home[end - 1]]  # a tensor stays home whole or not at all
+    start, spans = 0, []
+    for (_, trained), members in groupby(shared, lambda p: (layout.names[p].rpartition(".")[0], p < layout.trained)):
+        stop = start + sum(layout.sizes[place] for place in members)
+        spans.append((start, stop, trained))
+        start = stop
+    return spans
+
+
+def fedcalm(
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    margin: float = 0.01,
+    limit: float = 1.0,
+    keeps: tuple[str, ...] = (),
+) -> FedCALM:
+    """margin=0, limit=0 is stage 1 alone; keeps=["head"] adds FedPer's personal head."""
+    return FedCALM(optimizer, epochs, margin, limit, keeps)

@@ -1,0 +1,147 @@
+"""FedCE (Jiang et al., CVPR 2023): a client counts for how its updates and its data differ from the others'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.errors import at_least, unknown
+from copfl.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.parts.cowa import cosine, leave_one_out
+from copfl.task import Data, Plan, Task
+
+COMBINE = {"times": 1, "plus": 2, "equal": 1}  # and how many weights a client then has
+ERRORS = ("accuracy", "loss")
+
+
+class Server(NamedTuple):
+    w: Tensor  # [s]
+    weight: Tensor  # [k], the sum of the last round's weights
+    round: Tensor  # [] int64
+
+
+class Down(NamedTuple):
+    w: Tensor
+    weight: Tensor
+    round: Tensor
+
+
+class Client(NamedTuple):
+    own: Tensor  # batch-norm statistics, where they are local
+    moments: State
+    sent: Tensor  # [s], its last upload
+    seen: Tensor  # [s], the broadcast that it was trained from
+    weight: Tensor  # [k], its weights in that round's mean
+    round: Tensor  # [] int64, that round; -1 before the first
+    closeness: Tensor  # [], running mean of the cosines
+    error: Tensor  # [], running mean of the errors without it
+    measured: Tensor  # [], of how many rounds
+
+
+class Upload(NamedTuple):
+    w: Tensor  # [s]
+    weight: Tensor  # [k], unnormalised
+
+
+class Total(NamedTuple):
+    w: Tensor  # [k, s], sum of weight * w
+    weight: Tensor  # [k]
+
+
+@dataclass(frozen=True)
+class FedCE:
+    """The mean of all models, weighted by (1 - cosine with the others' update) and the error of the model without one.
+
+    Both are running means over the rounds. Paper: the server compares the updates of this round, for which it must hold
+    all of them. Here the client compares its last update with the rest of the server's last step, which is the same
+    number one round later, and the server needs nothing but sums. The error is taken on the training samples, as
+    nothing is held out. The first round's weights are equal.
+
+    combine  "times": the product of both; "plus": the mean of both, each normalised first; "equal": everybody counts 1
+    error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    combine: str = "times"
+    error: str = "accuracy"
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, options in (("combine", self.combine, COMBINE), ("error", self.error, ERRORS)):
+            if value not in options:
+                raise unknown(name, value, options)
+        at_least(1, epochs=self.epochs)
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        w = averaging.part(task, self.keeps, task.first, home=False)
+        return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
+
+    def client_init(self, task: Task) -> Client:
+        first = averaging.client_init(self, task)
+        w, zero = averaging.part(task, self.keeps, task.first, home=False), task.first.new_zeros(())
+        never = torch.full_like(zero, -1, dtype=torch.int64)
+        return Client(*first, w, w, w.new_zeros(COMBINE[self.combine]), never, zero, zero, zero)
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return Down(*(t.expand(len(ids), *t.shape) for t in server))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+        return averaging.joined(task, self.keeps, client.own, down.w)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        closeness, error, measured = self._measured(task, client, down, data)
+        started = measured > 0
+        gradient, lack = torch.where(started, 1 - closeness, 1), torch.where(started, error, 1)
+        weight = {
+            "times": (gradient * lack)[None],
+            "plus": torch.stack([gradient, lack]),
+            "equal": torch.ones_like(lack)[None],
+        }[self.combine].clamp(min=1e-6)  # where all are zero the clients count the same instead of not at all
+        w = self.personal(task, client, down)
+        moments = begin(self.optimizer, client.moments, w[: task.d])
+        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
+        own, sent = (averaging.part(task, self.keeps, w, home=home) for home in (True, False))
+        after = Client(own, kept(self.optimizer, moments), sent, down.w, weight, down.round, closeness, error, measured)
+        figures = {"loss": loss, "weight": weight.mean(), "gradient_score": gradient, "prediction_score": lack}
+        return Turn(after, Upload(sent, weight), w, figures)
+
+    def _measured(self, task: Task, client: Client, down: Down, data: Data) -> tuple[Tensor, Tensor, Tensor]:
+        """The running means of the cosine and the error, and their number, with what the last broadcast adds."""
+        present = client.round == down.round - 1  # is it in the last mean?
+        share = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)  # its alpha there
+        one, d = torch.ones_like(share), task.d
+        update, step = client.seen - client.sent, torch.where(client.round >= 0, client.seen - down.w, 0)
+        others = leave_one_out(step, update, one, share, torch.zeros_like(step))
+        model = leave_one_out(down.w, client.sent, one, share, client.seen)
+        # The shared vector begins with all parameters; averaged statistics, where there are any, give no direction.
+        closeness = cosine(update[:d], others[:d])
+        loss, accuracy = task.evaluate(averaging.joined(task, self.keeps, client.own, model), data)
+        error = 1 - accuracy if self.error == "accuracy" else loss
+        count = client.measured + (down.round > 0)
+        rate = torch.where(down.round > 0, 1 / count.clamp(min=1), 0)
+        return torch.lerp(client.closeness, closeness, rate), torch.lerp(client.error, error, rate), count
+
+    def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
+        return Total(upload.weight[:, None] * upload.w, upload.weight)
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        heard = (total.weight > 0)[:, None]
+        means = total.w / torch.where(heard, total.weight[:, None], 1)
+        w = torch.where(heard[0], means.mean(0), server.w)
+        return Server(w, total.weight, server.round + 1), {}
+
+
+def fedce(optimizer: Optimizer = Sgd(), epochs: int = 1, combine: str = "times", error: str = "accuracy") -> FedCE:
+    """Published: the product, 1 epoch a round."""
+    return FedCE(optimizer, epochs, combine, error)

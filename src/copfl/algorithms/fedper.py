@@ -1,0 +1,11 @@
+"""FedPer (Arivazhagan et al. 2019): a shared base, and personal layers on top of it."""
+
+from __future__ import annotations
+
+from copfl.algorithms.fedavg import FedAvg
+from copfl.optim import Optimizer, Sgd
+
+
+def fedper(optimizer: Optimizer = Sgd(), epochs: int = 1, keeps: tuple[str, ...] = ("head",)) -> FedAvg:
+    """FedAvg of everything but the head; name modules in `keeps` for more than one personal layer."""
+    return FedAvg(optimizer, epochs, keeps=keeps)

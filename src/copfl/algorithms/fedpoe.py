@@ -1,0 +1,165 @@
+"""Fed-POE (Ghari and Shen 2024): a client's own model, the mean and some earlier means answer together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.algorithms.averaging import Total, Upload
+from copfl.errors import UsageError, at_least
+from copfl.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.task import Data, Experts, Plan, Task
+
+
+class Server(NamedTuple):
+    w: Tensor  # [s]
+    bank: Tensor  # [M, s], earlier means
+    birth: Tensor  # [M] int64, the round each was stored in; -1: none yet
+    round: Tensor  # [] int64
+
+
+class Down(NamedTuple):
+    w: Tensor
+    bank: Tensor
+    birth: Tensor
+    round: Tensor
+
+
+class Logs(NamedTuple):
+    """Logarithms of the multiplicative weights; only differences within a field count."""
+
+    pair: Tensor  # [2], of the own model and the mean
+    bank: Tensor  # [M], of the stored means
+    halves: Tensor  # [2], of those two answering together and of the bank answering together
+
+
+class Client(NamedTuple):
+    local: Tensor  # [D], trained on its own samples alone
+    own: Tensor  # batch-norm statistics of its copy of the mean, where they are local
+    moments: State
+    local_moments: State
+    logs: Logs
+    birth: Tensor  # [M], of the stored means it has weighed
+    turns: Tensor  # []
+
+
+@dataclass(frozen=True)
+class FedPOE:
+    """Weights fall by exp(-rate * loss) with each expert's loss in every round; probabilities are mixed.
+
+    Paper: every sample of a stream is predicted before it is learnt from. Rounds go over the same samples, so every
+    `held`-th sample is never trained on and serves to weigh the experts (0: weigh on the training samples). The server
+    stores all its models and a client draws some; here it stores the last few and every client uses them all.
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    rate: float = 0.1  # eta_c; the paper's 1 / sqrt(T) for 100 rounds
+    stored: int = 2  # M
+    period: int = 20  # rounds between two stored models
+    held: int = 5
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    summand = averaging.summand
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs, stored=self.stored, period=self.period)
+        at_least(0, rate=self.rate, held=self.held)
+        if self.held == 1:
+            raise UsageError("held=1 leaves no sample to train on; it must be 0, or at least 2")
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        w = averaging.part(task, self.keeps, task.first, home=False)
+        return Server(w, w.repeat(self.stored, 1), self._birth(task), torch.zeros_like(self._birth(task)[0]))
+
+    def client_init(self, task: Task) -> Client:
+        own, moments = averaging.client_init(self, task)
+        flat = task.first.new_zeros
+        logs = Logs(flat(2), flat(self.stored), flat(2))
+        return Client(task.first, own, moments, moments, logs, self._birth(task), flat(()))
+
+    def _birth(self, task: Task) -> Tensor:
+        """0 for the first model, which is stored from the start; -1 for the empty places."""
+        return -(torch.arange(self.stored, device=task.device) > 0).long()
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return Down(*(t.expand(len(ids), *t.shape) for t in server))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Experts:
+        return self._experts(task, client.local, client.own, down.w, down, client.logs)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        logs = self._weighed(task, client, down, data)
+        if self.held:
+            plan = tuple(
+                tuple(
+                    b._replace(real=(b.index % self.held != self.held - 1) & (b.real if b.real is not None else True))
+                    for b in batches
+                )
+                for batches in plan
+            )
+        w = averaging.joined(task, self.keeps, client.own, down.w)
+        moments, local_moments = (begin(self.optimizer, m, w[: task.d]) for m in (client.moments, client.local_moments))
+        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
+        local, local_moments, _ = train(task, self.optimizer, client.local, local_moments, data, plan)
+        own, shared = (averaging.part(task, self.keeps, w, home=home) for home in (True, False))
+        states = kept(self.optimizer, moments), kept(self.optimizer, local_moments)
+        trained = self._experts(task, local, own, shared, down, logs)
+        upload = averaging.upload(self, task, w, data.size)
+        figures = {"loss": loss, "weight": upload.size, "own_share": trained.share[0], "mean_share": trained.share[1]}
+        return Turn(Client(local, own, *states, logs, down.birth, client.turns + 1), upload, trained, figures)
+
+    def _experts(self, task: Task, local: Tensor, own: Tensor, mean: Tensor, down: Down, logs: Logs) -> Experts:
+        models = [averaging.joined(task, self.keeps, own, shared) for shared in (mean, *down.bank)]
+        halves, pair, bank = logs.halves.softmax(0), logs.pair.softmax(0), _filled(logs.bank, down.birth).softmax(0)
+        return Experts(torch.stack([local, *models]), torch.cat([halves[0] * pair, halves[1] * bank]))
+
+    def _weighed(self, task: Task, client: Client, down: Down, data: Data) -> Logs:
+        """The log-weights after each expert has been tried on the samples that are held out."""
+        if self.held:
+            first = self.held - 1
+            data = Data(data.x[first :: self.held], data.y[first :: self.held], data.size // self.held)
+        w = self.personal(task, client, down).w
+        single = torch.stack([task.evaluate(one, data)[0] for one in w])
+        groups = [(w[:2], client.logs.pair), (w[2:], _filled(client.logs.bank, down.birth))]
+        together = torch.stack([task.evaluate(Experts(some, logs.softmax(0)), data)[0] for some, logs in groups])
+        # A model that was stored since is weighed as if it had been there from the start.
+        bank = torch.where(down.birth == client.birth, client.logs.bank, -self.rate * client.turns * single[2:])
+        return Logs(
+            client.logs.pair - self.rate * single[:2],
+            bank - self.rate * single[2:],
+            client.logs.halves - self.rate * together,
+        )
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        mean, figures = averaging.server_update(self, task, averaging.Server(server.w), total)
+        after = server.round + 1
+        due, place = after % self.period == 0, after // self.period % self.stored
+        here = (torch.arange(self.stored, device=after.device) == place) & due
+        bank = torch.where(here[:, None], mean.w, server.bank)
+        return Server(mean.w, bank, torch.where(here, after, server.birth), after), figures
+
+
+def _filled(logs: Tensor, birth: Tensor) -> Tensor:
+    return torch.where(birth >= 0, logs, -torch.inf)
+
+
+def fedpoe(
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    rate: float = 0.1,
+    stored: int = 2,
+    period: int = 20,
+    held: int = 5,
+) -> FedPOE:
+    """Published: 10 stored models, one every 20 steps, rate 1 / sqrt(steps), and only the last layer is trained."""
+    return FedPOE(optimizer, epochs, rate, stored, period, held)

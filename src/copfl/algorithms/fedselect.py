@@ -1,0 +1,128 @@
+"""FedSelect (Tamirisa et al., CVPR 2024): in every weight tensor the entries that changed most become personal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.errors import at_least
+from copfl.optim import Optimizer, Sgd, State, begin, descend, kept
+from copfl.parts.pwpm import Pwpm, personal_share
+from copfl.task import Data, Plan, Task
+from copfl.tree import Masked
+
+
+class Server(NamedTuple):
+    w: Tensor  # [D]
+
+
+class Down(NamedTuple):
+    w: Tensor  # [D]
+
+
+class Client(NamedTuple):
+    w: Tensor  # [D], as its last training left it
+    held: Tensor  # [D] bool, the mask of its last upload: what the next broadcast leaves alone
+    mask: Tensor  # [D] bool, the mask it trains with next; a newly personal entry takes one last average
+    moments: State
+    then: Tensor  # [d], its weights at the last growth of the mask
+    turns: Tensor  # [] int64, how often it took part
+
+
+class Upload(NamedTuple):
+    shared: Masked
+
+
+class Total(NamedTuple):
+    w: Tensor  # [D], sum of (1 - m) w
+    sharers: Tensor  # [D], sum of (1 - m)
+
+
+@dataclass(frozen=True)
+class FedSelect:
+    """Personal pass, shared pass, and every few turns a larger mask; each entry is the plain mean of its sharers.
+
+    Paper: the released code trains with batch norm in evaluation mode from the second round on, by accident. Here
+    training is training.
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1  # each is one personal and one shared pass
+    growth: Pwpm = field(default_factory=lambda: _growth(0.25, 0.8, 3, "all"))
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs)
+
+    @property
+    def passes(self) -> int:
+        return 2 * self.epochs
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        return Server(task.first)
+
+    def client_init(self, task: Task) -> Client:
+        parameters, home = task.first[: task.d], task.home()
+        moments = kept(self.optimizer, self.optimizer.init(parameters))
+        return Client(task.first, home, home, moments, parameters, torch.zeros_like(task.first[0], dtype=torch.int64))
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.w.expand(len(ids), -1))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+        return torch.where(client.held, client.w, down.w)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        w, mask = self.personal(task, client, down), client.mask
+        personal = mask[: task.d]
+        moments = begin(self.optimizer, client.moments, w[: task.d])
+        losses = []
+        for number, batches in enumerate(plan):  # personal, shared, personal, shared, ... each goes on from the last
+            active = ~personal if number % 2 else personal
+            w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
+            losses.append(loss)
+        change = w[: task.d] - client.then
+        grown = self.growth.grow(task.layout, personal, change, client.turns)
+        then = torch.where(self.growth.due(client.turns), w[: task.d], client.then)
+        moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
+        larger = torch.cat([grown, mask[task.d :]])
+        share, moving = personal_share(personal, change)
+        figures = {
+            "loss": torch.stack(losses).mean(),
+            "weight": torch.ones_like(loss),
+            "personal_share": share,
+            "personal_share_of_moving": moving,
+        }
+        after = Client(w, mask, larger, moments, then, client.turns + 1)
+        return Turn(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, figures)
+
+    def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
+        return Total(upload.shared.values, (~upload.shared.personal).to(server.w.dtype))
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
+        heard = total.sharers > 0
+        w = torch.where(heard, total.w / total.sharers.clamp(min=1), server.w)
+        return Server(w), {"averaged": heard[: task.d].to(w.dtype).mean()}
+
+
+def _growth(rate: float, budget: float, every: int, count: str) -> Pwpm:
+    return Pwpm(rate, budget, among="tensor", limit="check_before", count=count, warmup=every, every=every)
+
+
+def fedselect(
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    rate: float = 0.25,
+    budget: float = 0.8,
+    every: int = 3,
+    count: str = "all",
+) -> FedSelect:
+    """Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0).
+
+    The optimizer and the epochs are those of the other algorithms here: methods are to be compared, not optimizers.
+    """
+    return FedSelect(optimizer, epochs, _growth(rate, budget, every, count))

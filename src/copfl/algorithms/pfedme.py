@@ -1,0 +1,96 @@
+"""pFedMe (T. Dinh et al. 2020): each client descends the Moreau envelope of its loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.algorithms import averaging
+from copfl.algorithms.algorithm import Figures, Turn
+from copfl.algorithms.averaging import Down, Server, Total, Upload
+from copfl.errors import at_least
+from copfl.optim import Optimizer, Sgd, State, begin, descend, has_real, kept, mean_loss, pull
+from copfl.task import Data, Plan, Task
+
+
+class Client(NamedTuple):
+    theta: Tensor  # [D], theta_n, the personal model
+    moments: State  # of the inner steps
+    started: Tensor  # [] bool, whether it has trained before
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """Per batch: `inner_steps` towards theta = argmin f + pull / 2 * |theta - w_n|^2, then w_n moves towards theta.
+
+    The optimizer takes the inner steps. The published one is Sgd(lr=0.09, momentum=0, weight_decay=0.001), its lr tuned
+    between 0.01 and 0.1.
+    """
+
+    optimizer: Optimizer = field(default_factory=Sgd)
+    epochs: int = 1
+    rate: float = 0.005  # eta, of w_n
+    pull: float = 15.0  # lambda
+    inner_steps: int = 5  # K
+    server_rate: float = 1.0  # beta
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    server_init = averaging.server_init
+    downlink = averaging.downlink
+    summand = averaging.summand
+
+    def __post_init__(self) -> None:
+        at_least(1, epochs=self.epochs, inner_steps=self.inner_steps)
+        at_least(0, rate=self.rate, pull=self.pull, server_rate=self.server_rate)
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def client_init(self, task: Task) -> Client:
+        moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
+        return Client(task.first, moments, torch.zeros((), dtype=torch.bool, device=task.device))
+
+    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+        """theta_n; a newcomer has none yet and takes the broadcast."""
+        return torch.where(client.started, client.theta, self._broadcast(task, client, down))
+
+    def _broadcast(self, task: Task, client: Client, down: Down) -> Tensor:
+        return averaging.joined(task, self.keeps, averaging.part(task, self.keeps, client.theta, home=True), down.w)
+
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+        theta = self._broadcast(task, client, down)  # both start from the broadcast; theta then from batch to batch
+        w = theta[: task.d]
+        moments = begin(self.optimizer, client.moments, w)
+        batches, losses = [batch for batches in plan for batch in batches], []
+        for batch in batches:
+            again, held = (batch,) * self.inner_steps, pull(self.pull, w)
+            theta, moments, loss = descend(task, self.optimizer, theta, moments, data, again, adjust=held)
+            # The envelope's gradient is pull * (w - theta): w <- w - eta * lambda * (w - theta).
+            w = torch.where(has_real(batch), w - self.rate * self.pull * (w - theta[: task.d]), w)
+            losses.append(loss)
+        after = Client(theta, kept(self.optimizer, moments), torch.ones_like(client.started))
+        upload = averaging.upload(self, task, torch.cat([w, theta[task.d :]]), data.size)
+        return Turn(after, upload, theta, {"loss": mean_loss(losses, batches), "weight": upload.size})
+
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+        """w <- (1 - beta) w + beta * mean."""
+        mean, figures = averaging.server_update(self, task, server, total)
+        mixed = (1 - self.server_rate) * server.w + self.server_rate * mean.w
+        # Shared statistics take the mean: a variance that is extrapolated beyond it may turn negative.
+        return Server(torch.cat([mixed[: task.d], mean.w[task.d :]])), figures
+
+
+def pfedme(
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    rate: float = 0.005,
+    pull: float = 15.0,
+    inner_steps: int = 5,
+    server_rate: float = 1.0,
+) -> PFedMe:
+    """A personal model per client around a shared one; the optimizer is the inner one."""
+    return PFedMe(optimizer, epochs, rate, pull, inner_steps, server_rate)

@@ -1,0 +1,232 @@
+"""What is compared, as people write it: algorithms with options, grids, seeds, and the file that holds all of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from copfl import configure
+from copfl.algorithms import ALGORITHMS
+from copfl.configure import OPTIMIZERS, Tables
+from copfl.errors import UsageError, unknown
+
+Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
+
+SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
+# What every row of a comparison has in common; None: the whole table.
+COMMON: dict[str, tuple[str, ...] | None] = {"data": None, "partition": None, "run": ("seed", "clients")}
+
+
+class Entry(NamedTuple):
+    """A row of the table: an algorithm, and what is set for it alone."""
+
+    name: str
+    label: str
+    settings: Tables
+
+
+def entries_of(texts: Sequence[str]) -> list[Entry]:
+    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001"."""
+    return [entry_of(part) for text in texts for part in split(text)]
+
+
+def entry_of(text: str) -> Entry:
+    """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
+    name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no border
+    name = name.strip()
+    if ":" in name or "=" in name:
+        raise UsageError(f'entry "{text}" must look like NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none')
+    settings: Tables = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        put(settings, name, key.strip(), _value(value))
+    return checked(Entry(name, " ".join([name, *(option.strip() for option in options)]), settings))
+
+
+def checked(entry: Entry) -> Entry:
+    """The entry, if there is such an algorithm and it leaves alone what all rows have in common."""
+    if entry.name not in ALGORITHMS:
+        raise unknown("algorithm", entry.name, ALGORITHMS)
+    check_own(entry.label, [(table, key) for table, own in entry.settings.items() for key in own])
+    return entry
+
+
+def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
+    """Nothing, if none of these keys is one that all rows must have in common."""
+    for table, key in places:
+        if table in COMMON and (COMMON[table] is None or key in (COMMON[table] or ())):
+            raise UsageError(
+                f"{who}: {table}.{key} is the same for every row, or they could not be compared; set it for all of "
+                f"them with --set {table}.{key}=..., or use `copfl sweep --over {table}.{key}=...`"
+            )
+
+
+def put(settings: Tables, name: str, key: str, value: Any) -> None:
+    """Sets a key of an algorithm's entry, where it belongs."""
+    table, dot, inner = key.partition(".")
+    title, inner = (table, inner) if dot else SHORT.get(key, (name, key))
+    settings.setdefault(title, {})[inner] = value
+
+
+def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
+    """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25"."""
+    result: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not (equals and key.strip()):
+            raise UsageError(f'{option} "{text}" must look like KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3')
+        if key.strip() in result:
+            raise UsageError(f"{option} names {key.strip()} twice; give all its values at once")
+        result[key.strip()] = [_value(value) for value in split(values)]
+    return result
+
+
+def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
+    """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY."""
+    grid: Grid = {}
+    for path, found in values.items():
+        table, _, key = path.partition(".")
+        place = SHORT.get(path) or (table, key)
+        if not all(place):
+            raise UsageError(
+                f'{option}: the key "{path}" must be {", ".join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch'
+            )
+        if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
+            raise UsageError(f"{option} {path} must have several values, none of them twice: {path}=VALUE,VALUE")
+        grid[place] = list(found)
+    return grid
+
+
+def cells(grid: Grid) -> list[Tables]:
+    """Every combination of the values, as tables; a grid of nothing has one cell, in which nothing is set."""
+    result = []
+    for values in itertools.product(*grid.values()):
+        tables: Tables = {}
+        for (table, key), value in zip(grid, values, strict=True):
+            tables.setdefault(table, {})[key] = value
+        result.append(tables)
+    return result
+
+
+def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
+    """Such as "lr=0.01 rate=0.05": the settings, with their table where that is not silent."""
+    flat = [(t, key, value) for t, table in tables.items() for key, value in table.items()]
+    return " ".join(f"{k if t in silent else f'{t}.{k}'}={_word(v)}" for t, k, v in flat)
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def seeds_of(text: str, option: str = "--seeds") -> list[int]:
+    """The seeds in "0,1,2" or "0-4"."""
+    seeds: list[int] = []
+    for part in split(text):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if ends is None:
+            raise UsageError(f'{option} "{text}": "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
+        first = int(ends[1])
+        seeds += range(first, int(ends[2] or first) + 1)
+    return check_seeds(seeds, option)
+
+
+def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
+    """The seeds, if there are any and none is there twice."""
+    if not seeds:
+        raise UsageError(f"{option} names no seed; name one at least, better three or more, such as {option} 0,1,2")
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{option} names a seed twice: {', '.join(map(str, seeds))}")
+    return list(seeds)
+
+
+def layers(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> list[Tables]:
+    """The layers of `resolve` for an entry: what is set for all, as far as it concerns it, and what is set for it."""
+    own = applies(entry, base)
+    plain = {title: dict(t) for title, t in base.items() if title not in ALGORITHMS and title not in OPTIMIZERS}
+    titled = {title: dict(t) for title, t in base.items() if title in own}
+    chosen: Tables = {"optimizer": {"name": own[1]}}
+    return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
+
+
+def applies(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The names of the entry's algorithm and optimizer: tables with other algorithms' names are not for it."""
+    default = type(configure.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
+    given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
+    return entry.name, str(given or default)
+
+
+def concerns(entry: Entry, base: Mapping[str, Mapping[str, Any]], title: str) -> bool:
+    """Whether a table of this title is for this entry; one named after another algorithm or optimizer is not."""
+    return title in applies(entry, base) or not (title in ALGORITHMS or title in OPTIMIZERS)
+
+
+def check_titles(entries: Sequence[Entry], base: Mapping[str, Mapping[str, Any]], titles: Sequence[str]) -> None:
+    """Nothing, if every table is for some entry."""
+    for title in titles:
+        if not any(concerns(entry, base, title) for entry in entries):
+            names = ", ".join(sorted({name for entry in entries for name in applies(entry, base)}))
+            raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
+
+
+class File(NamedTuple):
+    """What a comparison's file says."""
+
+    entries: list[Entry]
+    base: Tables  # for every run
+    options: dict[str, Any]  # the table [compare]
+
+
+OPTIONS = {"seeds": list, "tune": dict, "tune_seeds": list, "validation": float, "reference": str, "last": int}
+
+
+def read_file(path: Path) -> File:
+    """A file with an [[entry]] per row, a table [compare] of options, and the tables of a run for what all share."""
+    import tomllib
+
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}; mend it there") from error
+    given, options = content.pop("entry", []), content.pop("compare", {})
+    for name, table in [("compare", options), *content.items()]:
+        if not isinstance(table, dict):
+            raise UsageError(f'{path}: "{name}" stands outside any table; it belongs under [compare] or [run]')
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise unknown("option in [compare]:", name, OPTIONS)
+        if not isinstance(value, OPTIONS[name]):
+            raise UsageError(f"{path}: [compare] {name} must be a {OPTIONS[name].__name__}, not {value!r}")
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        raise UsageError(f"{path}: write the rows as [[entry]], each with a name")
+    return File([_entry(path, entry) for entry in given], content, options)
+
+
+def _entry(path: Path, given: dict[str, Any]) -> Entry:
+    for key in given.keys() - {"name", "label", "settings"}:
+        raise unknown("key in [[entry]]:", key, ("name", "label", "settings"))
+    name, own = str(given.get("name", "")), given.get("settings", {})
+    if not isinstance(own, dict):
+        raise UsageError(f"{path}: the settings of {name} must be a table, such as settings = {{ score = 'none' }}")
+    settings: Tables = {}
+    for key, value in own.items():
+        if isinstance(value, dict):
+            settings.setdefault(key, {}).update(value)
+        else:
+            put(settings, name, key, value)
+    told = described(settings, name, "optimizer")
+    return checked(Entry(name, str(given.get("label") or f"{name} {told}".strip()), settings))
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas, but not those inside brackets or quotes; empty ones are left out."""
+    parts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _value(text: str) -> Any:
+    return configure.setting(f"a.b={text}")[2]

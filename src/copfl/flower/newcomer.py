@@ -1,0 +1,58 @@
+"""A node that comes after the training: it gets the shared model and makes it its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+
+from copfl import tree, wire
+from copfl.errors import CopflError, UsageError, WireError
+from copfl.flower.folder import Folder
+from copfl.flower.post import JOIN, Post
+from copfl.flower.registry import Say
+from copfl.flower.server import begin, head_of, numbers
+from copfl.flower.settings import Settings
+from copfl.wire import Packet
+
+
+def welcome(
+    settings: Settings, post: Post, folder: Folder, say: Say = print, *, pause: float = 1.0, patience: float = 600
+) -> list[dict[str, Any]]:
+    """What every connected newcomer gained from the trained model: its accuracy before and after its own turns."""
+    state = begin(settings, folder)
+    rows = settings.algorithm.downlink(state.server, torch.arange(settings.clients))
+    first = tree.leaves(tree.row(rows, 0))
+    if not all(
+        torch.equal(a, b)
+        for n in range(settings.clients)
+        for a, b in zip(first, tree.leaves(tree.row(rows, n)), strict=True)
+    ):
+        raise UsageError("this algorithm's server has a model for each client and none for a newcomer")
+    newcomer = settings.clients  # nobody's number: its batches are nobody else's
+    head = head_of(settings, folder, "down", state.round, newcomer)
+    packet = wire.encode(tree.row(rows, 0), head, settings.wire, about={"turns": settings.join})
+    waiting: dict[str, int] = {}
+    results: list[dict[str, Any]] = []
+    asked: set[int] = set()
+    until = time.monotonic() + patience
+    while time.monotonic() < until and (not asked or waiting):
+        for node in post.nodes():
+            if node not in asked:
+                waiting[post.send(node, JOIN, packet.head, packet.body, patience)] = node
+                asked.add(node)
+        for reply in post.replies(list(waiting)):
+            node = waiting.pop(reply.ticket)
+            try:
+                if reply.error or reply.head.startswith('{"refused"'):
+                    raise WireError(reply.error or str(json.loads(reply.head)["refused"]))
+                about = wire.decode(Packet(reply.head, reply.body), (), head._replace(kind="newcomer")).about
+                results.append({"node": node, **numbers(about)})
+                say(f"node {node}: accuracy {about['accuracy_before']:.4f} before, {about['accuracy_after']:.4f} after")
+            except CopflError as error:
+                say(f"node {node} was not personalised: {error}")
+                results.append({"node": node, "why": str(error)})
+        time.sleep(pause)
+    return results

@@ -1,0 +1,195 @@
+"""From names or values to the experiment they describe. Nothing is written: what cannot be run is found out here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from copfl import configure, models, own
+from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.configure import Tables
+from copfl.data import datasets
+from copfl.data.federation import Federation
+from copfl.data.partition import SCHEMES, Partition
+from copfl.data.samples import Dataset
+from copfl.engine import mapping
+from copfl.engine.mapping import Mapping as Engine
+from copfl.errors import UsageError
+from copfl.settings import PRECISIONS, Loop, resolve
+from copfl.task import Data, Task, task_of
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Everything a run is made of, as values."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    federation: Federation
+    engine: Engine
+    loop: Loop
+    tables: Tables  # the same as names and numbers, for run.toml
+
+    @property
+    def clients(self) -> int:
+        return self.federation.clients
+
+    @property
+    def cuda(self) -> list[torch.device]:
+        """The devices, beside the CPU, whose random state a round may use."""
+        return cuda_of(self.task)
+
+    @property
+    def title(self) -> str:
+        """Such as "copfl on digits"."""
+        name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
+        return f"{name} on {self.federation.dataset.name}"
+
+    def about(self) -> dict[str, Any]:
+        """What environment.json says beside the versions."""
+        return {
+            "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
+            "threads": torch.get_num_threads(),
+            "parameters": self.task.d,
+            "algorithm": repr(self.algorithm),
+            "data": self.federation.dataset.note,
+            "partition": list(self.federation.partition.notes),
+        }
+
+    def marks(self) -> dict[str, str]:
+        """What a checkpoint and the run that goes on from it must have in common, as fingerprints."""
+        free = {"rounds", "checkpoint_every", "device", "engine", "chunk", "threads", "dir", "code"}
+        kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
+        kept["partition"] = {"sha256": self.federation.partition.fingerprint}
+        samples = hashlib.sha256()
+        for split in (self.federation.train, self.federation.test):
+            for tensor in (split.x, split.y):
+                samples.update(tensor.cpu().numpy().tobytes())
+        settings = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode())
+        return {"settings": settings.hexdigest()[:16], "samples": samples.hexdigest()[:16]}
+
+
+def prepare(
+    layers: Sequence[Tables],
+    *,
+    algorithm: AnyAlgorithm | None = None,
+    data: Any = None,
+    model: Any = None,
+    partition: Partition | None = None,
+) -> Experiment:
+    """The experiment that the tables describe, see `resolve`; a value given here stands in for its table."""
+    data = None if data is None else own.as_dataset(data)
+    fixed = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
+    given = resolve(layers, {kind: value for kind, value in fixed.items() if value is not None})
+    loop = Loop(**given["run"])
+    torch.set_num_threads(loop.threads)
+    device = _device(loop.device)
+    dataset: Dataset = _dataset(given["data"]) if data is None else data
+    if partition is None:
+        partition = _partition(given["partition"], dataset, loop)
+    federation = Federation(dataset, partition, device)
+    task = task_of(
+        _model(given["model"], model, federation, loop.seed), len(dataset.classes), mean=dataset.mean, std=dataset.std,
+        head=given["model"].get("head"), buffers=loop.buffers, device=device, dtype=PRECISIONS[loop.precision],
+    )  # fmt: skip
+    if algorithm is None:
+        options = _options(given["algorithm"])
+        algorithm = configure.algorithm_of(ALGORITHMS, given["algorithm"]["name"], options, given["optimizer"])
+    engine = _engine(loop, task, federation)
+    loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk)
+    return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
+
+
+def _options(table: Mapping[str, Any], *others: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in ("name", *others)}
+
+
+def _dataset(table: Mapping[str, Any]) -> Dataset:
+    name, folder = table["name"], Path(table["dir"]) if "dir" in table else None
+    if own.is_reference(name):
+        what = own.attribute("data", name, table.get("code"))
+        return own.dataset_of(what, folder, _options(table, "dir", "code"), name)
+    return datasets.load(name, folder, **_options(table, "dir"))
+
+
+def _partition(table: Mapping[str, Any], dataset: Dataset, loop: Loop) -> Partition:
+    if table["name"] not in SCHEMES:
+        return Partition.load(table["name"])
+    return SCHEMES[table["name"]](dataset, loop.clients, loop.seed, **_options(table))
+
+
+def _model(table: Mapping[str, Any], value: Any, federation: Federation, seed: int) -> nn.Module:
+    shape, classes = federation.shape, len(federation.dataset.classes)
+    if value is not None:
+        return own.model_of(value, shape, classes, seed, {})
+    if own.is_reference(table["name"]):
+        what = own.attribute("model", table["name"], table.get("code"))
+        return own.model_of(what, shape, classes, seed, _options(table, "head", "code"), table["name"])
+    return models.build(table["name"], shape, classes, seed, **_options(table, "head"))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f'device "{name}" is unknown; use cpu, cuda, cuda:N or auto') from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f'device "{name}" is not supported; use cpu, cuda, cuda:N or auto')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f'device "{name}" needs a CUDA GPU and a CUDA build of PyTorch; use --device cpu')
+    return device
+
+
+def _engine(loop: Loop, task: Task, federation: Federation) -> Engine:
+    """The engine by name; "auto" takes many clients at once where one alone would leave the machine idle.
+
+    The model is tried on two samples, so that one that does not fit the data or the engine is found before the run.
+    """
+    many = task.device.type == "cuda" or task.d < 1_000_000
+    auto = "all_at_once" if many else "one_by_one"
+    name = auto if loop.engine == "auto" else loop.engine
+    engine = mapping.one_by_one()
+    if name != "one_by_one":
+        engine = {"all_at_once": mapping.all_at_once, "captured": mapping.captured}[name](loop.chunk or 64)
+    data = federation.train.rows([0])
+    problem = _problem(task, engine, data)
+    if problem and name != "one_by_one" and not _problem(task, mapping.one_by_one(), data):
+        if loop.engine == "auto":
+            return mapping.one_by_one()
+        raise UsageError(f"the model cannot be trained for many clients at once ({problem}); use --engine one_by_one")
+    if problem:
+        shape = list(federation.shape)
+        raise UsageError(f"the model does not fit samples of shape {shape}: {problem}; name another with --model")
+    return engine
+
+
+def _problem(task: Task, engine: Engine, data: Data) -> str:
+    """What goes wrong in one step of one client, empty if nothing does."""
+
+    def step(data: Data) -> tuple[Tensor, Tensor]:
+        x, y = task.numbers(data.x[:2]), data.y[:2]
+        return task.forward(task.first, x)[0], task.gradient(task.first[: task.d], task.first[task.d :], x, y)[0]
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(cuda_of(task)):
+            logits, _ = engine.over(step, data)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what torch and models say
+        return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+    if logits.shape[2:] != (task.classes,):
+        return f"a sample's answer has shape {list(logits.shape[2:])} instead of [{task.classes}], a number per class"
+    return ""
+
+
+def cuda_of(task: Task) -> list[torch.device]:
+    return [task.device] if task.device.type == "cuda" else []

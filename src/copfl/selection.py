@@ -1,0 +1,85 @@
+"""Counting and choosing entries of a vector, with a count that may differ from client to client under vmap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from copfl.elementwise import compiles
+
+
+def largest(values: Tensor, count: Tensor) -> Tensor:
+    """A bool vector, True on the `count` largest values; equal ones in the order they stand. Negative values never win.
+
+    The count may be a tensor that differs from client to client, which neither topk nor a slice of a sort allows under
+    vmap. Non-negative floats are ordered like their bits, so the threshold is found digit by digit on the bits.
+    """
+    chosen: Tensor = _Largest.apply(values, count)
+    return chosen
+
+
+class _Largest(torch.autograd.Function):
+    """`largest`, with vmap told how: a vector's bits are not something that it knows how to look at."""
+
+    @staticmethod
+    def forward(values: Tensor, count: Tensor) -> Tensor:
+        return _largest(values[None], count[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor, count: Tensor) -> tuple[Tensor, int]:
+        rows = values.expand(info.batch_size, -1) if in_dims[0] is None else values.movedim(in_dims[0], 0)
+        return _largest(rows, count.expand(info.batch_size)), 0
+
+
+def _largest(values: Tensor, count: Tensor) -> Tensor:
+    """`largest` of every row: values [N, d], count [N]."""
+    double = values.dtype == torch.float64
+    bits = values.contiguous().view(torch.int64 if double else torch.int32)
+    low = _threshold(bits, count, 63 if double else 31)
+    above, equal = bits > low[:, None], bits == low[:, None]
+    spare = count - above.sum(1)
+    # Of those that equal the threshold, the first ones: found like the threshold, on their places counted from behind.
+    places = torch.arange(bits.shape[1] - 1, -1, -1, device=bits.device, dtype=torch.int32)
+    places = torch.where(equal, places, -1)
+    last = _threshold(places, spare, max(1, (bits.shape[1] - 1).bit_length()))
+    return above | ((places >= last[:, None]) & equal & (spare > 0)[:, None])
+
+
+def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
+    """The largest whole number below 2^width that at least `count` keys of the row reach, [N]."""
+    if compiles(keys):
+        from copfl import gpu_kernels
+
+        return gpu_kernels.threshold(keys, count, width)
+    low = torch.zeros_like(count, dtype=keys.dtype)
+    for place in range(width - 1, -1, -1):
+        higher = low + (1 << place)
+        low = torch.where((keys >= higher[:, None]).sum(1) >= count, higher, low)
+    return low
+
+
+def count(mask: Tensor) -> Tensor:
+    """How many entries are True; vmap's own sum would first turn every bit into eight bytes."""
+    number: Tensor = _Count.apply(mask)
+    return number
+
+
+class _Count(torch.autograd.Function):
+    @staticmethod
+    def forward(mask: Tensor) -> Tensor:
+        return mask.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor) -> tuple[Tensor, int]:
+        rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
+        return rows.sum(1), 0

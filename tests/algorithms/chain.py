@@ -1,0 +1,99 @@
+"""A model of two numbers, h * (b * x), whose every step is arithmetic: the derivative of the loss by s is off(s, y)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.contract import SIZES, small_federation
+from copfl.engine.simulate import Round, State
+from copfl.optim import Sgd
+from copfl.task import Batch, Data, Plan, Task, task_of
+from copfl.tree import row
+from tests.toys import rounds_of
+
+LR = 0.5
+PLAIN = Sgd(lr=LR, momentum=0.0, weight_decay=0.0)
+
+
+class Chain(nn.Module):
+    """Two answers, [0, h * b * x]: b is the body, h the head."""
+
+    def __init__(self, body: float, head: float) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.body.weight, body)
+        nn.init.constant_(self.head.weight, head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.body(x))
+        return torch.cat([torch.zeros_like(answer), answer], 1)
+
+
+def chain(body: float, head: float) -> Task:
+    """w = [body, head], in float64."""
+    return task_of(Chain(body, head), 2, dtype=torch.float64)
+
+
+def off(s: float, y: int) -> float:
+    """By how much the probability of class 1 misses the label: dloss/ds for the answers [0, s]."""
+    return 1 / (1 + math.exp(-s)) - y
+
+
+def samples(*pairs: tuple[float, int]) -> Data:
+    """One client's samples, each one number and its label."""
+    x = torch.tensor([[x] for x, _ in pairs], dtype=torch.float64)
+    return Data(x, torch.tensor([y for _, y in pairs]), torch.tensor(len(pairs)))
+
+
+def one_at_a_time(*passes: Sequence[int]) -> Plan:
+    """Passes of one-sample batches, given by the samples' places; -1 stands for a batch without a real sample."""
+    return tuple(
+        tuple(Batch(torch.tensor([max(i, 0)]), None if i >= 0 else torch.tensor([False]), None, None) for i in indices)
+        for indices in passes
+    )
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def down_of(algorithm: AnyAlgorithm, task: Task, w: Tensor | None = None) -> Any:
+    """What one client gets from the server before the first round, or from one with these weights."""
+    server = algorithm.server_init(task, 1)
+    return row(algorithm.downlink(server if w is None else server._replace(w=w), torch.tensor([0])), 0)
+
+
+def turn_of(
+    algorithm: AnyAlgorithm, task: Task, data: Data, plan: Plan, client: Any = None, w: Tensor | None = None
+) -> Any:
+    """The Turn of one client: a newcomer's, in the first round, unless a client or the server's weights are given."""
+    given = algorithm.client_init(task) if client is None else client
+    with torch.no_grad():
+        return algorithm.client_update(task, given, down_of(algorithm, task, w), data, plan)
+
+
+def numbers(*values: float) -> Any:
+    """What a tensor of these numbers is compared with."""
+    return pytest.approx(list(values), rel=1e-12, abs=1e-12)
+
+
+def three_rounds(
+    algorithm: AnyAlgorithm, norm: str = "batch", buffers: str = "local", participation: float = 1.0
+) -> tuple[Task, State, list[Round]]:
+    """A small network with unequal clients after three rounds."""
+    task, federation = small_federation(norm, SIZES)
+    task = dataclasses.replace(task, buffers=buffers)
+    return task, *rounds_of(algorithm, task, federation, 3, batch=4, participation=participation)
+
+
+def clients_of(state: State) -> Any:
+    """All clients' records, a row each."""
+    return state.clients.rows(torch.arange(len(SIZES)))

@@ -1,0 +1,114 @@
+"""APFL: the personal model and the share both descend the mixture's loss."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from copfl.algorithms import APFL, apfl, fedavg, local
+from copfl.errors import UsageError
+from copfl.optim import Sgd
+from copfl.task import Experts, Task
+from tests.algorithms.chain import (
+    LR,
+    PLAIN,
+    chain,
+    clients_of,
+    down_of,
+    numbers,
+    off,
+    one_at_a_time,
+    samples,
+    three_rounds,
+    turn_of,
+    vector,
+)
+
+V, W, X = [1.0, -1.0], [2.0, 0.5], 1.5  # one sample of class 1
+
+
+def sigmoid(s: float) -> float:
+    return 1 / (1 + math.exp(-s))
+
+
+def met(algorithm: APFL, task: Task) -> Any:
+    """A client that has trained before and holds V."""
+    return algorithm.client_init(task)._replace(v=vector(*V), started=torch.tensor(True))
+
+
+def test_mixed_predictions_by_hand() -> None:
+    task, algorithm = chain(0.0, 0.0), apfl(PLAIN, share=0.3, share_rate=0.1)
+    turn = turn_of(algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+    mine, other = sigmoid(V[0] * V[1] * X), sigmoid(W[0] * W[1] * X)
+    share = 0.3 - 0.1 * (other - mine) / (0.3 * mine + 0.7 * other)  # d/dshare of -log(share * mine + rest * other)
+    assert turn.client.share.item() == pytest.approx(share, rel=1e-12)
+    # d/ds of -log(share * sigmoid(s) + rest) is -share * sigmoid' / mixture
+    slope = -share * mine * (1 - mine) / (share * mine + (1 - share) * other)
+    assert turn.client.v.tolist() == numbers(V[0] - LR * slope * V[1] * X, V[1] - LR * slope * V[0] * X)
+    miss = off(W[0] * W[1] * X, 1)  # the global half does not know of the mixture
+    assert turn.upload.w.tolist() == numbers(W[0] - LR * miss * W[1] * X, W[1] - LR * miss * W[0] * X)
+    assert isinstance(turn.trained, Experts)
+    assert torch.equal(turn.trained.w, torch.stack([turn.client.v, turn.upload.w]))
+    assert turn.trained.share.tolist() == numbers(share, 1 - share)
+
+
+def test_mixed_weights_by_hand() -> None:
+    task, algorithm = chain(0.0, 0.0), apfl(PLAIN, share=0.3, share_rate=0.1, mixture="weights")
+    turn = turn_of(algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+
+    def gradient(share: float) -> list[float]:
+        body, head = (share * v + (1 - share) * w for v, w in zip(V, W, strict=True))
+        miss = off(head * body * X, 1)
+        return [miss * head * X, miss * body * X]
+
+    share = 0.3 - 0.1 * sum(g * (v - w) for g, v, w in zip(gradient(0.3), V, W, strict=True))
+    assert turn.client.share.item() == pytest.approx(share, rel=1e-12)
+    moved = [v - LR * share * g for v, g in zip(V, gradient(share), strict=True)]
+    assert turn.client.v.tolist() == numbers(*moved)
+    mixed = [share * v + (1 - share) * w for v, w in zip(moved, turn.upload.w.tolist(), strict=True)]
+    assert turn.trained.tolist() == numbers(*mixed)
+
+
+@pytest.mark.parametrize("mixture", ["predictions", "weights"])
+def test_all_personal_is_local_training_and_all_global_is_fedavg(mixture: str) -> None:
+    optimizer = Sgd(weight_decay=0.0, keep=True)
+    _, alone, alone_shown = three_rounds(local(optimizer))
+    _, together, together_shown = three_rounds(fedavg(optimizer))
+    task, mine, mine_shown = three_rounds(apfl(optimizer, share=1.0, share_rate=0.0, mixture=mixture))
+    _, ours, ours_shown = three_rounds(apfl(optimizer, share=0.0, share_rate=0.0, mixture=mixture))
+    close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+    close(clients_of(mine).v, clients_of(alone).own)
+    assert torch.equal(clients_of(ours).v[:, : task.d], task.first[: task.d].expand(4, -1))  # never moved
+    for state in (mine, ours):
+        assert torch.equal(state.server.w, together.server.w)
+    for found, expected in ((mine_shown, alone_shown), (ours_shown, together_shown)):
+        pairs = [(torch.from_numpy(r.clients["test_loss"]) for r in rounds) for rounds in (found, expected)]
+        for a, b in zip(*pairs, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("mixture", ["predictions", "weights"])
+def test_the_share_goes_to_the_better_model_and_stays_between_0_and_1(mixture: str) -> None:
+    task, algorithm = chain(0.0, 0.0), apfl(PLAIN, share_rate=100.0, mixture=mixture)
+    for label, expected in ((0, 1.0), (1, 0.0)):  # V says class 0, W says class 1
+        turn = turn_of(algorithm, task, samples((X, label)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+        assert turn.client.share.item() == expected
+
+
+@pytest.mark.parametrize("mixture", ["predictions", "weights"])
+def test_a_newcomer_answers_like_the_broadcast(mixture: str) -> None:
+    task, algorithm = chain(9.0, 9.0), apfl(mixture=mixture)
+    w, x = vector(*W), vector(X)[None]
+    personal = algorithm.personal(task, algorithm.client_init(task), down_of(algorithm, task, w))
+    torch.testing.assert_close(task.answers(personal, x), task.answers(w, x))
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"share=1\.5 must be between 0, all global, and 1, all personal"):
+        apfl(share=1.5)
+    with pytest.raises(UsageError, match='no mixture "prediction"; did you mean "predictions"'):
+        apfl(mixture="prediction")

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from copfl import tree
+from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload, copfl
+from copfl.algorithms.fedavg import fedavg
+from copfl.contract import small_federation
+from copfl.data.plan import plan
+from copfl.engine.mapping import all_at_once
+from copfl.errors import UsageError
+from copfl.optim import Sgd
+from copfl.parts.cowa import Cowa
+from copfl.parts.mamo import Mamo
+from copfl.parts.pwpm import Pwpm
+from copfl.task import Data
+
+from ..toys import everything, federation_of, rounds_of, slopes
+
+# Three coordinates, two clients with one sample each, plain gradient descent with step 1.
+#
+# The model answers [0, a.x]; the loss of a sample with label 1 is log(1 + exp(-a.x)), its gradient -x sigma(-a.x),
+# sigma(z) = 1 / (1 + exp(-z)). So one step from a ends in a + x sigma(-a.x). A third of the parameters turns personal
+# in a round, and a third is the budget: one entry, the one with the largest |x|, in the first round.
+A, B = (2.0, 1.0, 0.5), (-0.5, 0.75, 1.5)
+ONE_THIRD = Pwpm(1 / 3, 1 / 3)
+BY_HAND = COPFL(Sgd(1.0, 0.0, 0.0), ONE_THIRD)
+
+
+def sigma(z: float) -> float:
+    return 1 / (1 + math.exp(-z))
+
+
+def dot(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def cos(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
+
+
+def loss(a: tuple[float, ...], x: tuple[float, ...]) -> float:
+    return math.log(1 + math.exp(-dot(a, x)))
+
+
+def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
+    """The server, the clients, and what each round showed."""
+    state, shown = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), rounds)
+    return state.server, state.clients.rows(torch.arange(2)), shown
+
+
+def test_the_first_round_by_hand() -> None:
+    server, clients, shown = two_rounds(BY_HAND, rounds=1)
+    # From 0, sigma(0) = 1/2: A ends in A / 2 = (1, .5, .25), B in B / 2 = (-.25, .375, .75).
+    assert clients.w.tolist() == [[1.0, 0.5, 0.25], [-0.25, 0.375, 0.75]]
+    # The largest change turns personal: entry 0 of A, entry 2 of B.
+    assert clients.mask.tolist() == [[True, False, False], [False, False, True]]
+    # No step of the server yet: cos := 0, gradient score 1. Without A or B the model is still 0: loss log 2.
+    gamma = 1 + math.log(2)
+    assert shown[0].clients["gradient_score"].tolist() == [1, 1]
+    assert shown[0].clients["prediction_score"] == pytest.approx([math.log(2)] * 2)
+    # Entry 0 is B's alone, entry 1 the mean of .5 and .375, entry 2 is A's alone.
+    assert server.w.tolist() == pytest.approx([-0.25, 0.4375, 0.25], abs=1e-15)
+    assert server.weights.tolist() == pytest.approx([gamma, 2 * gamma, gamma])
+    assert float(server.score) == pytest.approx(2 * gamma)
+    assert server.union.tolist() == [True, False, True]
+    assert int(server.round) == 1
+
+
+def test_the_second_round_by_hand() -> None:
+    server, clients, shown = two_rounds(BY_HAND)
+    # A starts from its own entry 0 and the broadcast: (1, .4375, .25). Both halves start there, so every entry of it
+    # moves by x times the same sigma. B starts from (-.25, .4375, .75).
+    q_a = sigma(-dot((1, 0.4375, 0.25), A))
+    q_b = sigma(-dot((-0.25, 0.4375, 0.75), B))
+    w_a = (1 + 2 * q_a, 0.4375 + q_a, 0.25 + 0.5 * q_a)
+    w_b = (-0.25 - 0.5 * q_b, 0.4375 + 0.75 * q_b, 0.75 + 1.5 * q_b)
+    np.testing.assert_allclose(clients.w, [w_a, w_b], atol=1e-12)
+    assert clients.mask.tolist() == [[True, False, False], [False, False, True]]  # the budget is used up
+    # The server's step was w^0 - w^1 = (.25, -.4375, -.25).
+    # Without A: entry 0 is B's as it is; entry 1 is B's .375; entry 2 was A's alone, so it would not have moved.
+    step_without_a, model_without_a = (0.25, -0.375, 0.0), (-0.25, 0.375, 0.0)
+    # Without B: entry 0 was B's alone; entry 1 is A's .5; entry 2 is A's as it is.
+    step_without_b, model_without_b = (0.0, -0.5, -0.25), (0.0, 0.5, 0.25)
+    # The updates delta_n = w_n^k - w_n^{k+1} are -x times sigma; the sigma does not matter to a cosine.
+    gradient_a = 1 - cos((-2.0, -1.0, -0.5), step_without_a)
+    gradient_b = 1 - cos((0.5, -0.75, -1.5), step_without_b)
+    gamma_a, gamma_b = gradient_a + loss(model_without_a, A), gradient_b + loss(model_without_b, B)
+    figures = shown[1].clients
+    np.testing.assert_allclose(figures["gradient_score"], [gradient_a, gradient_b], atol=1e-12)
+    np.testing.assert_allclose(clients.score, [gamma_a, gamma_b], atol=1e-12)
+    # Entry 1 is shared by both and gets the mean by contribution; Eq. (11) and Algorithm 1, line 5.
+    alpha_a = gamma_a / (gamma_a + gamma_b)
+    np.testing.assert_allclose(figures["weight"], [alpha_a, 1 - alpha_a], atol=1e-12)
+    assert 0.6 < alpha_a < 0.8
+    np.testing.assert_allclose(server.w, [w_b[0], alpha_a * w_a[1] + (1 - alpha_a) * w_b[1], w_a[2]], atol=1e-12)
+
+
+def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
+    _, _, shown = two_rounds(replace(BY_HAND, contribution=Cowa(without="letter")))
+    # alpha = 1/2 for both in the first round, so x_{-n} = 2 x - x_n for the step and for the model.
+    broadcast, step = (-0.25, 0.4375, 0.25), (0.25, -0.4375, -0.25)
+    for n, (x, start, own) in enumerate(
+        [(A, (1, 0.4375, 0.25), (1, 0.5, 0.25)), (B, (-0.25, 0.4375, 0.75), (-0.25, 0.375, 0.75))]
+    ):
+        update = tuple(-entry * sigma(-dot(start, x)) for entry in x)
+        others = tuple(2 * s - u for s, u in zip(step, update, strict=True))
+        model = tuple(2 * w - o for w, o in zip(broadcast, own, strict=True))
+        assert shown[1].clients["gradient_score"][n] == pytest.approx(1 - cos(update, others), abs=1e-12)
+        assert shown[1].clients["prediction_score"][n] == pytest.approx(loss(model, x), abs=1e-12)
+
+
+def test_union_never_averages_what_anybody_holds_as_personal() -> None:
+    server, _, _ = two_rounds(replace(BY_HAND, merge="union"), rounds=1)
+    assert server.w.tolist() == [0.0, 0.4375, 0.0]  # entries 0 and 2 stay where they were: at the first weights
+    server, _, shown = two_rounds(replace(BY_HAND, merge="union"))
+    assert server.w[0] == 0 == server.w[2]
+    assert shown[1].federation["averaged"] == pytest.approx(1 / 3)
+    # What was not averaged holds nobody, so nobody is taken out of it. A starts from (1, .4375, 0).
+    gradient = 1 - cos((-2.0, -1.0, -0.5), (0.0, -0.375, 0.0))
+    assert shown[1].clients["gradient_score"][0] == pytest.approx(gradient, abs=1e-12)
+    assert shown[1].clients["prediction_score"][0] == pytest.approx(loss((0.0, 0.375, 0.0), A), abs=1e-12)
+
+
+def test_union_erases_and_union_kept_keeps_what_a_client_learned_there() -> None:
+    task = slopes(0.0, 0.0, 0.0)
+    for merge, expected in (("union", [1.0, 0.4375, 0.0]), ("union_kept", [1.0, 0.4375, 0.25])):
+        algorithm = replace(BY_HAND, merge=merge)
+        server, clients, _ = two_rounds(algorithm, rounds=1)
+        down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
+        assert algorithm.personal(task, tree.row(clients, 0), down).tolist() == expected
+        assert algorithm.personal(task, algorithm.client_init(task), down).tolist() == server.w.tolist()  # a newcomer
+
+
+def test_the_union_remembers_clients_that_are_absent() -> None:
+    task, algorithm = slopes(0.0, 0.0), replace(BY_HAND, merge="union")
+    server = algorithm.server_init(task, 2)
+    for mask, value in (([True, False], [0.0, 5.0]), ([False, False], [7.0, 6.0])):  # the second is another client's
+        upload = Upload(
+            tree.Masked(torch.tensor(value, dtype=torch.float64), torch.tensor(mask)), torch.tensor(1.0).double()
+        )
+        server, _ = algorithm.server_update(task, server, algorithm.summand(task, server, torch.tensor(0), upload))
+    assert server.w.tolist() == [0.0, 6.0]
+    assert server.union.tolist() == [True, False]
+
+
+def test_phases_one_after_the_other_start_the_shared_half_where_the_personal_half_ended() -> None:
+    _, clients, _ = two_rounds(replace(BY_HAND, phases="sequence"))
+    # A: entry 0 moves first, from (1, .4375, .25); then the rest, with entry 0 already moved.
+    moved = 1 + 2 * sigma(-dot((1, 0.4375, 0.25), A))
+    q = sigma(-dot((moved, 0.4375, 0.25), A))
+    np.testing.assert_allclose(clients.w[0], [moved, 0.4375 + q, 0.25 + 0.5 * q], atol=1e-12)
+
+
+def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None:
+    task = slopes(0.0, 0.0, 0.0)
+    w = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    ones, gamma = torch.ones(3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    away = Client(9 * ones, torch.zeros(3).bool(), (), 0.5 * ones, gamma, torch.tensor(3))
+    down = Down(w, 4 * ones, torch.tensor(4.0).double(), torch.zeros(3).bool(), torch.tensor(6))
+    step, model = BY_HAND._without(task, away, down, ones)
+    assert step.tolist() == (0.5 - w).tolist()  # all that happened since it last saw the broadcast
+    assert model.tolist() == w.tolist()
+    there = away._replace(round=torch.tensor(5))  # in the last round: weight 2 of 4, holding 9
+    step, model = BY_HAND._without(task, there, down, ones)
+    assert model.tolist() == (2 * w - 9).tolist()
+    assert step.tolist() == (0.5 - model).tolist()
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_masks_and_scores_it_is_fedavg() -> None:
+    task, federation = small_federation("batch", (8, 8, 8))  # equal sizes, and a power of two: the means are exact
+    sgd = Sgd()
+    mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none")), fedavg(sgd)
+    server, other = mine.server_init(task, 3), theirs.server_init(task, 3)
+    clients, others = [mine.client_init(task)] * 3, [theirs.client_init(task)] * 3
+    for k in range(3):
+        ids = torch.arange(3)
+        order = plan(0, k, [0, 1, 2], [8, 8, 8], batch=4, passes=2, augment=True)
+        data = federation.train.rows([0, 1, 2])
+        totals: list[Any] = [None, None]
+        for n in range(3):
+            row = tree.row((data, order, mine.downlink(server, ids), theirs.downlink(other, ids)), n)
+            turn = mine.client_update(task, clients[n], row[2], row[0], row[1])
+            turn_too = theirs.client_update(task, others[n], row[3], row[0], row[1][1:])  # the shared phase's pass
+            assert isinstance(turn.trained, Tensor)
+            assert isinstance(turn_too.trained, Tensor)
+            assert torch.equal(turn.trained, turn_too.trained)
+            clients[n], others[n] = turn.client, turn_too.client
+            summands = [
+                mine.summand(task, server, ids[n], turn.upload),
+                theirs.summand(task, other, ids[n], turn_too.upload),
+            ]
+            totals = [s if t is None else tree.add(t, s) for t, s in zip(totals, summands, strict=True)]
+        server, other = mine.server_update(task, server, totals[0])[0], theirs.server_update(task, other, totals[1])[0]
+        assert torch.equal(server.w[: task.d], other.w)  # local statistics travel in neither
+    assert not torch.equal(server.w, task.first)
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("merge", ["sharers", "union", "union_kept"])
+def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> None:
+    task, federation = small_federation(norm, (5, 9))
+    algorithm = copfl(merge=merge)
+    server, client = algorithm.server_init(task, 2), algorithm.client_init(task)
+    data = tree.row(federation.train.rows([1]), 0)
+    masks = [client.mask]
+    for k in range(4):
+        down = tree.row(algorithm.downlink(server, torch.tensor([1])), 0)
+        order = tree.row(plan(0, k, [1], [9], batch=4, passes=2), 0)
+        turn = algorithm.client_update(task, client, down, data, order)
+        client, upload = turn.client, turn.upload
+        assert not upload.shared.values[client.mask].any()
+        assert torch.equal(upload.shared.personal, client.mask)
+        assert torch.equal(upload.shared.values[~client.mask], client.w[~client.mask])
+        assert upload._fields == ("shared", "score")
+        server, _ = algorithm.server_update(task, server, algorithm.summand(task, server, torch.tensor(1), upload))
+        masks.append(client.mask)
+    assert all(not (before & ~after).any() for before, after in pairwise(masks))
+    assert masks[-1][: task.d].sum() > masks[1][: task.d].sum() > 0
+    assert masks[0][task.d :].all()  # local statistics are personal from the start
+
+
+def test_weights_add_up_to_one() -> None:
+    task, federation = small_federation("none", (5, 9, 3, 12))
+    state, shown = rounds_of(copfl(budget=0.3), task, federation, 3, all_at_once())
+    for each in shown:
+        assert (each.clients["weight"] > 0).all()
+        assert each.clients["weight"].sum() == pytest.approx(1)
+    clients = state.clients.rows(torch.arange(4))
+    alpha = clients.score / state.server.score  # what each client works out for itself in the next round
+    np.testing.assert_allclose(alpha, shown[-1].clients["weight"], rtol=1e-12)
+    everywhere = clients.mask.sum(0) == 0  # shared by all: the weights there add up to all
+    assert everywhere.any()
+    torch.testing.assert_close(state.server.weights[everywhere], state.server.score.expand(int(everywhere.sum())))
+
+
+def test_a_clients_start_is_its_own_where_personal_and_the_broadcast_elsewhere() -> None:
+    task = slopes(0.0, 0.0, 0.0)
+    mask = torch.tensor([True, False, True])
+    w = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    client = BY_HAND.client_init(task)._replace(w=w, mask=mask)
+    down = Down(*BY_HAND.server_init(task, 1))._replace(w=-w)
+    assert BY_HAND.personal(task, client, down).tolist() == [1, -2, 3]
+
+
+def test_one_client_alone_learns_and_stays_finite() -> None:
+    for without in ("exact", "letter"):
+        algorithm = replace(BY_HAND, contribution=Cowa(without=without))
+        state, shown = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A], [1])), 5)
+        assert all(torch.isfinite(t).all() for t in tree.leaves(state.server) if t.is_floating_point())
+        assert all(each.clients["gradient_score"] == [1] for each in shown)  # nobody else: no direction, no opinion
+        losses = [each.clients["loss"][0] for each in shown]
+        assert losses == sorted(losses, reverse=True)
+
+
+def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
+    task = slopes(0.0, 0.0, 0.0)
+    algorithm = COPFL(Mamo(), ONE_THIRD)
+    data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
+    down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
+    client = algorithm.client_update(task, algorithm.client_init(task), down, data, everything(data, 2)).client
+    assert client.mask.tolist() == [True, False, False]  # one Adam step: all changes tie, the first entry wins
+    assert client.moments.t.tolist() == [0, 1, 1]
+    assert client.moments.u[0] == 0 != client.moments.u[1]
+
+
+def test_averaged_statistics_are_shared_like_weights() -> None:
+    task, federation = small_federation("batch", (5, 9))
+    average = replace(task, buffers="average")
+    state, _ = rounds_of(copfl(), average, federation, 2)
+    statistics = state.server.w[task.d :]
+    assert not torch.equal(statistics, task.first[task.d :])
+    assert not state.clients.rows(torch.arange(2)).mask[:, task.d :].any()
+    state, _ = rounds_of(copfl(), task, federation, 2)
+    assert torch.equal(state.server.w[task.d :], task.first[task.d :])
+    own = state.clients.rows(torch.arange(2)).w[:, task.d :]
+    assert not torch.equal(own[0], own[1])
+
+
+def test_nobody_answered() -> None:
+    task = slopes(1.0, 2.0)
+    server = BY_HAND.server_init(task, 2)
+    upload = Upload(tree.Masked(torch.ones(2).double(), torch.zeros(2).bool()), torch.tensor(1.0).double())
+    nothing = tree.each(torch.zeros_like, BY_HAND.summand(task, server, torch.tensor(0), upload))
+    after, figures = BY_HAND.server_update(task, server, nothing)
+    assert isinstance(after, Server)
+    assert after.w.tolist() == [1, 2]
+    assert all(math.isfinite(float(figure)) for figure in figures.values())
+
+
+def test_the_factory_hands_every_keyword_to_its_part() -> None:
+    made = copfl(
+        Mamo(lr=1e-3), rate=0.1, budget=0.2, among="all", limit="check_before", count="all", warmup=3, every=4,
+        score="gradient", without="letter", prefer="agreement", merge="union", phases="sequence", epochs=2,
+    )  # fmt: skip
+    assert made == COPFL(
+        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4), Cowa("gradient", "letter", "agreement"),
+        epochs=2, merge="union", phases="sequence",
+    )  # fmt: skip
+    assert made.passes == 4
+    assert copfl() == COPFL()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
+        ({"phases": "both"}, 'no phases "both"'),
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"rate": 2.0}, "rate=2.0 must lie between"),
+        ({"score": "all"}, 'no score "all"'),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        copfl(**wrong)
+
+
+def test_two_epochs_go_twice_over_each_half() -> None:
+    algorithm = replace(BY_HAND, epochs=2)
+    _, clients, _ = two_rounds(algorithm, rounds=1)
+    once = 0.5
+    twice = once + sigma(-once * dot(A, A))  # a = A / 2 after the first pass; a.A = |A|^2 / 2
+    expected = torch.tensor(A, dtype=torch.float64) * twice
+    torch.testing.assert_close(clients.w[0], expected, rtol=0, atol=1e-12)

@@ -1,0 +1,68 @@
+"""Ditto: two models a client, one pulled towards the broadcast of the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from copfl.algorithms import ditto, fedavg, local
+from copfl.optim import Sgd
+from tests.algorithms.chain import (
+    LR,
+    PLAIN,
+    chain,
+    clients_of,
+    down_of,
+    numbers,
+    off,
+    one_at_a_time,
+    samples,
+    three_rounds,
+    turn_of,
+    vector,
+)
+
+
+def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_trained_global_one() -> None:
+    task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
+    client = ditto(PLAIN).client_init(task)._replace(v=vector(1.0, -1.0), started=torch.tensor(True))
+    turn = turn_of(ditto(PLAIN, pull=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
+    body, head = 1.0, -1.0
+    for x, y in ((1.0, 1), (3.0, 0)):
+        miss = off(head * body * x, y)
+        body, head = (
+            body - LR * (miss * head * x + 0.3 * (body - 2.0)),
+            head - LR * (miss * body * x + 0.3 * (head - 0.5)),
+        )
+    assert turn.trained.tolist() == numbers(body, head)
+    assert turn.client.v.tolist() == numbers(body, head)
+    body, head = 2.0, 0.5
+    for x, y in ((1.0, 1), (3.0, 0)):  # the global half: the same batches, no pull
+        miss = off(head * body * x, y)
+        body, head = body - LR * miss * head * x, head - LR * miss * body * x
+    assert turn.upload.w.tolist() == numbers(body, head)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("epochs", "personal_epochs"), [(1, 1), (1, 2), (2, 1)])
+def test_without_a_pull_it_is_local_training_beside_fedavg(keep: bool, epochs: int, personal_epochs: int) -> None:
+    optimizer = Sgd(keep=keep)
+    _, both, _ = three_rounds(ditto(optimizer, epochs, pull=0.0, personal_epochs=personal_epochs))
+    _, alone, _ = three_rounds(local(optimizer, personal_epochs))
+    _, together, _ = three_rounds(fedavg(optimizer, epochs))
+    assert torch.equal(clients_of(both).v, clients_of(alone).own)
+    assert torch.equal(both.server.w, together.server.w)
+    assert torch.equal(clients_of(both).own, clients_of(together).own)
+
+
+def test_the_global_half_is_fedavgs_whatever_the_pull() -> None:
+    _, both, _ = three_rounds(ditto(pull=5.0))
+    _, together, _ = three_rounds(fedavg())
+    assert torch.equal(both.server.w, together.server.w)
+
+
+def test_a_newcomer_predicts_with_the_broadcast() -> None:
+    task, algorithm = chain(1.0, 1.0), ditto()
+    down, client = down_of(algorithm, task, vector(5.0, 6.0)), algorithm.client_init(task)
+    assert algorithm.personal(task, client, down).tolist() == [5.0, 6.0]
+    assert algorithm.personal(task, client._replace(started=torch.tensor(True)), down).tolist() == [1.0, 1.0]

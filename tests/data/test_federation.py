@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from copfl.algorithms import fedavg
+from copfl.data.federation import Federation, label_counts
+from copfl.data.holdings import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.errors import DataError
+
+from ..toys import rounds_of, slopes
+
+
+def dataset() -> Dataset:
+    """Ten train samples n -> (n, 100 n) of class n % 3, six test samples with negative numbers."""
+    x = np.arange(10.0)[:, None] * np.array([1.0, 100.0])
+    train = Samples(x, np.arange(10, dtype=np.int64) % 3)
+    test = Samples(-x[:6], np.arange(6, dtype=np.int64) % 3)
+    return Dataset("numbers", train, test, ("a", "b", "c"))
+
+
+def federation(train: Sequence[list[int]], test: Sequence[list[int]], test_from: str = "test") -> Federation:
+    mine, theirs = (tuple(np.array(part, np.int64) for part in side) for side in (train, test))
+    return Federation(dataset(), Partition(mine, theirs, "by hand", test_from=test_from))
+
+
+TRAIN, TEST = [[9, 2], [4], [7, 0, 5]], [[0], [1, 2], [5, 3]]
+
+
+def test_rows_are_the_clients_samples_filled_up_to_the_largest() -> None:
+    made = federation(TRAIN, TEST)
+    data = made.train.rows([0, 2])
+    assert data.size.tolist() == [2, 3]
+    assert data.x.shape == (2, 3, 2)
+    assert data.x[0, :2, 0].tolist() == [9, 2]
+    assert data.x[1, :, 0].tolist() == [7, 0, 5]
+    assert data.y[1].tolist() == [1, 0, 2]
+    assert made.train.rows([1]).x.shape == (1, 1, 2)
+    assert (made.clients, made.shape) == (3, (2,))
+
+
+def test_rows_come_in_the_order_asked_for() -> None:
+    made = federation(TRAIN, TEST)
+    assert made.train.rows([2, 1, 0]).size.tolist() == [3, 1, 2]
+    assert made.train.rows([2, 1, 0]).x[2, :2, 0].tolist() == [9, 2]
+    assert made.train.rows([0, 1, 2]).size.tolist() == [2, 1, 3]
+
+
+def test_only_what_somebody_holds_is_in_the_pool() -> None:
+    made = federation(TRAIN, TEST)
+    assert sorted(made.train.x[:, 0].tolist()) == [0, 2, 4, 5, 7, 9]
+    assert sorted(made.test.x[:, 0].tolist()) == [-5, -3, -2, -1, 0]
+
+
+def test_clients_may_share_test_samples() -> None:
+    made = federation(TRAIN, [[1], [1, 0], [0]])
+    assert made.test.x.shape == (2, 2)
+    assert made.test.rows([1]).x[0, :, 0].tolist() == [-1, 0]
+
+
+def test_a_validation_part_comes_from_the_train_samples() -> None:
+    made = federation([[0], [1]], [[8], [9]], test_from="train")
+    assert made.test.rows([0, 1]).x[:, 0, 0].tolist() == [8, 9]
+
+
+def test_a_client_or_all_clients_without_test_samples() -> None:
+    some: list[list[int]] = [[0, 1], []]
+    for test in (some, [some[1], some[1]]):
+        made = federation([[0, 1], [3, 4]], test)
+        assert made.test.rows([0, 1]).size.tolist() == [len(part) for part in test]
+        _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), made, 1)
+        accuracy = shown[0].clients["accuracy"]
+        assert np.isnan(accuracy).tolist() == [not part for part in test]  # unknown, not wrong
+        assert np.isfinite(shown[0].clients["loss"]).all()
+
+
+def test_a_partition_of_other_data_is_refused() -> None:
+    with pytest.raises(DataError, match='names sample 10, but "numbers" has 10'):
+        federation([[10]], [[0]])
+    with pytest.raises(DataError, match="client 1 has no train samples"):
+        federation([[0], []], [[0], [1]])
+
+
+def test_labels_are_counted_without_the_filling() -> None:
+    data = federation(TRAIN, TEST).train.rows([0, 2])
+    counts = torch.func.vmap(lambda y, size: label_counts(type(data)(y, y, size), 3))(data.y, data.size)
+    assert counts.tolist() == [[1, 0, 1], [1, 1, 1]]

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl import tree
+from copfl.algorithms import copfl, fedavg, local
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.contract import small_federation
+from copfl.engine.mapping import Mapping, all_at_once, one_by_one
+from copfl.engine.simulate import State, begin, simulate
+from copfl.errors import UsageError
+
+from ..toys import divided, federation_of, rounds_of, slopes
+
+SIZES = (5, 9, 3, 12)
+EVERYBODY = torch.arange(4)
+ALGORITHMS: dict[str, AnyAlgorithm] = {"copfl": copfl(), "fedavg": fedavg(), "local": local()}
+ENGINES = {"one by one": one_by_one(), "all at once": all_at_once(), "in chunks of 3": all_at_once(3)}
+
+
+def same(a: object, b: object) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+def record(state: State) -> Any:
+    return state.server, state.clients.rows(EVERYBODY)
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedavg"])
+@pytest.mark.parametrize("engine", ["one by one", "in chunks of 3"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, participation: float) -> None:
+    algorithm, mapping = ALGORITHMS[name], ENGINES[engine]
+    task, federation = small_federation("batch", SIZES)
+    how: dict[str, Any] = {"batch": 4, "participation": participation, "seed": 3}
+    whole, shown = rounds_of(algorithm, task, federation, 4, mapping, **how)
+
+    state = begin(algorithm, task, 4)
+    loop = simulate(algorithm, task, federation, mapping, state, rounds=4, **how)
+    next(loop), next(loop)
+    saved = copy.deepcopy(state)
+    next(loop)  # what the first run does after the copy does not matter to the copy
+    task, federation = small_federation("batch", SIZES)  # another process: nothing but the saved state is left
+    rest = list(simulate(algorithm, task, federation, mapping, saved, rounds=4, **how))
+    assert [one.number for one in rest] == [2, 3]
+    assert same(record(saved), record(whole))
+    for found, expected in zip(rest, shown[2:], strict=True):
+        assert found.federation == expected.federation
+        assert all(np.array_equal(found.clients[k], v, equal_nan=True) for k, v in expected.clients.items())
+
+
+def test_a_finished_run_has_nothing_left_to_do() -> None:
+    task, federation = small_federation("none", SIZES)
+    state, _ = rounds_of(fedavg(), task, federation, 2)
+    assert list(simulate(fedavg(), task, federation, one_by_one(), state, rounds=2)) == []
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
+    task, federation = small_federation("batch", SIZES)
+    a, b, c = (rounds_of(fedavg(), task, federation, 2, batch=4, seed=seed)[0] for seed in (0, 0, 1))
+    assert same(record(a), record(b))
+    assert not same(record(a), record(c))
+
+
+@pytest.mark.parametrize(("participation", "count"), [(1.0, 4), (0.5, 2), (0.51, 3), (0.1, 1), (0.75, 3)])
+def test_how_many_take_part(participation: float, count: int) -> None:
+    task, federation = small_federation("none", SIZES)
+    _, shown = rounds_of(fedavg(), task, federation, 3, all_at_once(3), participation=participation)
+    for one in shown:
+        assert len(one.ids) == count
+        assert all(len(values) == count for values in one.clients.values())
+        assert one.clients["weight"].sum() == pytest.approx(1)
+        # Weights come in the order of the ids: each client's share of the round's samples.
+        sizes = np.array(SIZES)[one.ids]
+        np.testing.assert_allclose(one.clients["weight"], sizes / sizes.sum())
+
+
+def test_who_does_not_take_part_keeps_its_record() -> None:
+    task, federation = small_federation("batch", SIZES)
+    state = begin(copfl(), task, 4)
+    before = copy.deepcopy(record(state)[1])
+    for one in simulate(copfl(), task, federation, all_at_once(), state, rounds=6, participation=0.5):
+        after = copy.deepcopy(record(state)[1])
+        for n in range(4):
+            assert same(tree.row(before, n), tree.row(after, n)) == (n not in one.ids)
+        before = after
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_with_broken_data_is_left_out_named_and_keeps_its_record(name: str, engine: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3)
+    x[4] = np.nan  # in the second client's data
+    task, algorithm, mapping = slopes(0.1, 0.2), ALGORITHMS[name], ENGINES[engine]
+    state, shown = rounds_of(algorithm, task, divided(x, y, (3, 3, 3)), 3, mapping)
+    for one in shown:
+        assert one.clients["healthy"].tolist() == [1, 0, 1]
+        assert one.clients["weight"].tolist() == [0.5, 0, 0.5] or name == "copfl"
+        assert np.isnan(one.clients["accuracy"]).tolist() == [False, True, False]
+    everybody = torch.arange(3)
+    clients = state.clients.rows(everybody)
+    assert same(tree.row(clients, 1), algorithm.client_init(task))
+    assert all(torch.isfinite(t).all() for t in tree.leaves((state.server, clients)) if t.is_floating_point())
+    # The others learn as if it were not there.
+    without, _ = rounds_of(
+        algorithm, task, divided(np.delete(x, [3, 4, 5], 0), np.delete(y, [3, 4, 5]), (3, 3)), 3, mapping
+    )
+    if name == "local":  # who they are decides their shuffles, so only the first client is the same as before
+        assert same(tree.row(clients, 0), tree.row(without.clients.rows(torch.arange(2)), 0))
+    assert state.server.w.shape == without.server.w.shape
+
+
+def test_a_round_in_which_everybody_breaks_changes_nothing() -> None:
+    task = slopes(0.1, 0.2)
+    federation = federation_of(([[float("nan"), 1.0]], [1]), ([[float("inf"), 1.0]], [0]))
+    for name, algorithm in ALGORITHMS.items():
+        state, shown = rounds_of(algorithm, task, federation, 2)
+        assert not shown[0].clients["healthy"].any(), name
+        assert not shown[0].clients["weight"].any()
+        if name != "local":
+            assert torch.equal(state.server.w, task.first)
+
+
+def test_looks_are_rare_where_asked_and_never_miss_the_end() -> None:
+    task, federation = small_federation("none", SIZES)
+    _, shown = rounds_of(fedavg(), task, federation, 5, look_every=2)
+    assert ["accuracy" in one.clients for one in shown] == [False, True, False, True, True]
+    assert all({"loss", "weight", "healthy", "bytes_up", "bytes_down"} <= one.clients.keys() for one in shown)
+
+
+def test_looking_does_not_change_the_run() -> None:
+    task, federation = small_federation("batch", SIZES)
+    often, seldom = (rounds_of(copfl(), task, federation, 3, look_every=every)[0] for every in (1, 3))
+    assert same(record(often), record(seldom))
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+    task, federation = small_federation("none", (3, 5))
+    large, exact = (rounds_of(fedavg(), task, federation, 2, batch=batch)[0] for batch in (1000, 5))
+    assert same(large.server, exact.server)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"participation": 0.0}, "participation=0.0 must be above 0 and at most 1"),
+        ({"participation": 1.5}, "participation=1.5 must be"),
+        ({"batch": 0}, "batch=0 must be at least 1"),
+        ({"look_every": 0}, "look_every=0 must be at least 1"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
+    task, federation = small_federation("none", SIZES)
+    with pytest.raises(UsageError, match=message):
+        rounds_of(fedavg(), task, federation, 1, **wrong)
+
+
+def test_an_engine_is_a_value() -> None:
+    assert isinstance(one_by_one(), Mapping)
+    assert (one_by_one().name, all_at_once(7).name, all_at_once(7).chunk) == ("one_by_one", "all_at_once", 7)

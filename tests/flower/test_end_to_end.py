@@ -1,0 +1,50 @@
+"""A SuperLink and three SuperNodes as real processes on this machine: they end where the simulation ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from copfl import tree
+from copfl.flower import init
+from copfl.flower.folder import Folder
+from copfl.flower.settings import settings_of
+from copfl.flower.trial import Trial, follow
+from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+
+def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
+    """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them."""
+    config = CONFIG | {"model-options.width": 256, "deadline": 240}
+    app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
+    init(app, model="mlp", config=config)
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    with Trial(app) as trial:
+        trial.start_link()
+        for client, node in enumerate(nodes):
+            trial.start_node(f"node-{client}", node)
+        process = trial.start_run({"runs": str(runs)})
+        records = list(follow(trial, process, Folder(str(runs), "test", goes_on=True), 3))
+        (run,) = trial.runs()
+    assert not trial.processes.left()
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
+
+    settings = settings_of(config)
+    server, state = server_of(settings, runs), simulated(settings, federation)
+    assert farthest(server, state.server) <= 1e-5
+    rows, everybody = state.clients.rows(torch.arange(3)), torch.arange(3)
+    theirs, ours = (settings.algorithm.downlink(s, everybody) for s in (state.server, server))
+    for client, node in enumerate(nodes):
+        record = client_of(settings, node, client, 2)
+        assert farthest(record, tree.row(rows, client)) <= 1e-5
+        personal = settings.algorithm.personal(settings.task, record, tree.row(ours, client))
+        simulated_one = settings.algorithm.personal(settings.task, tree.row(rows, client), tree.row(theirs, client))
+        assert farthest((personal,), (simulated_one,)) <= 1e-5
+
+    for ours_up, flowers in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
+        counted = sum(r["bytes"][ours_up] for r in records)
+        assert counted == pytest.approx(run["network-traffic"][flowers], rel=0.05)

@@ -1,0 +1,403 @@
+"""The server's rounds and the nodes' turns without a network: equal to the simulation, and unmoved by faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl import tree, wire
+from copfl.algorithms import ALGORITHMS
+from copfl.data.federation import Federation
+from copfl.engine.mapping import one_by_one
+from copfl.engine.simulate import begin, simulate
+from copfl.errors import DataError, RunError, UsageError
+from copfl.flower import node
+from copfl.flower.folder import Folder
+from copfl.flower.newcomer import welcome
+from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.wire import Head, Packet
+from tests.flower.network import CONFIG, Called, client_of, digits, farthest, play, simulated, write_nodes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return digits()
+
+
+def for_algorithm(name: str) -> dict[str, Any]:
+    """The run config for an algorithm with its own optimizer."""
+    return {key: value for key, value in CONFIG.items() if not key.startswith("optimizer")} | {"algorithm": name}
+
+
+# -- equal to the simulation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_ends_where_the_simulation_does(name: str, federation: Federation, tmp_path: Path) -> None:
+    config = for_algorithm(name)
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    if name == "ktpfl":
+        np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])
+        config["public"] = str(tmp_path / "public.npz")
+    records, server, _, _ = play(config, nodes, tmp_path / "runs")
+    settings = settings_of(config)
+    state = simulated(settings, federation)
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
+    assert farthest(server, state.server) <= 1e-5
+    rows = state.clients.rows(torch.arange(3))
+    for client, node_config in enumerate(nodes):
+        assert farthest(client_of(settings, node_config, client, 2), tree.row(rows, client)) <= 1e-5
+
+
+def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:
+    config = CONFIG | {"participation": 0.5, "min-replies": 2, "rounds": 4}
+    records, server, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    assert all(len(r["clients"]) == 2 for r in records)
+    assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "limit"), [("fp16", 0.001), ("bf16", 0.004)])
+def test_narrow_numbers_save_bytes_and_change_little(
+    name: str, limit: float, federation: Federation, tmp_path: Path
+) -> None:
+    wide = play(CONFIG, write_nodes(federation, tmp_path / "a"), tmp_path / "runs")
+    narrow = play(CONFIG | {"wire": name, "run": name}, write_nodes(federation, tmp_path / "b"), tmp_path / "runs")
+    assert 0 < float((wide[1].w - narrow[1].w).abs().mean()) < limit
+    assert narrow[0][-1]["bytes"]["down"] < 0.6 * wide[0][-1]["bytes"]["down"]
+
+
+def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation, tmp_path: Path) -> None:
+    records, _, _, post = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    uploads = [p for p in post.received if '"kind":"upload"' in p.head]
+    downs = [p for _, question, p in post.sent if question == "train"]
+    assert sum(r["bytes"]["up"] for r in records) == sum(p.nbytes for p in uploads)
+    assert sum(r["bytes"]["down"] for r in records) == sum(p.nbytes for p in downs)
+
+
+def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: Path) -> None:
+    """Up and down, client by client, in rounds in which the masks travel and in rounds in which they do not."""
+    config = CONFIG | {"rounds": 5, "model-options.width": 128, "options.every": 2}
+    records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    settings = settings_of(config)
+    state = begin(settings.algorithm, settings.task, 3)
+    shown = simulate(settings.algorithm, settings.task, federation, one_by_one(), state, rounds=5, batch=64)
+    for record, round in zip(records, shown, strict=True):
+        for name in ("bytes_up", "bytes_down"):
+            assert record["per_client"][name] == pytest.approx(round.clients[name].tolist(), rel=0.02)
+
+
+def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: Path) -> None:
+    """Every message of the last round, as bytes, against every value that the nodes keep to themselves."""
+    nodes = write_nodes(federation, tmp_path / "n")
+    _, _, _, post = play(CONFIG, nodes, tmp_path / "runs")
+    settings = settings_of(CONFIG)
+    content = b"".join(p.head.encode() + p.body for p in post.received[-3:])
+    for client, node_config in enumerate(nodes):
+        record = client_of(settings, node_config, client, 2)
+        personal, shared = record.w[record.mask].numpy(), record.w[~record.mask].numpy()
+        assert len(personal) > 300
+        assert not any(value.tobytes() in content for value in personal)
+        assert sum(value.tobytes() in content for value in shared) == len(shared)
+
+
+def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_path: Path) -> None:
+    config = CONFIG | {"rounds": 5, "options.warmup": 1, "options.every": 3}  # it grows in the second and fifth round
+    _, _, _, post = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    uploads = [p for p in post.received if '"kind":"upload"' in p.head]
+    sent = [b"shared#mask" in p.body for p in uploads]
+    assert sent == [True] * 3 + [True] * 3 + [False] * 6 + [True] * 3
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def forged(packet: Packet, **fields: Any) -> Packet:
+    """The packet with other fields and a checksum that fits them."""
+    head = {**json.loads(packet.head), **fields}
+    del head["sha256"]
+    return Packet(wire._canonical({**head, "sha256": wire._checksum(head, packet.body)}), packet.body)
+
+
+def not_finite(packet: Packet) -> Packet:
+    from safetensors.torch import load, save
+
+    tensors = load(packet.body)
+    tensors["shared"][0] = float("nan")
+    return forged(Packet(packet.head, save(tensors)))
+
+
+old: list[Packet] = []
+
+
+def replayed(packet: Packet) -> Packet:
+    return old[0]
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "corrupted": (lambda p: Packet(p.head, p.body[:-1] + bytes([p.body[-1] ^ 1])), "damaged on its way"),
+    "truncated": (lambda p: Packet(p.head, p.body[: len(p.body) // 2]), "damaged on its way"),
+    "headless": (lambda p: Packet("", p.body), "head cannot be read"),
+    "version": (lambda p: forged(p, format=2), "format 2"),
+    "model": (lambda p: forged(p, layout="0123"), "layout '0123'"),
+    "run": (lambda p: forged(p, run="other"), "run 'other'"),
+    "client": (lambda p: forged(p, client=2), "client 2; expected 1"),
+    "not finite": (not_finite, "NaN or infinity"),
+    "replayed": (replayed, "round 0; expected 1"),
+    "no reply": (lambda p: "Flower says: node unavailable", "node unavailable"),
+    "late": (lambda p: None, "no reply within"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_upload_is_refused_and_named_and_the_run_goes_on(
+    fault: str, federation: Federation, tmp_path: Path
+) -> None:
+    """Client 1's upload of the second round is spoilt: the round counts the others, the next one counts it again."""
+    spoil, says = FAULTS[fault]
+    old.clear()
+
+    def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
+        if client == 1 and round == 0:
+            old.append(packet)
+        result: Packet | str | None = spoil(packet) if (client, round) == (1, 1) else packet
+        return result
+
+    config = CONFIG | {"min-replies": 2, "deadline": 0.3 if fault == "late" else 60}
+    nodes = write_nodes(federation, tmp_path / "n")
+    records, server, _, _ = play(config, nodes, tmp_path / "runs", tamper)
+    assert [r["clients"] for r in records] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert records[1]["left_out"] == [1]
+    assert says in records[1]["why"]["1"]
+    assert all(bool(torch.isfinite(t).all()) for t in tree.leaves(server))
+    # The upload that was not counted has never been: client 1 went on from its first round.
+    assert client_of(settings_of(config), nodes[1], 1, 2).round == 2
+    assert sorted(p.name for p in Path(nodes[1]["state-dir"], "test").glob("round*")) == [
+        "round-000000.copfl",
+        "round-000002.copfl",
+    ]
+
+
+def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, tmp_path: Path) -> None:
+    """All faults at once give the same server: that of a round without client 1."""
+    servers = []
+    for fault in ("corrupted", "not finite", "no reply"):
+        spoil = FAULTS[fault][0]
+        nodes = write_nodes(federation, tmp_path / fault)
+        tamper = lambda client, round, packet, spoil=spoil: spoil(packet) if (client, round) == (1, 1) else packet  # noqa: E731
+        servers.append(play(CONFIG | {"min-replies": 2}, nodes, tmp_path / fault / "runs", tamper)[1])
+    assert farthest(servers[0], servers[1]) == farthest(servers[0], servers[2]) == 0
+
+
+def test_below_the_minimum_a_round_waits_and_says_so(federation: Federation, tmp_path: Path) -> None:
+    """Client 1 fails three times; the round needs it, asks again, and gets what an undisturbed round would."""
+    failures = iter(range(3))
+
+    def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
+        return "out of order" if (client, round) == (1, 1) and next(failures, None) is not None else packet
+
+    records, server, said, _ = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
+    assert any("round 2 waits: 2 of the 3 replies it needs" in text for text in said)
+    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_server_that_crashed_in_mid_round_goes_on_as_if_it_had_not(
+    at: int, federation: Federation, tmp_path: Path
+) -> None:
+    """It dies after some of the clients have trained and written their records, and while it wrote a line."""
+
+    def crash(client: int, round: int, packet: Packet) -> Packet:
+        if (client, round) == (at, 1):
+            raise Crash
+        return packet
+
+    nodes = write_nodes(federation, tmp_path / "n")
+    with pytest.raises(Crash):
+        play(CONFIG, nodes, tmp_path / "runs", crash)
+    with (tmp_path / "runs" / "test" / "rounds.jsonl").open("a") as lines:
+        lines.write('{"round":2,"cli')
+    records, server, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    assert [r["round"] for r in records] == [2, 3]
+    assert [r["round"] for r in Folder(str(tmp_path / "runs"), "test", goes_on=True).rounds()] == [1, 2, 3]
+    state = simulated(settings_of(CONFIG), federation)
+    assert farthest(server, state.server) <= 1e-5
+    rows = state.clients.rows(torch.arange(3))
+    for client, config in enumerate(nodes):
+        assert farthest(client_of(settings_of(CONFIG), config, client, 2), tree.row(rows, client)) <= 1e-5
+
+
+def test_a_server_that_lost_its_masks_gets_them_again(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "test" / "masks")
+    records, server, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    assert records[0]["clients"] == [0, 1, 2]
+    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+
+
+def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    play(CONFIG | {"rounds": 1}, nodes, tmp_path / "runs")
+    with pytest.raises(RunError, match="already holds rounds of this run"):
+        play(CONFIG, nodes, tmp_path / "runs")
+    with pytest.raises(RunError, match="there is no checkpoint"):
+        play(CONFIG | {"run": "other", "resume": True}, nodes, tmp_path / "runs")
+
+
+def test_a_node_that_lost_its_folder_begins_anew_and_says_so(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    shutil.rmtree(nodes[1]["state-dir"])
+    records, _, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    assert records[0]["clients"] == [0, 1, 2]
+    assert "began anew: it has no record of round 2" in records[0]["notes"]["1"]
+
+
+def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    path = Path(nodes[1]["state-dir"], "test", "round-000001.copfl")
+    path.write_bytes(path.read_bytes()[:-5])
+    records, _, _, _ = play(CONFIG | {"resume": True, "min-replies": 2}, nodes, tmp_path / "runs")
+    assert records[0]["clients"] == [0, 2]
+    assert "cannot be used" in records[0]["why"]["1"]
+
+
+def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    _, _, _, post = play(CONFIG, nodes, tmp_path / "runs")
+    first = next(p for n, q, p in post.sent if n == 100 and q == "train")
+    with pytest.raises(RunError, match=r"already taken part in round 3.*asked for round 1"):
+        node.answer(settings_of(CONFIG), nodes[0], first)
+
+
+# -- who is who --------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_without_a_number_get_one_and_keep_it(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n", named=False)
+    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    another_order = nodes[::-1]
+    _, server, _, _ = play(CONFIG | {"resume": True}, another_order, tmp_path / "runs")
+    assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
+
+
+@pytest.mark.parametrize(("claim", "says"), [(0, "which node 100 is already"), (7, "clients are 0 to 2")])
+def test_a_false_claim_is_named(claim: int, says: str, federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    nodes[2]["client"] = claim
+    records, _, said, _ = play(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")
+    assert records[0]["why"] == {"2": "not connected"}
+    assert any(says in text for text in said)
+
+
+# -- the node's data ---------------------------------------------------------------------------------------------------
+
+
+def test_classes_go_by_their_names(tmp_path: Path) -> None:
+    """A node that holds two of three classes numbers them as the federation does."""
+    from PIL import Image
+
+    for label in ("bird", "cat"):
+        for split, count in (("train", 3), ("test", 1)):
+            folder = tmp_path / split / label
+            folder.mkdir(parents=True)
+            for n in range(count):
+                Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
+    settings = settings_of({"shape": "3,8,8", "classes": "ant,bird,cat"})
+    assert node.holding(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
+    with pytest.raises(DataError, match="no class 'bird'"):
+        node.holding(settings_of({"shape": "3,8,8", "classes": "ant,cat"}), {"data": str(tmp_path)})
+
+
+def test_data_of_ones_own_function(federation: Federation) -> None:
+    settings = settings_of(CONFIG)
+    held = node.holding(settings, {"data": "tests.flower.test_rounds:own_data"})
+    assert held.train.y.shape[0] > 1000
+
+
+def own_data(node_config: dict[str, Any]) -> Any:
+    return digits().dataset
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "names no data"),
+        ({"data": "nowhere:nothing"}, "there is no such function"),
+        ({"data": "tests.flower.test_rounds:CONFIG"}, "is not a function"),
+    ],
+)
+def test_a_node_without_data_says_what_to_do(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        node.holding(settings_of(CONFIG), config)
+
+
+# -- newcomers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_personalises_the_shared_model(tmp_path: Path) -> None:
+    federation = digits(4)
+    nodes = write_nodes(federation, tmp_path / "n", named=False)
+    members = [config | {"client": client} for client, config in enumerate(nodes[:3])]
+    play(CONFIG, members, tmp_path / "runs")
+    settings = settings_of(CONFIG | {"join": 3})
+    post = Called(settings, {1: nodes[3], 2: members[0]})
+    folder = Folder(str(tmp_path / "runs"), "test", goes_on=True)
+    results = welcome(settings, post, folder, lambda text: None, pause=0)
+    newcomer, member = sorted(results, key=lambda r: r["node"])
+    assert newcomer["accuracy_after"] > newcomer["accuracy_before"]
+    assert "only a newcomer" in member["why"]
+    reply = next(p for p in post.received if "accuracy_after" in p.head)
+    assert len(reply.body) < 20  # two accuracies, no weights
+    head = Head("model", "test", settings.layout, 3, 3)
+    saved = wire.from_bytes(Path(nodes[3]["state-dir"], "test", "personal.copfl").read_bytes())
+    assert wire.decode(saved, {"w": settings.task.first}, head).record["w"].isfinite().all()
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"round": 3}, 'no run config key "round"; did you mean "rounds"'),
+        ({"rounds": "3"}, "must be of type int"),
+        ({"rounds": 0}, "at least 1"),
+        ({"wire": "fp8"}, 'no wire "fp8"'),
+        ({"min-replies": 9}, "a round asks 3 clients"),
+        ({"run": "../../etc"}, "must be a plain name"),
+        ({"options.rat": 0.1}, 'did you mean "rate"'),
+        ({"mean": "0.1,0.2"}, "2 numbers, but samples have 1 channels"),
+        ({"shape": "1,x"}, "must be a whole number"),
+        ({"participation": 0.0}, "above 0"),
+        ({"deadline": 0}, "above 0"),
+    ],
+)
+def test_a_run_config_that_does_not_fit_is_said(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        settings_of(config)
+
+
+def test_the_defaults_fit() -> None:
+    settings = settings_of(DEFAULTS)
+    assert (settings.asked, settings.minimum) == (3, 2)

@@ -1,0 +1,138 @@
+"""Runs and stops copfl at every moment at which it touches the disk, and looks whether it goes on as if nothing was.
+
+    python -m tests.killing kill FOLDER     SIGKILL before the first, second, ... write, rename or sync
+    python -m tests.killing full FOLDER     that write, rename or sync fails as on a full disk
+    python -m tests.killing clock FOLDER    SIGKILL at a few random moments
+
+Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first that
+does not come out right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from copfl import cli
+from tests.commands import TINY, files, found
+
+RUN = ("run", "--rounds", "4", "--set", "run.checkpoint_every=2", *TINY)
+TEMPORARY = (".part", ".tmp", ".lock")
+
+
+def call(words: tuple[str, ...]) -> int:
+    """The exit code of `copfl WORDS` in this process."""
+    sys.argv = ["copfl", *words]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            cli.main()
+        except SystemExit as exit:
+            return int(exit.code or 0)
+
+
+def child(words: tuple[str, ...], plant: Callable[[], None] = lambda: None, after: float | None = None) -> int:
+    """The exit code of `copfl WORDS` in a forked child; minus the signal if it was killed, `after` seconds or so."""
+    pid = os.fork()
+    if pid == 0:
+        plant()
+        try:
+            os._exit(call(words))
+        finally:
+            os._exit(99)  # an exception that the command line should have caught
+    if after is not None:
+        time.sleep(after)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def at(moment: int, act: Callable[[], None], folder: Path) -> Callable[[], None]:
+    """Plants `act` before the moment-th time that something in the folder is opened, made durable or put in place."""
+    count = 0
+
+    def planted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(target: Any, *given: Any, **named: Any) -> Any:
+            nonlocal count
+            count += isinstance(target, int) or str(target).startswith(str(folder))
+            if count == moment:
+                count += 1
+                act()
+            return original(target, *given, **named)
+
+        return call
+
+    def plant() -> None:
+        os.fsync, os.replace, os.open = planted(os.fsync), planted(os.replace), planted(os.open)
+
+    return plant
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def moments(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tuple[str, Path]]:
+    """A stopped run for every moment, until one comes that the run does not reach."""
+    for moment in range(1, 1000):
+        path = folder / f"at-{moment}"
+        code = child((*RUN, "--out", str(path)), at(moment, act, path))
+        if code == 0:
+            assert moment > 20, f"a run touches the disk more often than {moment} times"
+            return
+        assert code == expected, f"moment {moment} ended in {code}"
+        yield f"moment {moment}", path
+
+
+def times(folder: Path) -> Iterator[tuple[str, Path]]:
+    """A run stopped at some random moments."""
+    start = time.perf_counter()
+    assert child((*RUN, "--out", str(folder / "timed"))) == 0
+    whole = time.perf_counter() - start
+    for seed in range(8):
+        path, after = folder / f"clock-{seed}", random.Random(seed).uniform(0.02, 1) * whole
+        child((*RUN, "--out", str(path)), after=after)
+        yield f"after {after:.2f} of {whole:.2f} s", path
+
+
+def main(how: str, folder: Path) -> None:
+    torch.set_num_threads(1)  # no threads, so that forking is safe
+    whole = folder / "never-stopped"
+    assert call((*RUN, "--out", str(whole))) == 0  # in this process, so that the children find all modules imported
+    expected = found(whole)
+    assert len(expected) == 3, "rounds.jsonl and two models"
+    stops = times(folder)
+    if how != "clock":
+        stops = moments(die, -signal.SIGKILL, folder) if how == "kill" else moments(fail, 2, folder)
+    for what, path in stops:
+        begun = (path / "run.toml").exists()
+        left = sorted(files(path)) if path.exists() else []
+        if how == "full":
+            assert not [name for name in left if name.endswith(TEMPORARY)], f"{what} left {left}"
+            assert begun or not path.exists(), f"{what}: a folder without a run is left: {left}"
+        if not begun:
+            assert child(("resume", str(path))) == 2, f"{what}: there is nothing to resume"
+        code = child(("resume", str(path)) if begun else (*RUN, "--out", str(path)))
+        assert code == 0, f"{what}: going on ended in {code}"
+        assert found(path) == expected, f"{what}: the result differs from that of a run never stopped"
+        assert files(path).keys() == files(whole).keys(), f"{what}: other files are left: {sorted(files(path))}"
+        print(f"{what}: {'resumed' if begun else 'begun again'}, equal", flush=True)
+        shutil.rmtree(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

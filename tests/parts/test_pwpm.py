@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from copfl.errors import UsageError
+from copfl.layout import Layout, layout_of
+from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_share
+
+ROUND = torch.tensor(0)
+
+
+def plain(d: int) -> Layout:
+    """The layout of one weight vector of d entries."""
+    return layout_of(nn.Linear(d, 1, bias=False), head="")
+
+
+def nobody(d: int) -> Tensor:
+    return torch.zeros(d, dtype=torch.bool)
+
+
+def places(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist()
+
+
+def grown(growth: Pwpm, change: list[float], mask: Tensor | None = None, round: int = 0) -> list[int]:
+    d = len(change)
+    start = nobody(d) if mask is None else mask
+    return places(growth.grow(plain(d), start, torch.tensor(change), torch.tensor(round)))
+
+
+def test_one_growth_by_hand() -> None:
+    # 8 shared entries, rate 1/4: the two with the largest |change|.
+    assert grown(Pwpm(0.25, 0.5), [0.1, -5.0, 0.2, 3.0, -0.3, 0.4, 0.5, 0.6]) == [1, 3]
+
+
+def test_the_shares_of_the_default_rate_are_a_quarter_then_seven_sixteenths_then_the_budget() -> None:
+    growth, layout, mask = Pwpm(0.25, 0.5), plain(64), nobody(64)
+    shares = []
+    for k in range(4):
+        mask = growth.grow(layout, mask, torch.rand(64) + 1, torch.tensor(k))
+        shares.append(float(mask.double().mean()))
+    assert shares == [0.25, 0.4375, 0.5, 0.5]
+
+
+def test_checking_before_growing_overshoots_the_budget() -> None:
+    def shares(rate: float) -> list[float]:
+        growth, layout, mask, found = Pwpm(rate, 0.5, limit="check_before"), plain(64), nobody(64), []
+        for k in range(5):
+            mask = growth.grow(layout, mask, torch.rand(64) + 1, torch.tensor(k))
+            found.append(float(mask.double().mean()))
+        return found
+
+    assert shares(0.25) == [0.25, 0.4375, 0.578125, 0.578125, 0.578125]
+    assert shares(0.5) == [0.5, 0.75, 0.75, 0.75, 0.75]
+
+
+def test_ties_are_broken_by_order_and_the_count_is_exact() -> None:
+    assert grown(Pwpm(0.25, 1.0), [1.0] * 8) == [0, 1]
+    assert grown(Pwpm(0.25, 1.0), [-1.0, 1.0] * 4, mask=torch.arange(8) < 4) == [0, 1, 2, 3, 4]
+
+
+def test_when_everybody_competes_the_same_winners_stall_the_mask() -> None:
+    change = [9.0, 8.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    mask = nobody(8)
+    for _ in range(3):
+        mask = Pwpm(0.25, 0.5, among="all").grow(plain(8), mask, torch.tensor(change), ROUND)
+        assert places(mask) == [0, 1]
+    assert grown(Pwpm(0.25, 0.5), change, mask) == [0, 1, 2, 3]  # among the shared entries alone it goes on
+
+
+def test_when_everybody_competes_the_largest_newcomers_use_the_last_room() -> None:
+    # Top half of 8: entries 0, 5, 6, 7; 0 is personal already and there is room for 2 of the 3 newcomers.
+    growth = Pwpm(0.5, 3 / 8, among="all")
+    assert grown(growth, [9.0, 0.1, 0.2, 0.3, 0.4, 5.0, 7.0, 6.0], mask=torch.arange(8) < 1) == [0, 6, 7]
+
+
+def test_per_tensor_every_weight_gives_its_share_and_biases_stay_shared() -> None:
+    layout = layout_of(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)))  # weights 8, bias 2, weights 8, bias 4
+    change = torch.cat(
+        [torch.arange(8.0) + 1, torch.full((2,), 99.0), torch.arange(8.0) + 100, torch.full((4,), 999.0)]
+    )
+    growth = Pwpm(0.25, 0.5, among="tensor")
+    mask = growth.grow(layout, nobody(22), change, ROUND)
+    assert places(mask) == [6, 7, 16, 17]
+    mask = growth.grow(layout, mask, change, ROUND)  # a quarter of the 6 that are left is 2 (1.5 rounded to even)
+    assert places(mask) == [4, 5, 6, 7, 14, 15, 16, 17]
+    assert torch.equal(growth.grow(layout, mask, change, ROUND), mask)  # half of every weight tensor: the budget
+    overall = Pwpm(0.25, 0.5).grow(layout, nobody(22), change, ROUND)
+    assert places(overall) == [16, 17, 18, 19, 20, 21]  # without "tensor" the largest, wherever they are
+
+
+def test_warmup_and_every_choose_the_rounds() -> None:
+    growth, mask, rounds = Pwpm(0.1, 1.0, warmup=2, every=3), nobody(40), []
+    for k in range(10):
+        after = growth.grow(plain(40), mask, torch.rand(40) + 1, torch.tensor(k))
+        if not torch.equal(after, mask):
+            rounds.append(k)
+        mask = after
+    assert rounds == [2, 5, 8]
+
+
+def test_counting_what_moves_or_everything() -> None:
+    # Of 16 entries 8 move. Moving: 2 a time up to 4. All: 4 a time up to 8, which is all that moves.
+    change = torch.cat([torch.arange(8.0) + 1, torch.zeros(8)])
+    sizes: dict[str, list[int]] = {}
+    for count in COUNTS:
+        mask, sizes[count] = nobody(16), []
+        for k in range(4):
+            mask = Pwpm(0.25, 0.5, count=count).grow(plain(16), mask, change, torch.tensor(k))
+            sizes[count].append(int(mask.sum()))
+    assert sizes["moving"] == [2, 4, 4, 4]  # round(.25 * 8), then round(.25 * 6) = 2 by rounding to even, then full
+    assert sizes["all"] == [4, 7, 8, 8]  # round(.25 * 16), round(.25 * 12), then room for one
+    assert places(mask) == list(range(8))
+
+
+def test_personal_entries_that_rest_still_count_as_moving() -> None:
+    # 4 personal entries without change, 4 shared ones with: 8 count, the budget of a half is used up.
+    assert grown(Pwpm(0.5, 0.5), [0.0] * 4 + [1.0] * 4, mask=torch.arange(8) < 4) == [0, 1, 2, 3]
+
+
+def test_nothing_moved_nothing_grows() -> None:
+    assert grown(Pwpm(0.25, 0.5), [0.0] * 8) == []
+    assert grown(Pwpm(0.0, 0.5), [1.0] * 8) == []
+    assert grown(Pwpm(1.0, 0.0), [1.0] * 8) == []
+    assert grown(Pwpm(1.0, 1.0), [1.0] * 8) == list(range(8))
+
+
+@given(
+    st.integers(1, 60), st.floats(0, 1), st.floats(0, 1), st.sampled_from(AMONG), st.sampled_from(COUNTS),
+    st.integers(0, 2**31 - 1), st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
+def test_masks_only_grow_and_never_beyond_the_budget(
+    d: int, rate: float, budget: float, among: str, count: str, seed: int, dtype: torch.dtype
+) -> None:
+    growth, layout, mask = Pwpm(rate, budget, among, count=count), plain(d), nobody(d)
+    generator = torch.Generator().manual_seed(seed)
+    for k in range(5):
+        change = torch.randn(d, generator=generator, dtype=dtype).mul(2).round()  # ties, and entries that rest
+        after = growth.grow(layout, mask, change, torch.tensor(k))
+        counted = int((moves(change) | mask).sum()) if count == "moving" else d
+        fresh = int(after.sum() - mask.sum())
+        assert not (mask & ~after).any()
+        assert fresh == 0 or int(after.sum()) <= budget * counted
+        assert count == "moving" or int(after.sum()) <= budget * d
+        if among == "shared":
+            rivals = int((moves(change) & ~mask).sum()) if count == "moving" else d - int(mask.sum())
+            room = math.floor(budget * counted) - int(mask.sum())
+            assert fresh == max(0, min(round(rate * rivals), room))
+        if fresh and among != "all":  # what was taken changed at least as much as what was left
+            left = change.abs()[~after & (moves(change) if count == "moving" else ~after)]
+            assert not len(left) or change.abs()[after & ~mask].min() >= left.max()
+        mask = after
+
+
+@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_clients_side_by_side_grow_as_each_alone(among: str, limit: str, count: str) -> None:
+    growth = Pwpm(0.3, 0.5, among, limit, count, warmup=1)
+    layout = layout_of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    generator = torch.Generator().manual_seed(0)
+    d = layout.parameters
+    changes = torch.randn(4, d, generator=generator).mul(2).round()
+    masks = torch.rand(4, d, generator=generator) < torch.tensor([0.0, 0.2, 0.5, 0.9])[:, None]
+    rounds = torch.tensor([0, 1, 2, 3])
+    together = torch.func.vmap(lambda m, c, k: growth.grow(layout, m, c, k))(masks, changes, rounds)
+    for n in range(4):
+        assert torch.equal(together[n], growth.grow(layout, masks[n], changes[n], rounds[n]))
+
+
+def test_shares() -> None:
+    mask, change = torch.tensor([True, True, False, False, False]), torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-9])
+    share, of_moving = personal_share(mask, change)
+    assert float(share) == pytest.approx(2 / 5)
+    assert float(of_moving) == pytest.approx(2 / 3)  # the personal ones and one more move; 1e-9 is rounding
+    assert [float(s) for s in personal_share(nobody(3), torch.zeros(3))] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rate": 1.5}, "rate=1.5 must lie between 0 and 1"),
+        ({"budget": -0.1}, "budget=-0.1 must lie between 0 and 1"),
+        ({"rate": float("nan")}, "rate=nan must lie between 0 and 1"),
+        ({"among": "tensors"}, 'no among "tensors"; did you mean "tensor"'),
+        ({"limit": "hard"}, 'no limit "hard"'),
+        ({"count": "moved"}, 'no count "moved"'),
+        ({"warmup": -1}, "warmup=-1 must be at least 0"),
+        ({"every": 0}, "every=0 at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Pwpm(**wrong)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import copfl
+from copfl.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+NO_ALGORITHMS = {"algorithm", "averaging"}  # what an algorithm is, and what several share
+
+
+def packages() -> list[str]:
+    return ["copfl", *(m.name for m in pkgutil.walk_packages(copfl.__path__, "copfl.") if m.ispkg)]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_exported_name_exists(package: str) -> None:
+    if package == "copfl.flower":
+        pytest.importorskip("flwr", reason="Flower is an extra")
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", [])
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert getattr(module, name) is not None, f"{package}.{name}"
+
+
+def test_the_front_door_lists_what_it_hands_out() -> None:
+    for name in copfl.__all__:
+        assert name in dir(copfl) or getattr(copfl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        copfl.nonsense  # noqa: B018
+
+
+def test_every_algorithm_is_registered_under_its_files_name() -> None:
+    files = {m.name for m in pkgutil.iter_modules(importlib.import_module("copfl.algorithms").__path__)}
+    assert ALGORITHMS.keys() == files - NO_ALGORITHMS
+    for name, factory in ALGORITHMS.items():
+        assert factory.__module__ == f"copfl.algorithms.{name}"
+        assert factory.__name__ == name
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_factory_works_without_arguments_and_every_keyword_has_a_default_and_a_type(name: str) -> None:
+    ALGORITHMS[name]()
+    for parameter in inspect.signature(ALGORITHMS[name]).parameters.values():
+        assert parameter.default is not inspect.Parameter.empty, f"{name}({parameter.name}) has no default"
+        assert parameter.annotation is not inspect.Parameter.empty, f"{name}({parameter.name}) has no type"
+    assert ALGORITHMS[name].__doc__, f"{name} does not say what it is"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_a_page(name: str) -> None:
+    page = ROOT / "docs" / "algorithms" / f"{name}.md"
+    assert page.is_file(), f"write docs/algorithms/{name}.md"
+    for parameter in inspect.signature(ALGORITHMS[name]).parameters:
+        assert f"`{parameter}" in page.read_text(encoding="utf-8"), f"{page.name} does not explain {parameter}"

@@ -1,0 +1,265 @@
+"""The codec: what goes in comes out, personal values never go in, and whatever is not as expected is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from copfl import models, tree, wire
+from copfl.algorithms import ALGORITHMS
+from copfl.contract import small_federation
+from copfl.data.plan import plan
+from copfl.errors import UsageError, WireError
+from copfl.layout import layout_of
+from copfl.tree import Masked
+from copfl.wire import Head, Packet, decode, encode
+
+HEAD = Head("upload", "run", "model", 3, 1)
+
+
+class Record(NamedTuple):
+    shared: Masked
+    score: Tensor
+    flags: Tensor
+    counts: Tensor
+    nothing: Any
+
+
+def record(size: int = 1000, seed: int = 0) -> Record:
+    generator = torch.Generator().manual_seed(seed)
+    w, personal = torch.randn(size, generator=generator), torch.rand(size, generator=generator) < 0.5
+    return Record(
+        Masked(torch.where(personal, 0, w), personal),
+        torch.tensor(1.5),
+        torch.rand(13, generator=generator) < 0.5,
+        torch.tensor([1, 2**40]),
+        (),
+    )
+
+
+def same(a: object, b: object) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("name", ["exact", "fp32"])
+def test_what_goes_in_comes_out(name: str) -> None:
+    given = record()
+    opened = decode(encode(given, HEAD, name, about={"loss": 0.5}), given, HEAD)
+    assert same(opened.record, given)
+    assert isinstance(opened.record, Record)
+    assert opened.about == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(("name", "error"), [("fp16", 2**-11), ("bf16", 2**-8)])
+def test_narrow_numbers_are_rounded_and_small_ones_are_exact(name: str, error: float) -> None:
+    given = record()._replace(score=torch.tensor(70001.0))  # neither fits fp16
+    result = decode(encode(given, HEAD, name), given, HEAD).record
+    difference = (result.shared.values - given.shared.values).abs()
+    assert 0 < difference.max() <= error * given.shared.values.abs().max()
+    assert result.score == 70001.0
+    assert result.shared.values.dtype == torch.float32
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(0, 70),
+    bits=st.randoms(use_true_random=False),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_any_mask_any_size(size: int, bits: Any, dtype: torch.dtype) -> None:
+    personal = torch.tensor([bits.random() < 0.5 for _ in range(size)], dtype=torch.bool)
+    given = {"v": Masked(torch.where(personal, 0, torch.arange(size).to(dtype) + 1), personal)}
+    assert same(decode(encode(given, HEAD), given, HEAD).record, given)
+
+
+def test_the_size_is_what_the_simulation_counts() -> None:
+    given = record(100_000)
+    for name, width in (("fp32", 4), ("fp16", 2)):
+        assert encode(given, HEAD, name).nbytes == pytest.approx(int(tree.nbytes(given, width)), rel=0.01)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_the_receiver_holds_is_left_out() -> None:
+    first, second = record(seed=1), record(seed=1)
+    opened = decode(encode(first, HEAD), first, HEAD)
+    holds = {path: wire.fingerprint(mask) for path, mask in opened.masks.items()}
+    whole, short = encode(second, HEAD), encode(second, HEAD, holds=holds)
+    assert len(whole.body) - len(short.body) >= 1000 // 8
+    assert same(decode(short, second, HEAD, masks=opened.masks).record, second)
+
+
+def test_a_mask_that_changed_is_sent_again() -> None:
+    first, second = record(seed=1), record(seed=2)
+    holds = {"shared": wire.fingerprint(first.shared.personal)}
+    packet = encode(second, HEAD, holds=holds)
+    assert same(decode(packet, second, HEAD, masks={"shared": first.shared.personal}).record, second)
+
+
+def test_a_receiver_that_lost_the_mask_says_so() -> None:
+    given = record()
+    packet = encode(given, HEAD, holds={"shared": wire.fingerprint(given.shared.personal)})
+    with pytest.raises(WireError, match=r"leaves out the mask of shared, and none is held.*sent again"):
+        decode(packet, given, HEAD)
+    with pytest.raises(WireError, match=r"held from before is not the one it was made with"):
+        decode(packet, given, HEAD, masks={"shared": ~given.shared.personal})
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("run", "other", "of run 'other'; expected 'run'"),
+        ("layout", "resnet", "of layout 'resnet'; expected 'model'"),
+        ("round", 2, "of round 2; expected 3"),  # an old upload, sent again
+        ("client", 0, "of client 0; expected 1"),
+        ("kind", "down", "of kind 'down'; expected 'upload'"),
+    ],
+)
+def test_what_is_not_expected_is_named(field: str, value: Any, says: str) -> None:
+    given = record()
+    with pytest.raises(WireError, match=says):
+        decode(encode(given, HEAD._replace(**{field: value})), given, HEAD)
+
+
+def test_another_format_is_named() -> None:
+    packet = encode(record(), HEAD)
+    newer = json.dumps({**json.loads(packet.head), "format": 2})
+    with pytest.raises(WireError, match=r"of format 2; this copfl reads 1"):
+        decode(Packet(newer, packet.body), record(), HEAD)
+
+
+@pytest.mark.parametrize("place", [0, 8, 100, -1])
+def test_one_flipped_bit_is_found(place: int) -> None:
+    packet = encode(record(), HEAD)
+    body = bytearray(packet.body)
+    body[place] ^= 1
+    with pytest.raises(WireError, match="damaged on its way"):
+        decode(Packet(packet.head, bytes(body)), record(), HEAD)
+
+
+def test_a_changed_head_is_found() -> None:
+    packet = encode(record(), HEAD._replace(round=2))
+    with pytest.raises(WireError, match="damaged on its way"):
+        decode(Packet(packet.head.replace('"round":2', '"round":3'), packet.body), record(), HEAD)
+
+
+@settings(max_examples=30, deadline=None)
+@given(keep=st.integers(0, 4000))
+def test_a_truncated_packet_is_refused(keep: int) -> None:
+    content = wire.to_bytes(encode(record(), HEAD))
+    with pytest.raises(WireError):
+        decode(wire.from_bytes(content[: min(keep, len(content) - 1)]), record(), HEAD)
+
+
+@settings(max_examples=50, deadline=None)
+@given(head=st.text(), body=st.binary())
+def test_noise_is_refused(head: str, body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(Packet(head, body), record(), HEAD)
+
+
+@pytest.mark.parametrize("head", ["1", "[]", "{}", '{"format":1}', '{"format":1,"x":NaN}'])
+def test_a_head_that_is_none_is_refused(head: str) -> None:
+    with pytest.raises(WireError):
+        decode(Packet(head, b""), record(), HEAD)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    given = record()
+    place = int((~given.shared.personal).nonzero()[0])
+    given.shared.values[place] = value
+    with pytest.raises(WireError, match="NaN or infinity"):
+        decode(encode(given, HEAD), given, HEAD)
+
+
+def test_another_record_is_refused() -> None:
+    given = record()
+    with pytest.raises(WireError, match=r"shared#mask is .* expected"):
+        decode(encode(record(900), HEAD), given, HEAD)
+    with pytest.raises(WireError, match="lacks counts"):
+        decode(encode({"score": given.score}, HEAD), {"counts": given.counts}, HEAD)
+    with pytest.raises(WireError, match="carries more"):
+        decode(encode({"score": given.score, "more": given.counts}, HEAD), {"score": given.score}, HEAD)
+
+
+def test_what_does_not_fit_fp16_is_said_before_it_is_sent() -> None:
+    with pytest.raises(WireError, match=r"does not fit into fp16.*use bf16 or fp32"):
+        encode({"w": torch.full((100,), 1e6)}, HEAD, "fp16")
+
+
+def test_an_unknown_wire_is_refused() -> None:
+    with pytest.raises(UsageError, match='no wire "fp8"'):
+        encode(record(), HEAD, "fp8")
+
+
+# -- every algorithm ---------------------------------------------------------------------------------------------------
+
+
+def uploads(name: str) -> tuple[Any, Any, Tensor]:
+    """The client's record after one turn, its upload and its broadcast."""
+    task, federation = small_federation("batch", (6, 6))
+    algorithm = ALGORITHMS[name]()
+    order = plan(0, 0, [0], [6], batch=4, passes=algorithm.passes)
+    down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([0])), 0)
+    with torch.no_grad():
+        turn = algorithm.client_update(
+            task, algorithm.client_init(task), down, tree.row(federation.train.rows([0]), 0), tree.row(order, 0)
+        )
+    return turn.client, turn.upload, down
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_travels(name: str) -> None:
+    client, upload, down = uploads(name)
+    for one in (client, upload, down):
+        assert same(decode(encode(one, HEAD), one, HEAD).record, one)
+        assert wire.from_bytes(wire.to_bytes(encode(one, HEAD))) == encode(one, HEAD)
+
+
+def test_no_personal_coordinate_is_in_the_bytes() -> None:
+    """CO-PFL's upload, read as bytes: every shared value is found there, no personal one is, in any float format."""
+    client, upload, _ = uploads("copfl")
+    packet = encode(upload, HEAD)
+    content = packet.head.encode() + packet.body
+    w, mask = client.w.numpy(), client.mask.numpy()
+    assert 0 < mask.sum() < mask.size
+    once = w[mask & (w != 0)]
+    assert len(once) > 5
+    for value in once:
+        for kind in (np.float64, np.float32, np.float16):
+            if (short := kind(value).tobytes()).strip(b"\0") and len(short) > 2:
+                assert short not in content
+    shared = w[~mask]
+    assert all(value.tobytes() in content for value in shared)
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "width", "limit"), [("fp32", 4, 0.55), ("fp16", 2, 0.28), ("bf16", 2, 0.28)])
+def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: float) -> None:
+    """A round once half of all entries are personal, against FedAvg's upload in fp32."""
+    layout = layout_of(models.build("resnet18", (3, 32, 32), 10, seed=0))
+    d = layout.parameters
+    generator = torch.Generator().manual_seed(0)
+    w, personal = torch.randn(layout.size, generator=generator), torch.zeros(layout.size, dtype=torch.bool)
+    personal[torch.randperm(d, generator=generator)[: d // 2]] = True
+    personal[d:] = True  # the batch-norm statistics stay home
+    upload = {"shared": Masked(torch.where(personal, 0, w), personal), "score": torch.tensor(1.0)}
+    whole = encode({"w": w[:d], "size": torch.tensor(500.0)}, HEAD, "fp32").nbytes
+    holds = {"shared": wire.fingerprint(personal)}
+    assert encode(upload, HEAD, name, holds=holds).nbytes <= limit * whole
+    changed = encode(upload, HEAD, name).nbytes  # the rounds in which the mask still grows
+    assert changed <= (width / 8 + 1 / 32 + 0.001) * whole

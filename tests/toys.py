@@ -1,0 +1,69 @@
+"""Federations small enough to follow by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.data.federation import Federation
+from copfl.data.holdings import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.engine.mapping import Mapping, one_by_one
+from copfl.engine.simulate import Round, State, begin, simulate
+from copfl.task import Batch, Data, Plan, Task, task_of
+
+
+class Slopes(nn.Module):
+    """Two answers, [0, a·x]: as many parameters as the samples have entries, and a gradient one can write down.
+
+    The cross-entropy of one sample is log(1 + exp(s)), s = a·x if y = 0 and s = -a·x if y = 1.
+    """
+
+    def __init__(self, first: Sequence[float]) -> None:
+        super().__init__()
+        self.head = nn.Linear(len(first), 1, bias=False)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([list(first)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.head(x)
+        return torch.cat([torch.zeros_like(answer), answer], 1)
+
+
+def slopes(*first: float) -> Task:
+    """The task of `Slopes` in float64."""
+    return task_of(Slopes(first), 2, dtype=torch.float64)
+
+
+def federation_of(*clients: tuple[Sequence[Sequence[float]], Sequence[int]]) -> Federation:
+    """A federation of clients given as (samples, labels); they are tested on what they train on."""
+    x = np.concatenate([np.asarray(x, np.float64) for x, _ in clients])
+    y = np.concatenate([np.asarray(y, np.int64) for _, y in clients])
+    return divided(x, y, [len(y) for _, y in clients])
+
+
+def divided(x: NDArray[Any], y: NDArray[np.int64], sizes: Sequence[int]) -> Federation:
+    """The samples dealt out in the order they stand, this many to each client."""
+    samples = Samples(x, y)
+    parts = tuple(np.split(np.arange(len(y), dtype=np.int64), np.cumsum(sizes)[:-1]))
+    classes = tuple(str(label) for label in range(int(y.max()) + 1))
+    return Federation(Dataset("toy", samples, samples, classes), Partition(parts, parts, "by hand"))
+
+
+def everything(data: Data, passes: int) -> Plan:
+    """A plan of one batch per pass that holds all samples in order."""
+    return ((Batch(torch.arange(len(data.y)), None, None, None),),) * passes
+
+
+def rounds_of(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, rounds: int, mapping: Mapping | None = None, **how: Any
+) -> tuple[State, list[Round]]:
+    """The state after these rounds, and what they showed."""
+    state = begin(algorithm, task, federation.clients)
+    return state, list(simulate(algorithm, task, federation, mapping or one_by_one(), state, rounds=rounds, **how))

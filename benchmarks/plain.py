@@ -1,4 +1,4 @@
-"""The round as one would write it by hand in PyTorch: one model, client after client. What copfl is measured against."""
+"""The round as one would write it by hand in PyTorch: one model, client after client. What copfl is measured by."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Runs and stops copfl at every moment at which it touches the disk, and looks whether it goes on as if nothing was.
 
     python -m tests.killing kill FOLDER     SIGKILL before the first, second, ... write, rename or sync
-    python -m tests.killing full FOLDER     that write, rename or sync fails as on a full disk
-    python -m tests.killing clock FOLDER    SIGKILL at a few random moments
+    python -m tests.killing full FOLDER     that one fails as on a full disk, or the system lets no file grow
+    python -m tests.killing clock FOLDER    SIGKILL or Ctrl-C at random moments
 
 Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first that
 does not come out right.
@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -42,8 +44,10 @@ def call(words: tuple[str, ...]) -> int:
             return int(exit.code or 0)
 
 
-def child(words: tuple[str, ...], plant: Callable[[], None] = lambda: None, after: float | None = None) -> int:
-    """The exit code of `copfl WORDS` in a forked child; minus the signal if it was killed, `after` seconds or so."""
+def child(
+    words: tuple[str, ...], plant: Callable[[], None] = lambda: None, stop: tuple[float, signal.Signals] | None = None
+) -> int:
+    """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; minus the signal that ended it."""
     pid = os.fork()
     if pid == 0:
         plant()
@@ -51,9 +55,9 @@ def child(words: tuple[str, ...], plant: Callable[[], None] = lambda: None, afte
             os._exit(call(words))
         finally:
             os._exit(99)  # an exception that the command line should have caught
-    if after is not None:
-        time.sleep(after)
-        os.kill(pid, signal.SIGKILL)
+    if stop is not None:
+        time.sleep(stop[0])
+        os.kill(pid, stop[1])
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -86,6 +90,11 @@ def fail() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def small(limit: int) -> Callable[[], None]:
+    """Lets no file of the process grow beyond so many bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
 def moments(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tuple[str, Path]]:
     """A stopped run for every moment, until one comes that the run does not reach."""
     for moment in range(1, 1000):
@@ -98,15 +107,29 @@ def moments(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tu
         yield f"moment {moment}", path
 
 
+def limits(folder: Path) -> Iterator[tuple[str, Path]]:
+    """A run whose files may not grow: one that cannot begin, one that cannot write its rounds, one no checkpoint."""
+    for limit in (500, 2000, 10_000):
+        path = folder / f"limit-{limit}"
+        code = child((*RUN, "--out", str(path)), small(limit))
+        assert code == 2, f"a limit of {limit} bytes ended in {code}"
+        assert (path / "run.toml").exists() == (limit > 500)
+        if path.exists():
+            assert (path / "rounds.jsonl").read_bytes()[-1:] in (b"", b"\n"), "half a line is left"
+        yield f"limit {limit}", path
+
+
 def times(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A run stopped at some random moments."""
+    """A run stopped at random moments."""
     start = time.perf_counter()
     assert child((*RUN, "--out", str(folder / "timed"))) == 0
     whole = time.perf_counter() - start
     for seed in range(8):
         path, after = folder / f"clock-{seed}", random.Random(seed).uniform(0.02, 1) * whole
-        child((*RUN, "--out", str(path)), after=after)
-        yield f"after {after:.2f} of {whole:.2f} s", path
+        how = signal.SIGKILL if seed % 2 else signal.SIGINT
+        code = child((*RUN, "--out", str(path)), stop=(after, how))
+        assert code in (0, 130 if how == signal.SIGINT else -how), f"{how.name} ended in {code}"
+        yield f"{how.name} after {after:.2f} of {whole:.2f} s", path
 
 
 def main(how: str, folder: Path) -> None:
@@ -116,8 +139,10 @@ def main(how: str, folder: Path) -> None:
     expected = found(whole)
     assert len(expected) == 3, "rounds.jsonl and two models"
     stops = times(folder)
-    if how != "clock":
-        stops = moments(die, -signal.SIGKILL, folder) if how == "kill" else moments(fail, 2, folder)
+    if how == "kill":
+        stops = moments(die, -signal.SIGKILL, folder)
+    elif how == "full":
+        stops = itertools.chain(limits(folder), moments(fail, 2, folder))
     for what, path in stops:
         begun = (path / "run.toml").exists()
         left = sorted(files(path)) if path.exists() else []

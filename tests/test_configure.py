@@ -135,7 +135,7 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message) as error:
             configure.read_file(path)
         assert str(path) in str(error.value)
-    with pytest.raises(UsageError, match="cannot read .*gone.toml: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*gone.toml: No such file"):
         configure.read_file(tmp_path / "gone.toml")
-    with pytest.raises(UsageError, match="cannot read .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
         configure.read_file(tmp_path)

@@ -169,7 +169,9 @@ class Talkative(NamedTuple):
 class LeaksStatistics(FedAvg):
     def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
         turn: Any = super().client_update(task, client, down, data, plan)
-        return Turn(turn.client, Talkative(*turn.upload, turn.trained[task.d :]), turn.trained, turn.figures)
+        return Turn(
+            turn.client, Talkative(turn.upload.w, turn.upload.size, turn.trained[task.d :]), turn.trained, turn.figures
+        )
 
 
 @dataclass(frozen=True)

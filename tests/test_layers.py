@@ -22,7 +22,7 @@ LEVELS: dict[float, set[str]] = {
     4: {"algorithms"},
     4.5: {"configure", "wire"},  # names to values, records to bytes: for engine and flower alike
     5: {"engine", "flower"},
-    5.5: {"report.records"},  # what is written while a run goes on; the rest of report reads it
+    5.5: {"report.records", "report.progress", "comparison.intervals"},  # what is written and shown while a run goes on
     6: {"contract", "own", "run_folder", "settings", "prepare", "experiment"},
     6.5: {"report", "comparison", "paper"},
     7: {"cli"},

@@ -137,11 +137,11 @@ def test_what_is_no_model_is_said() -> None:
     def broken() -> nn.Module:
         raise KeyError("width")
 
-    with pytest.raises(UsageError, match="making it for samples of shape .* raised KeyError: 'width'"):
+    with pytest.raises(UsageError, match=r"making it for samples of shape .* raised KeyError: 'width'"):
         own.model_of(broken, (2,), 2, 0, {})
-    with pytest.raises(UsageError, match='"m:f" gave dict; a model is a torch nn.Module'):
+    with pytest.raises(UsageError, match=r'"m:f" gave dict; a model is a torch nn.Module'):
         own.model_of(dict, (2,), 2, 0, {}, "m:f")
-    with pytest.raises(UsageError, match='"m:x" is int; a model is an nn.Module, or a function'):
+    with pytest.raises(UsageError, match=r'"m:x" is int; a model is an nn.Module, or a function'):
         own.model_of(3, (2,), 2, 0, {}, "m:x")
 
 

@@ -13,14 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
-    from copfl.comparison.compare import Comparison, compare, sweep
+    from copfl.comparison.compare import compare, sweep
+    from copfl.comparison.rows import Comparison
     from copfl.contract import check_algorithm
     from copfl.experiment import Result, resume, run
 
 # The names a user wants first. They load on first use, so that `copfl --help` need not wait for torch.
 _HOMES = {
     "ALGORITHMS": "copfl.algorithms",
-    "Comparison": "copfl.comparison.compare",
+    "Comparison": "copfl.comparison.rows",
     "Result": "copfl.experiment",
     "check_algorithm": "copfl.contract",
     "compare": "copfl.comparison.compare",

@@ -13,6 +13,7 @@ import click
 import typer
 
 from copfl.comparison import commands
+from copfl.report import cli as reporting
 
 if TYPE_CHECKING:
     from copfl.configure import Tables
@@ -25,6 +26,7 @@ data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode
 app.add_typer(data_app, name="data")
 app.command()(commands.compare)
 app.command()(commands.sweep)
+reporting.add_to(app)
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
@@ -41,11 +43,15 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # names that the terminal cannot show are no reason to fail
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="copfl")
         sys.stdout.flush()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
-        code = _complain(f"{error.format_message().rstrip('.')}. `{command} --help` lists what there is")
+        message, _, hint = error.format_message().partition(" (Did you mean one of: ")
+        if hint and "Did you mean" not in message:  # or typer has said it already
+            message += f" Did you mean {hint.rstrip('?).')}?"
+        end = "" if message.endswith(("?", ".")) else "."
+        code = _complain(f"{message}{end} `{command} --help` lists what there is")
     except click.ClickException as error:
         code = _complain(error.format_message())
     except (click.Abort, KeyboardInterrupt):

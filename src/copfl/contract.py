@@ -53,15 +53,15 @@ def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4,
     _lent_not_changed(algorithm, task, federation, reference, batch)
     _addressed(algorithm, reference)
     _order_does_not_matter(algorithm, task, federation, reference, batch)
+    _personal_stays_home(algorithm, task, federation, reference, batch)
     _fits_the_wire(algorithm, task, federation, reference, batch)
     _nobody_answers(algorithm)
-    _personal_stays_home(algorithm, task, federation, reference, batch)
     task, federation = small_federation(norm, (6,))
     state = _run(algorithm, task, federation, all_at_once(64), rounds, batch)
     assert _finite(state.server), "the server is not finite when there is one client alone"
 
 
-def small_federation(norm: str, sizes: tuple[int, ...]) -> tuple[Task, Federation]:
+def small_federation(norm: str, sizes: tuple[int, ...], device: str = "cpu") -> tuple[Task, Federation]:
     """A tiny CNN in float64 over random 8x8 images of 4 classes, one client per size; and six public images."""
     rng = np.random.default_rng(0)
     count = sum(sizes)
@@ -70,14 +70,15 @@ def small_federation(norm: str, sizes: tuple[int, ...]) -> tuple[Task, Federatio
     samples = Samples(x, y)
     cuts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
     dataset = Dataset("random", samples, samples, ("a", "b", "c", "d"), mean=(0.5,), std=(0.5,), augment=True)
-    federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}))
+    federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
     model: nn.Module = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
-    return task_of(model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64, public=public), federation
+    task = task_of(model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64, public=public, device=device)
+    return task, federation
 
 
 def _run(

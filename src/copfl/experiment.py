@@ -123,7 +123,6 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
     experiment = prepare(layers, partition=folder.partition(), **values)
     if rounds is not None:
         folder.check_rounds(rounds)
-        folder.write_tables(experiment.tables)
     return experiment
 
 
@@ -135,6 +134,7 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
     marks = {} if folder is None else e.marks()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, marks)
+        folder.write_tables(e.tables)  # more rounds, or another device, may have been asked for
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()

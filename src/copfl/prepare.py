@@ -56,6 +56,7 @@ class Experiment:
 
     def about(self) -> dict[str, Any]:
         """What environment.json says beside the versions."""
+        layout, data = self.task.layout, self.federation.dataset
         return {
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
@@ -63,12 +64,18 @@ class Experiment:
             "algorithm": repr(self.algorithm),
             "data": self.federation.dataset.note,
             "partition": list(self.federation.partition.notes),
+            # For a reader that has neither the data nor the model: what is trained, and who holds how much of what.
+            "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
+            "classes": list(data.classes),
+            "held": [" ".join(map(str, row)) for row in self.federation.partition.table(data).train.tolist()],
         }
 
     def marks(self) -> dict[str, str]:
         """What a checkpoint and the run that goes on from it must have in common, as fingerprints."""
         free = {"rounds", "checkpoint_every", "device", "engine", "chunk", "threads", "dir", "code"}
         kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
+        data = self.federation.dataset  # what it is counts, not what it is called
+        kept["data"] = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
         kept["partition"] = {"sha256": self.federation.partition.fingerprint}
         samples = hashlib.sha256()
         for split in (self.federation.train, self.federation.test):
@@ -93,6 +100,9 @@ def prepare(
     loop = Loop(**given["run"])
     torch.set_num_threads(loop.threads)
     device = _device(loop.device)
+    precision = ("tf32" if device.type == "cuda" else "fp32") if loop.precision == "auto" else loop.precision
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     dataset: Dataset = _dataset(given["data"]) if data is None else data
     if partition is None:
         partition = _partition(given["partition"], dataset, loop)
@@ -104,8 +114,17 @@ def prepare(
     if algorithm is None:
         options = _options(given["algorithm"])
         algorithm = configure.algorithm_of(ALGORITHMS, given["algorithm"]["name"], options, given["optimizer"])
+    if wanted := getattr(algorithm, "public", 0):
+        task = dataclasses.replace(task, public=federation.unheld(wanted))
     engine = _engine(loop, task, federation)
-    loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk)
+    if engine.name != "one_by_one":
+        samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
+        task = task.for_many(torch.bfloat16 if precision == "bf16" else None, samples)
+    if precision == "bf16" and task.beside is None:
+        raise UsageError(
+            "precision bf16 is for engines that train many clients at once, and for models made of known layers"
+        )
+    loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision)
     return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
 
 
@@ -156,12 +175,12 @@ def _engine(loop: Loop, task: Task, federation: Federation) -> Engine:
 
     The model is tried on two samples, so that one that does not fit the data or the engine is found before the run.
     """
-    many = task.device.type == "cuda" or task.d < 1_000_000
-    auto = "all_at_once" if many else "one_by_one"
+    auto = "captured" if task.device.type == "cuda" else "all_at_once" if task.d < 1_000_000 else "one_by_one"
     name = auto if loop.engine == "auto" else loop.engine
     engine = mapping.one_by_one()
     if name != "one_by_one":
-        engine = {"all_at_once": mapping.all_at_once, "captured": mapping.captured}[name](loop.chunk or 64)
+        chunk = loop.chunk or _chunk(task)
+        engine = {"all_at_once": mapping.all_at_once, "captured": mapping.captured}[name](chunk)
     data = federation.train.rows([0])
     problem = _problem(task, engine, data)
     if problem and name != "one_by_one" and not _problem(task, mapping.one_by_one(), data):
@@ -174,18 +193,27 @@ def _engine(loop: Loop, task: Task, federation: Federation) -> Engine:
     return engine
 
 
+def _chunk(task: Task) -> int:
+    """How many clients fit side by side: on a GPU, what its free memory holds of some fifty vectors a client."""
+    if task.device.type != "cuda":
+        return 64
+    free, _ = torch.cuda.mem_get_info(task.device)
+    return max(1, min(512, int(free / (50 * 4 * task.layout.size + 64e6))))
+
+
 def _problem(task: Task, engine: Engine, data: Data) -> str:
     """What goes wrong in one step of one client, empty if nothing does."""
 
-    def step(data: Data) -> tuple[Tensor, Tensor]:
+    def step(given: tuple[Tensor, Data]) -> tuple[Tensor, Tensor]:
+        w, data = given
         x, y = task.numbers(data.x[:2]), data.y[:2]
-        return task.forward(task.first, x)[0], task.gradient(task.first[: task.d], task.first[task.d :], x, y)[0]
+        return task.forward(w, x)[0], task.gradient(w[: task.d], w[task.d :], x, y)[0]
 
     try:
         with torch.no_grad(), torch.random.fork_rng(cuda_of(task)):
-            logits, _ = engine.over(step, data)
+            logits, _ = engine.over(step, (task.first[None], data))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what torch and models say
-        return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
     if logits.shape[2:] != (task.classes,):
         return f"a sample's answer has shape {list(logits.shape[2:])} instead of [{task.classes}], a number per class"
     return ""

@@ -108,6 +108,7 @@ class RunFolder:
     def checkpoint(self, state: simulate.State, marks: Mapping[str, str]) -> None:
         """Writes the whole state, so that `restore` can go on from here; `marks` say what run it is of."""
         checkpoint.save(self._state, _everything(state), {"round": state.round, **marks})
+        state.clients.settled()
 
     def restore(self, state: simulate.State, marks: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[float]]:
         """The records and seconds up to the checkpoint, with the state set to it and the files cut back to it."""
@@ -126,7 +127,7 @@ class RunFolder:
                     f"{about['round']}; restore the file, or start a new run with `copfl run -c {self.path}/run.toml`"
                 )
             state.server, state.held, state.round = trees["server"], trees["held"], about["round"]
-            state.clients.all = trees["clients"]
+            state.clients.restore(trees["clients"])
         for name in ("rounds.jsonl", "timing.jsonl"):  # what came after the checkpoint will come again
             path = self.path / name
             kept = path.read_bytes().split(b"\n")[: state.round] if path.exists() else []
@@ -147,7 +148,7 @@ class RunFolder:
 
 
 def _everything(state: simulate.State) -> dict[str, Any]:
-    return {"server": state.server, "clients": state.clients.all, "held": state.held}
+    return {"server": state.server, "clients": state.clients.saved(), "held": state.held}
 
 
 def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:

@@ -16,7 +16,10 @@ from copfl.configure import Tables
 from copfl.data.partition import SCHEMES, Partition
 from copfl.errors import UsageError, unknown
 
-PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
+# "auto" is tf32 on a GPU and fp32 elsewhere; in tf32 and bf16 only the matrix products are short.
+PRECISIONS = {
+    "auto": torch.float32, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64
+}  # fmt: skip
 ENGINES = ("auto", "one_by_one", "all_at_once", "captured")
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
@@ -31,7 +34,7 @@ SUITS: dict[str, Tables] = {
         "mamo": {"lr": 1e-3},
         "sgd": {"lr": 0.1},
     },
-    "cifar10c": {"classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
+    "cifar10c": {"data": {"all": True}, "classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
     "mini_imagenet": {"classes": {"per_client": 10}},
 }
 
@@ -51,7 +54,7 @@ class Loop:
     device: str = "cpu"
     engine: str = "auto"
     chunk: int = 0  # clients side by side; 0: the engine's own choice
-    precision: str = "fp32"
+    precision: str = "auto"
     threads: int = 1
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class Side(nn.Module):
         self.values: dict[str, Tensor] = {}  # [N, ...]
         self.real: Tensor | None = None  # [N, B] bool
         self.after: dict[str, Tensor] = {}  # the buffers after the call
+        self.products: torch.dtype | None = None  # the dtype of matrix products; None: that of the numbers
 
     def clients(self) -> int:
         return next(iter(self.values.values())).shape[0]
@@ -42,7 +43,7 @@ class SideLinear(Side):
         n, weight = self.clients(), self.values["weight"]
         rows = x.reshape(n, -1, x.shape[-1])  # [N, B..., in]
         bias = self.values.get("bias")
-        y = torch.bmm(rows, weight.transpose(1, 2))
+        y = _product(rows, weight.transpose(1, 2), self.products)
         if bias is not None:
             y = y + bias[:, None]
         return y.reshape(*x.shape[:-1], weight.shape[1])
@@ -53,7 +54,9 @@ class SideConv2d(Side):
         like: Any = self.like[0]
         n = self.clients()
         inside = x.permute(0, 2, 3, 1)
-        y = _Convolve.apply(inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding)
+        y = _Convolve.apply(
+            inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding, self.products
+        )
         if "bias" in self.values:
             y = y + self.values["bias"].repeat_interleave(x.shape[0] // n, 0)[:, None, None]
         return y.permute(0, 3, 1, 2)
@@ -126,11 +129,13 @@ LAYERS: dict[type[nn.Module], type[Side]] = {
 class SideBySide:
     """A model's forward pass over folded clients."""
 
-    def __init__(self, module: nn.Module, head: str) -> None:
+    def __init__(self, module: nn.Module, head: str, products: torch.dtype | None = None) -> None:
         self.module = copy.deepcopy(module)
         self.layers: dict[str, Side] = {}
         _replace(self.module, "", self.layers)
         self.head = self.layers[head]
+        for layer in self.layers.values():
+            layer.products = products
 
     def __call__(
         self, tensors: dict[str, Tensor], x: Tensor, real: Tensor | None, training: bool
@@ -156,14 +161,14 @@ class SideBySide:
         return logits.unflatten(0, (n, batch)), seen[-1].flatten(1).unflatten(0, (n, batch)), after
 
 
-def side_by_side(module: nn.Module, head: str) -> SideBySide | None:
+def side_by_side(module: nn.Module, head: str, products: torch.dtype | None = None) -> SideBySide | None:
     """The model for folded clients, or None where it holds parameters that these layers do not know."""
     known = {id(p) for layer in module.modules() if _can(layer) for p in layer.parameters(recurse=False)}
     known |= {id(b) for layer in module.modules() if _can(layer) for b in layer.buffers(recurse=False)}
     floats = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
     if not _can(module.get_submodule(head)) or any(id(t) not in known for t in floats) or _can(module):
         return None
-    return SideBySide(module, head)
+    return SideBySide(module, head, products)
 
 
 def _can(layer: nn.Module) -> bool:
@@ -220,30 +225,44 @@ def unpatch(rows: Tensor, size: tuple[int, int], stride: tuple[int, int], paddin
     return x[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
 
 
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """a @ b over the clients, in this dtype, back in a's own."""
+    return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
+
+
 class _Convolve(torch.autograd.Function):
     """x [N*B, H, W, C] with a kernel per client [N, O, C, kh, kw]: [N*B, Ho, Wo, O]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, n: int, kernel: Any, stride: Any, padding: Any) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        n: int,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        products: torch.dtype | None,
+    ) -> Tensor:
         windows = patches(x, kernel, stride, padding)
         high, wide = windows.shape[1:3]
         rows = windows.reshape(n, -1, windows[0, 0, 0].numel())  # [N, B*Ho*Wo, C*kh*kw]
         ctx.save_for_backward(rows, weight)
-        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding)
-        y = torch.bmm(rows, weight.flatten(2).transpose(1, 2))
+        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products)
+        y = _product(rows, weight.flatten(2).transpose(1, 2), products)
         return y.view(x.shape[0], high, wide, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        shape, out, kernel, stride, padding = ctx.how
+        shape, out, kernel, stride, padding, products = ctx.how
         grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
-        to_weight = torch.bmm(grad.transpose(1, 2), rows).view(weight.shape)
+        to_weight = _product(grad.transpose(1, 2), rows, products).view(weight.shape)
         to_x = None
         if ctx.needs_input_grad[0]:
-            back = torch.bmm(grad, weight.flatten(2)).view(shape[0], *out, shape[3], *kernel)
+            back = _product(grad, weight.flatten(2), products).view(shape[0], *out, shape[3], *kernel)
             to_x = unpatch(back, shape[1:3], stride, padding)
-        return to_x, to_weight, None, None, None, None
+        return to_x, to_weight, None, None, None, None, None
 
 
 class _Normalise(torch.autograd.Function):
@@ -389,8 +408,9 @@ def _forward(
 
 def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
     outputs, tape.outputs = tape.outputs, ()  # type: ignore[assignment]
-    with torch.enable_grad():
-        (grad,) = torch.autograd.grad(outputs, tape.parameters, (to_logits, to_features))
+    pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
+    with torch.enable_grad():  # the features of a model that is all head are the samples: nothing leads back from them
+        (grad,) = torch.autograd.grad([o for o, _ in pairs], tape.parameters, [g for _, g in pairs])
     return grad
 
 

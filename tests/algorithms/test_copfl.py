@@ -130,6 +130,27 @@ def test_union_never_averages_what_anybody_holds_as_personal() -> None:
     assert shown[1].clients["prediction_score"][0] == pytest.approx(loss((0.0, 0.375, 0.0), A), abs=1e-12)
 
 
+def test_nobody_is_taken_out_of_what_the_union_froze() -> None:
+    # Entry 0 is shared by two of three clients, with 4 and 8, and personal at the third: frozen at 1, not averaged.
+    task, algorithm = slopes(1.0, 1.0), replace(BY_HAND, merge="union")
+    server = algorithm.server_init(task, 3)
+    total: Any = None
+    for value, mask in ((4.0, False), (8.0, False), (0.0, True)):
+        shared = tree.Masked(torch.tensor([value, 2.0]).double(), torch.tensor([mask, False]))
+        part = algorithm.summand(task, server, torch.tensor(0), Upload(shared, torch.tensor(1.0).double()))
+        total = part if total is None else tree.add(total, part)
+    server, _ = algorithm.server_update(task, server, total)
+    assert server.w.tolist() == [1, 2]
+    assert server.weights.tolist() == [0, 3]
+    client = algorithm.client_init(task)._replace(
+        w=torch.tensor([4.0, 2.0]).double(), score=torch.tensor(1.0).double(), round=torch.tensor(0)
+    )
+    down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
+    step, model = algorithm._without(task, client, down, torch.ones(2).double())
+    assert model.tolist() == [1, 2]
+    assert step.tolist() == [0, -1]
+
+
 def test_union_erases_and_union_kept_keeps_what_a_client_learned_there() -> None:
     task = slopes(0.0, 0.0, 0.0)
     for merge, expected in (("union", [1.0, 0.4375, 0.0]), ("union_kept", [1.0, 0.4375, 0.25])):

@@ -58,9 +58,7 @@ def test_three_rounds_by_hand() -> None:
     assert not clients.held.any()
     # The new masks train; both start from the whole average, and the shared pass goes on from the personal one.
     m = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
-    a, b = (
-        stepped(stepped(second, x, own), x, tuple(1 - i for i in own)) for x, own in zip((A, B), m, strict=True)
-    )
+    a, b = (stepped(stepped(second, x, own), x, tuple(1 - i for i in own)) for x, own in zip((A, B), m, strict=True))
     server, clients = after(3)
     assert clients.w.tolist() == [numbers(*a), numbers(*b)]
     assert server.w.tolist() == numbers(b[0], (a[1] + b[1]) / 2, (a[2] + b[2]) / 2, a[3])
@@ -72,6 +70,13 @@ def test_the_score_spans_the_turns_since_the_last_growth() -> None:
     torch.testing.assert_close(clients.then, clients.w)
     _, clients = after(1)
     assert not clients.then.any()
+
+
+def test_the_score_counts_what_broadcasts_moved() -> None:
+    """The first client's own samples push its first entry, but since the start the others moved its last one more."""
+    task, federation = slopes(0.0, 0.0, 0.0, 0.0), federation_of(([[1, 0, 0, 0]], [1]), ([[0, 0, 0, 10]], [1]))
+    state, _ = rounds_of(fedselect(PLAIN, every=1), task, federation, 2)
+    assert state.clients.rows(torch.arange(1)).mask.tolist() == [[False, False, False, True]]
 
 
 def test_growth_passes_the_budget_once_as_in_the_released_code() -> None:

@@ -109,6 +109,11 @@ def test_shifts_and_flips_are_even() -> None:
     assert len(Counter(zip(downs, acrosses, flips, strict=True))) == 162  # independent: every combination occurs
 
 
+def test_a_samples_shift_and_flip_do_not_depend_on_its_place() -> None:
+    few, many = (augmented(plan(0, 0, [0], [size], batch=4, passes=1, augment=True), 0)[0] for size in (6, 30))
+    assert few == {sample: many[sample] for sample in few}
+
+
 def test_a_shuffle_is_fair() -> None:
     # Which sample comes first, over 2000 rounds of a client with 4 samples: 500 each, give or take.
     first = Counter(visited(plan(0, round, [5], [4], batch=1, passes=1), 0, 0)[0][0] for round in range(2000))
@@ -142,7 +147,9 @@ def test_draws_do_not_change_between_versions() -> None:
     assert choose(0, 0, 100, 3).tolist() == [7, 28, 82]
     drawn = plan(0, 0, [0], [6], batch=6, passes=1, augment=True)
     assert visited(drawn, 0, 0) == [[1, 4, 2, 3, 0, 5]]
-    assert augmented(drawn, 0)[0][5] == (4, 8, True)
+    assert augmented(drawn, 0)[0] == {
+        1: (6, 2, True), 4: (6, 7, False), 2: (7, 4, False), 3: (0, 5, False), 0: (2, 2, False), 5: (4, 8, True),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])

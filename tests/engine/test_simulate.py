@@ -80,6 +80,13 @@ def test_how_many_take_part(participation: float, count: int) -> None:
         np.testing.assert_allclose(one.clients["weight"], sizes / sizes.sum())
 
 
+def test_a_share_that_rounding_puts_above_a_whole_number_is_that_number() -> None:
+    assert 0.28 * 25 > 7
+    federation = federation_of(*[([[1.0, 2.0]], [1])] * 25)
+    _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), federation, 1, all_at_once(), participation=0.28)
+    assert len(shown[0].ids) == 7
+
+
 def test_who_does_not_take_part_keeps_its_record() -> None:
     task, federation = small_federation("batch", SIZES)
     state = begin(copfl(), task, 4)

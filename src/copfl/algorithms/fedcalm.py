@@ -79,36 +79,34 @@ class FedCALM:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         who = total.reported.nonzero()[:, 0]
-        updates = total.w[who] - server.w  # [m, s]
-        step, rows, conflicts = torch.zeros_like(server.w), [], []
-        for start, stop, trained in layers(task, self.keeps) if len(who) else ():
-            some = updates[:, start:stop]
-            gram = (some.double() @ some.double().T).cpu()
-            coefficients = _even(gram) if not trained else resolved(gram, self.margin, self.limit)
-            step[start:stop] = coefficients.to(some) @ some
-            rows.append(coefficients)
-            conflicts.append((gram < 0).double().mean())
-        weights = torch.zeros_like(server.weights)
-        weights[who] = torch.stack(rows).mean(0).to(weights) if rows else 0
-        share = torch.stack(conflicts).mean() if conflicts else torch.zeros(())
-        return Server(server.w + step, weights), {"conflicts": share}  # of all pairs, in all layers
+        if not len(who):
+            return server, {"conflicts": torch.zeros_like(server.w[:1].sum())}
+        spans = layers(task, self.keeps)
+        parts = [total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans]  # [m, layer] each
+        grams = torch.stack([(part.double() @ part.double().T).cpu() for part in parts])
+        trained = torch.tensor([trained for *_, trained in spans])[:, None]
+        best = resolved(grams, self.margin, self.limit)
+        coefficients = torch.where(trained, best, 1 / len(who)).to(
+            server.w
+        )  # [layers, m]; averaged statistics are a mean
+        step = torch.cat([one @ part for one, part in zip(coefficients, parts, strict=True)])
+        weights = torch.zeros_like(server.weights).index_copy(0, who, coefficients.mean(0))
+        pairs = max(1, len(who) * (len(who) - 1))
+        return Server(server.w + step, weights), {"conflicts": (grams < 0).double().sum((1, 2)).mean() / pairs}
 
 
 def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
-    """The coefficients [m] of the clients' updates in the step, out of their inner products [m, m] in one layer."""
-    mix = torch.eye(len(gram), dtype=gram.dtype)  # row i: what client i's update is made of after the projections
-    for other, length in enumerate(gram.diagonal()):
-        along = mix @ gram[:, other]
-        against = (along < 0) & (torch.arange(len(gram)) != other)
-        mix[:, other] -= torch.where(against, along / length.clamp(min=1e-300), 0)
-    reference = mix.mean(0)
-    lengths = gram.diagonal().clamp(min=0).sqrt()
-    lack = margin * lengths * lengths.mean() - gram @ reference
+    """The coefficients [L, m] of the clients' updates in the step, out of their inner products [L, m, m] by layer."""
+    lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    clients = torch.arange(gram.shape[1])
+    mix = torch.eye(len(clients), dtype=gram.dtype).repeat(len(gram), 1, 1)  # row i: client i's update, in all of them
+    for other in clients:
+        along = (mix @ gram[:, :, other, None])[..., 0]  # [L, m]
+        against = (along < 0) & (clients != other)
+        mix[:, :, other] -= torch.where(against, along / (lengths[:, other, None] ** 2).clamp(min=1e-300), 0)
+    reference = mix.mean(1)
+    lack = margin * lengths * lengths.mean(1, keepdim=True) - (gram @ reference[..., None])[..., 0]
     return reference + in_box(gram, lack, limit)
-
-
-def _even(gram: Tensor) -> Tensor:
-    return torch.full_like(gram[0], 1 / len(gram))
 
 
 def layers(task: Task, keeps: tuple[str, ...]) -> list[tuple[int, int, bool]]:

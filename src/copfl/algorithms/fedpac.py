@@ -63,7 +63,7 @@ class Total(NamedTuple):
 class FedPAC:
     """Head phase, body phase pulled towards the centroids of all clients, one combined head per client.
 
-    Paper: the class statistics are taken on augmented samples; here on plain ones, with batch norm in evaluation mode.
+    Paper: the class statistics are taken on augmented samples; here on plain ones, normalised by themselves.
     Each phase has an optimizer state of its own, see FedRep.
     """
 

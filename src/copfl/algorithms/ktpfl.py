@@ -58,10 +58,11 @@ class KTpFL:
     temperature: float = 10.0
     penalty: float = 0.7  # rho
     batch: int = 32  # public samples in a step
+    public: int = 500  # how many public samples a run sets aside, out of those that no client holds
 
     def __post_init__(self) -> None:
         at_least(0, epochs=self.epochs, distil_epochs=self.distil_epochs, penalty=self.penalty)
-        at_least(1, batch=self.batch)
+        at_least(1, batch=self.batch, public=self.public)
         if not 0 < self.temperature < float("inf"):
             raise UsageError(f"temperature={self.temperature} must be a number above 0")
 
@@ -149,8 +150,8 @@ def onto_simplex(rows: Tensor, allowed: Tensor) -> Tensor:
 def _public(task: Task) -> Tensor:
     if task.public is None or not len(task.public):
         raise UsageError(
-            "ktpfl needs public samples that no client holds, and the task has none; "
-            "give some, such as task_of(..., public=samples)"
+            "ktpfl needs public samples that no client holds, and there are none: leave some of the training samples to "
+            "nobody (fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
         )
     return task.public
 
@@ -162,6 +163,7 @@ def ktpfl(
     temperature: float = 10.0,
     penalty: float = 0.7,
     batch: int = 32,
+    public: int = 500,
 ) -> KTpFL:
-    """Published: temperature 10, penalty .7, one epoch over the public samples, up to 10 of training, Sgd(lr=0.02)."""
-    return KTpFL(optimizer, epochs, distil_epochs, temperature, penalty, batch)
+    """Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training, Sgd(lr=0.02)."""
+    return KTpFL(optimizer, epochs, distil_epochs, temperature, penalty, batch, public)

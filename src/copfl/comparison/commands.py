@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from copfl.comparison.compare import Comparison
+    from copfl.comparison.rows import Comparison
     from copfl.configure import Tables
 
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2 or 0-4; default: 0,1,2.")]
@@ -31,7 +31,7 @@ Batch = Annotated[int | None, typer.Option("--batch", help="Samples per step.")]
 Participation = Annotated[float | None, typer.Option("--participation", help="Share of the clients in each round.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="As in `copfl run`.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32 or fp64.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="As in `copfl run`.")]
 Last = Annotated[int | None, typer.Option("--last", help="Looks that a value is the mean of; default: 5.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", help="Runs side by side; default: one per core, on a GPU one.")
@@ -216,12 +216,11 @@ def _show(found: Comparison, folder: Path, plots: bool, quiet: bool, as_json: bo
     from copfl.comparison import plots as pictures
     from copfl.comparison import tables
 
-    paths = tables.write(found, folder)
-    if plots:
-        paths += pictures.write(found, folder)
-        if not pictures.available() and not quiet:
-            print(f"copfl: {pictures.MISSING}", file=sys.stderr)
+    drawn = pictures.write(found, folder) if plots else []
+    if plots and not pictures.available() and not quiet:
+        print(f"copfl: {pictures.MISSING}", file=sys.stderr)
     if as_json:
         print(json.dumps(tables.as_json(found)))
     elif not quiet:
-        print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {', '.join(path.name for path in paths)}")
+        names = ", ".join([*tables.FILES, *(path.name for path in drawn)])
+        print(f"{tables.as_text(found)}\n\nFolder: {folder}, with {names}")

@@ -9,7 +9,6 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; one that is finish
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,11 @@ from copfl.comparison.entries import (
     grid_of,
     layers,
 )  # fmt: skip
-from copfl.comparison.intervals import Difference, Spread, difference, spread_of
+from copfl.comparison.intervals import Difference, difference
 from copfl.comparison.jobs import Job, check_common, job_of
 from copfl.comparison.results import ACCURACIES, LAST, Outcome, outcome_of
+from copfl.comparison.rows import Comparison, Row
+from copfl.comparison.tables import write
 from copfl.comparison.tuning import VALIDATION, Tuned
 from copfl.comparison.workers import Say, all_done
 from copfl.errors import UsageError, at_least, unknown
@@ -37,48 +38,6 @@ from copfl.prepare import prepare
 from copfl.settings import resolve
 
 BaseTables = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One entry: an outcome per seed, and what tuning chose."""
-
-    entry: Entry
-    outcomes: list[Outcome]
-    tuned: Tuned = field(default_factory=lambda: Tuned([]))
-    differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference itself
-
-    @property
-    def label(self) -> str:
-        return self.entry.label
-
-    def per_seed(self) -> dict[str, list[float]]:
-        """Every figure of the table, a value per seed."""
-        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
-        others = ("worst", "best", "bytes_up", "bytes_down", "seconds")
-        return values | {name: [float(getattr(run, name)) for run in self.outcomes] for name in others}
-
-    def figures(self) -> dict[str, Spread]:
-        """Every figure of the table, its mean and spread over the seeds."""
-        return {name: spread_of(values) for name, values in self.per_seed().items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """What was found, a row per entry; `print` shows the table, and `copfl.comparison.tables` writes it down."""
-
-    title: str
-    rows: list[Row]
-    seeds: list[int]
-    last: int
-    reference: str | None = None
-    over: Grid = field(default_factory=dict)  # of a sweep
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        from copfl.comparison.tables import as_text
-
-        return as_text(self)
 
 
 def compare(
@@ -101,7 +60,7 @@ def compare(
     >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], seeds=[0, 1, 2], out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
-    `base_tables` hold for every run, as in run.toml. `tune` gives the values to try, such as {"lr": [0.1, 0.01]}.
+    The table is written into `out`, beside the runs. `base_tables` hold for every run, as in run.toml. `tune` gives the values to try, such as {"lr": [0.1, 0.01]}.
     Runs that are in `out` already are used again. With several `jobs` they go in processes of their own, so a script
     needs the usual `if __name__ == "__main__":`.
     """
@@ -134,7 +93,9 @@ def compare(
         for entry, own, choice in zip(rows, outcomes, found, strict=True)
     ]
     notes = _notes(table) + _tuning_notes(table, base, grid)
-    return Comparison(_title(final[0][0], seeds), table, seeds, last, chosen, notes=notes)
+    result = Comparison(_title(final[0][0], seeds), table, seeds, last, chosen, notes=notes)
+    write(result, out)
+    return result
 
 
 def sweep(
@@ -166,7 +127,9 @@ def sweep(
     outcomes = _outcomes(final, last, jobs, say)
     table = [Row(entry, runs) for entry, runs in zip(rows, outcomes, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
-    return Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
+    result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
+    write(result, Path(out))
+    return result
 
 
 def _entry(given: str | Entry) -> Entry:

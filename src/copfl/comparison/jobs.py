@@ -25,7 +25,7 @@ from copfl.run_folder import RunFolder, claimed
 from copfl.settings import resolve
 
 FREE = {"data": {"dir", "code"}, "model": {"code"}, "run": {"checkpoint_every"}}  # where things are, not what they are
-MACHINE = {"run": {"device", "engine", "chunk"}}  # "auto" becomes what was chosen when the run begins
+MACHINE = {"run": {"device", "engine", "chunk", "precision"}}  # "auto" becomes what was chosen when the run begins
 PAUSE = 60.0  # seconds between checkpoints: a run that is quicker than that is begun again instead
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copfl.comparison.compare import Comparison, Row
+from copfl.comparison.rows import Comparison, Row
 from copfl.engine.checkpoint import write_bytes
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.compare import Comparison, Row
 from copfl.comparison.entries import described
 from copfl.comparison.intervals import LEVEL, Difference, Interval, Spread
 from copfl.comparison.results import ACCURACIES
+from copfl.comparison.rows import Comparison, Row
 from copfl.engine.checkpoint import write_bytes
 
 
@@ -241,14 +241,15 @@ def _plain(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def write(comparison: Comparison, out: Path) -> list[Path]:
-    """The files, once they are written."""
-    texts = {
-        "table.txt": as_text(comparison) + "\n",
-        "table.md": as_markdown(comparison),
-        "table.csv": as_csv(comparison),
-        "table.json": json.dumps(as_json(comparison), indent=1, ensure_ascii=False) + "\n",
-    }
-    for name, text in texts.items():
-        write_bytes(out / name, text.encode())
-    return [out / name for name in texts]
+FILES: dict[str, Callable[[Comparison], str]] = {
+    "table.txt": lambda found: as_text(found) + "\n",
+    "table.md": as_markdown,
+    "table.csv": as_csv,
+    "table.json": lambda found: json.dumps(as_json(found), indent=1, ensure_ascii=False) + "\n",
+}
+
+
+def write(comparison: Comparison, out: Path) -> None:
+    """Writes the table in all its forms."""
+    for name, text in FILES.items():
+        write_bytes(out / name, text(comparison).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -52,6 +53,7 @@ def _carried_out(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Pro
         return
     for job in jobs:
         yield job, _tried(job)
+        gc.collect()  # on a GPU, what the run recorded holds memory that the next one wants
 
 
 def _tried(job: Job) -> Problem:
@@ -66,7 +68,7 @@ def _tried(job: Job) -> Problem:
 def _side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Problem]]:
     """The same, in processes of which each imports torch once and then takes one run after the other."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
-    waiting, busy = deque(jobs), dict[connection.Connection, tuple[Any, Job]]()
+    waiting, busy, ended = deque(jobs), dict[connection.Connection, tuple[Any, Job]](), list[Any]()
     try:
         for _ in range(processes):
             ours, theirs = context.Pipe()
@@ -87,13 +89,15 @@ def _side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Pr
                     busy[pipe] = process, waiting.popleft()
                 else:
                     pipe.close()  # which tells the process to end
-                    del busy[pipe]
+                    ended.append(busy.pop(pipe)[0])
                 yield job, problem
     finally:
         for pipe, (process, _) in busy.items():
             process.terminate()
-            process.join()
             pipe.close()
+            ended.append(process)
+        for process in ended:
+            process.join()
 
 
 def _answer(pipe: connection.Connection, process: Any, job: Job) -> tuple[Problem, str | None]:

@@ -63,6 +63,14 @@ class Federation:
         """The shape of one sample."""
         return tuple(self.dataset.train.x.shape[1:])
 
+    def unheld(self, count: int) -> Tensor:
+        """Up to `count` training samples that no client holds, without their labels, evenly spread over the set."""
+        validation = self.partition.test if self.partition.test_from == "train" else ()
+        held = np.concatenate([*self.partition.train, *validation])
+        free = np.setdiff1d(np.arange(len(self.dataset.train)), held)
+        chosen = free[np.linspace(0, max(len(free) - 1, 0), min(count, len(free))).astype(np.int64)]
+        return torch.from_numpy(np.ascontiguousarray(self.dataset.train.x[chosen])).to(self.train.x.device)
+
 
 def label_counts(data: Data, classes: int) -> Tensor:
     """How many real samples of each class one client holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Writes the trees, and `about`, what a reader must know of them, as one safetensors file."""
+    """Writes the trees, and `about`, what a reader must know of them, as one safetensors file with a checksum."""
     from safetensors.torch import save as encode
 
     tensors = {
@@ -62,7 +63,16 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
         for name, part in trees.items()
         for place, t in tree.named(part)
     }
-    write_bytes(path, encode(tensors, {"about": json.dumps(dict(about), sort_keys=True)}))
+    text = json.dumps(dict(about), sort_keys=True)
+    write_bytes(path, encode(tensors, {"about": text, "sha256": _checksum(tensors, text)}))
+
+
+def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,12 +103,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"there is no checkpoint at {path}; the run ended before its first one, so start it again")
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "null"))
+            written = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        about = json.loads(written.get("about", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
-    if not isinstance(about, dict):
-        raise RunError(f"{path} is no checkpoint of copfl; restore it from a copy, or start the run again")
+    if written.get("sha256") != _checksum(tensors, written.get("about", "")):
+        raise RunError(f"{path} is damaged (its checksum differs); restore it from a copy, or start the run again")
     return tensors, about
 
 

@@ -36,18 +36,23 @@ class Done(NamedTuple):
     figures: Figures
 
 
+def as_it_is(f: Callable[[A], B], given: A, variant: object) -> B:
+    """f(given)."""
+    return f(given)
+
+
 class Mapping(NamedTuple):
     """How many clients go together, how a function of one client becomes one of rows, and how it is called."""
 
     name: str
     chunk: int
     over: Callable[[Callable[[Any], Any], Any], Any]
-    call: Callable[[Callable[[Any], Any], Any, object], Any] = lambda f, given, variant: f(given)
+    call: Callable[[Callable[[Any], Any], Any, object], Any] = as_it_is
 
 
 def one_by_one() -> Mapping:
     """Client after client: plain PyTorch, the reference, and what a debugger wants."""
-    return Mapping("one_by_one", 1, lambda f, rows: tree.stack([f(tree.row(rows, 0))]))
+    return Mapping("one_by_one", 1, alone)
 
 
 def all_at_once(chunk: int = 64) -> Mapping:
@@ -58,6 +63,11 @@ def all_at_once(chunk: int = 64) -> Mapping:
 def captured(chunk: int = 64) -> Mapping:
     """All at once, the program recorded in the first round as a CUDA graph and replayed in the others."""
     return Mapping("captured", chunk, vectorised, Recorder())
+
+
+def alone(f: Callable[[A], B], rows: A) -> B:
+    """f of the only row."""
+    return tree.stack([f(tree.row(rows, 0))])
 
 
 def vectorised(f: Callable[[A], B], rows: A) -> B:

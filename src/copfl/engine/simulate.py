@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ import torch
 from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.data.federation import Federation
-from copfl.data.plan import choose, plan
+from copfl.data.plan import MODEL, choose, hashed, plan
 from copfl.engine.mapping import Chunk, Done, Mapping, together
-from copfl.engine.store import MemoryStore, Store
+from copfl.engine.store import DiskStore, MemoryStore, Store
 from copfl.errors import UsageError
 from copfl.task import Task
 
@@ -40,10 +41,34 @@ class Round:
     clients: dict[str, np.ndarray[Any, np.dtype[np.float64]]]  # a value per id
 
 
-def begin(algorithm: AnyAlgorithm, task: Task, clients: int) -> State:
-    """The state before the first round, with the clients in memory."""
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Setting(NamedTuple):
+    """What every round of a simulation has in common."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    federation: Federation
+    mapping: Mapping
+    seed: int
+    batch: int
+
+
+class Crew(Protocol):
+    """Processes that train clients; see workers.py."""
+
+    def turns(self, state: State, parts: Sequence[Ids], look: bool) -> Iterator[Done]:
+        """What the turns of each part leave, in the order of the parts."""
+
+
+def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
+    """The state before the first round, with the clients in memory, or on `disk` in this file."""
     held = torch.full((clients,), torch.nan, dtype=torch.float64)
-    return State(algorithm.server_init(task, clients), MemoryStore(algorithm, task, clients), held)
+    store: Store = (
+        MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
+    )
+    return State(algorithm.server_init(task, clients), store, held)
 
 
 def simulate(
@@ -58,6 +83,7 @@ def simulate(
     batch: int = 32,
     participation: float = 1.0,
     look_every: int = 1,
+    crew: Crew | None = None,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then what the next round starts from.
 
@@ -69,13 +95,18 @@ def simulate(
         if value < least:
             raise UsageError(f"{name}={value} must be at least {least}")
     count = max(1, math.ceil(participation * federation.clients - 1e-9))
+    setting = Setting(algorithm, task, federation, mapping, seed, batch)
     while state.round < rounds:
         look = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
         ids = choose(seed, state.round, federation.clients, count)
+        parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         total, figures = None, []
-        # 1. Everybody who takes part gets its message, trains, and adds to the total as it comes.
-        for part in np.split(ids, range(mapping.chunk, len(ids), mapping.chunk)):
-            done = _together(algorithm, task, federation, mapping, state, part, seed, batch, look)
+        # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
+        if crew is None:
+            turns = (together_of(setting, state.server, state.clients, state.round, part, look) for part in parts)
+        else:
+            turns = crew.turns(state, parts, look)
+        for done in turns:
             total = done.total if total is None else tree.add(total, done.total)
             figures.append(done.figures)
         # 2. The server sees the total and nothing else.
@@ -90,7 +121,7 @@ def simulate(
 
 
 def _leave_out_masks(
-    state: State, ids: np.ndarray[Any, np.dtype[np.int64]], figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+    state: State, ids: Ids, figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
 ) -> None:
     """Takes the masks that the server holds already off the bytes, as the wire does, and notes which it holds now."""
     if "mask_mark" not in figures:
@@ -109,31 +140,28 @@ def _shares(
     return counted / counted.sum() if counted.sum() > 0 else counted
 
 
-def _together(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    mapping: Mapping,
-    state: State,
-    part: np.ndarray[Any, np.dtype[np.int64]],
-    seed: int,
-    batch: int,
-    look: bool,
-) -> Done:
+def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: bool) -> Done:
     """The turns of some clients, their totals already added up; their records go back to the store."""
+    algorithm, task, federation, mapping, seed, batch = setting
     ids = torch.from_numpy(part).to(task.device)
     order = plan(
-        seed, state.round, part, federation.train.sizes[part],
+        seed, round, part, federation.train.sizes[part],
         batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
     )  # fmt: skip
     chunk = Chunk(
-        server=state.server,
+        server=server,
         ids=ids,
-        clients=state.clients.rows(ids),
+        clients=clients.rows(ids),
         data=federation.train.rows(part),
         test=federation.test.rows(part),
         plan=order,
     )
-    done = together(algorithm, task, mapping, chunk, look)
-    state.clients.put(ids, done.client)
+    if task.device.type == "cpu":
+        # What a model draws itself, as dropout does, must not depend on which process trains whom and in what order.
+        with torch.random.fork_rng([]):
+            torch.manual_seed(int(hashed(seed, MODEL, round, int(part[0]))))
+            done = together(algorithm, task, mapping, chunk, look)
+    else:
+        done = together(algorithm, task, mapping, chunk, look)
+    clients.put(ids, done.client)
     return done._replace(client=None)

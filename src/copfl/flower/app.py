@@ -88,7 +88,7 @@ def init(
     (package / "client.py").write_text(CLIENT)
     (package / "server.py").write_text(SERVER)
     (package / "own.py").write_text(OWN)
-    (folder / ".gitignore").write_text("/keys/\n/.flwr/\n/nodes/\n/runs/\n/logs/\n")
+    (folder / ".gitignore").write_text("/keys/\n/.flwr/\n/.trial/\n/nodes/\n/runs/\n/logs/\n/superlink.db*\n")
     (folder / "pyproject.toml").write_text(_pyproject(folder.resolve().name, run, data, host, port, secure))
     (folder / "README.md").write_text(_readme(host, port, clients, secure))
     if secure:
@@ -99,12 +99,11 @@ def init(
     return folder
 
 
-def write_connection(folder: Path, host: str, port: int, secure: bool) -> None:
-    """Tells the `flwr` command, with FLWR_HOME=FOLDER/.flwr, where the SuperLink is."""
-    home = folder / ".flwr"
-    home.mkdir(exist_ok=True)
+def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = ".flwr") -> None:
+    """Tells the `flwr` command, with FLWR_HOME=FOLDER/HOME, where the SuperLink is."""
+    (folder / home).mkdir(exist_ok=True)
     how = f'root-certificates = "{(folder / "keys" / "ca.pem").resolve()}"' if secure else "insecure = true"
-    (home / "config.toml").write_text(
+    (folder / home / "config.toml").write_text(
         f'[superlink]\ndefault = "copfl"\n\n[superlink.copfl]\naddress = "{host}:{port}"\n{how}\n'
     )
 
@@ -214,7 +213,8 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$PWD/.flwr
 On the server ({host}), in this folder:
 
 ```bash
-flower-superlink {link if secure else "--insecure"} --host {host if is_loopback(host) else "0.0.0.0"} --port {port} \\
+flower-superlink {link if secure else "--insecure"} \\
+  --host {host if is_loopback(host) else "0.0.0.0"} --port {port} \\
   --database superlink.db --disable-runtime-dependency-installation
 ```
 {register if secure else ""}

@@ -52,7 +52,7 @@ def welcome(
                 results.append({"node": node, **numbers(about)})
                 say(f"node {node}: accuracy {about['accuracy_before']:.4f} before, {about['accuracy_after']:.4f} after")
             except CopflError as error:
-                say(f"node {node} was not personalised: {error}")
+                say(f"node {node}: {error}")
                 results.append({"node": node, "why": str(error)})
         time.sleep(pause)
     return results

@@ -38,11 +38,15 @@ class Processes:
     ) -> None:
         for name in reversed(list(self.running)):
             self.end(name, wait=0)
-        until = time.monotonic() + 10
-        while self.left() and time.monotonic() < until:
-            time.sleep(0.2)
-        for pid in self.left():
-            _signal(pid, signal.SIGKILL)
+        # What put itself into a group of its own ends when its parent does; what does not is ended, and then killed.
+        for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
+            until = time.monotonic() + seconds
+            while self.left() and time.monotonic() < until:
+                for process in self.running.values():
+                    process.poll()
+                time.sleep(0.1)
+            for pid in self.left():
+                _signal(pid, number)
         for process in self.running.values():
             process.wait(10)
 

@@ -20,6 +20,7 @@ from copfl.flower.processes import Processes, free_port, wait_for_port
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 HOST = "127.0.0.1"
+HOME = ".trial"  # FLWR_HOME of trials: the app's own connection stays as it is
 
 
 class Trial:
@@ -29,7 +30,7 @@ class Trial:
         self.folder, self.secure = folder.resolve(), secure
         self.port = free_port()
         self.keys = self.folder / "keys"
-        home = {"FLWR_HOME": str(self.folder / ".flwr")}
+        home = {"FLWR_HOME": str(self.folder / HOME)}
         self.processes = Processes(self.folder / "logs", {**QUIET, **home})
         self.node_ports: dict[str, int] = {}
         if secure and not (self.keys / "ca.pem").exists():
@@ -47,8 +48,8 @@ class Trial:
         tls = [text for name, file in files for text in (f"--ssl-{name}", str(self.keys / file))]
         secured = [*tls, "--enable-supernode-auth"] if self.secure else ["--insecure"]
         command = ["flower-superlink", *secured, "--host", HOST, "--port", str(self.port)]
-        database = ["--database", str(self.folder / ".flwr" / f"superlink-{self.port}.db")]
-        write_connection(self.folder, HOST, self.port, self.secure)
+        database = ["--database", str(self.folder / HOME / f"superlink-{self.port}.db")]
+        write_connection(self.folder, HOST, self.port, self.secure, HOME)
         process = self.processes.start("superlink", [*command, *database, "--disable-runtime-dependency-installation"])
         if not wait_for_port(self.port, process):
             raise RunError(f"the SuperLink did not start: {self.processes.tail('superlink')}")

@@ -1,0 +1,75 @@
+"""Every algorithm, recorded on the GPU in float64, against one client at a time on the CPU.
+
+    python benchmarks/check_gpu.py [ALGORITHM ...]
+
+No clock: this is the proof that the fast engine computes the same. Unequal clients, batch norm, five rounds, of which
+the last ones are replayed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from copfl import elementwise, tree
+from copfl.algorithms import ALGORITHMS
+from copfl.contract import SIZES, small_federation
+from copfl.engine.mapping import Mapping, captured, one_by_one
+from copfl.engine.simulate import State, begin, simulate
+from copfl.optim import Adam
+
+ROUNDS = 5
+
+
+def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], folded: bool) -> State:
+    task, federation = small_federation("batch", sizes, device)
+    task = task.for_many() if folded else task
+    algorithm = ALGORITHMS[name]() if name == "copfl" else ALGORITHMS[name](optimizer=Adam(lr=1e-3))
+    state = begin(algorithm, task, federation.clients)
+    for _ in simulate(algorithm, task, federation, mapping, state, rounds=ROUNDS, batch=4, look_every=2):
+        pass
+    return state
+
+
+def difference(a: object, b: object) -> float:
+    pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
+    return max((float((x.cpu().double() - y.cpu().double()).abs().max()) for x, y in pairs if x.numel()), default=0.0)
+
+
+def main() -> None:
+    names = sys.argv[1:] or sorted(ALGORITHMS)
+    failed = []
+    for name in names:
+        # The compiler takes seconds for every function, so only CO-PFL, which uses all of them, is tried compiled too.
+        for compiled in (False, True) if name == "copfl" else (False,):
+            elementwise.COMPILE = compiled
+            for sizes in (SIZES, (8, 8, 8, 8)):
+                clock = time.perf_counter()
+                try:
+                    gap = max(
+                        difference(a, b)
+                        for x, y in [
+                            (run(name, "cpu", one_by_one(), sizes, False), run(name, "cuda", captured(64), sizes, True))
+                        ]
+                        for a, b in ((x.server, y.server), (x.clients.all, y.clients.all))
+                    )
+                except Exception as error:  # every algorithm is tried, and the reason shown
+                    gap = float("inf")
+                    print(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+                good = gap < 1e-9
+                failed += [] if good else [name]
+                what = "compiled" if compiled else "as written"
+                print(
+                    f"{name:12} {what:10} {'unequal' if sizes == SIZES else 'equal':8} largest difference {gap:.1e} "
+                    f"{'ok' if good else 'NOT EQUAL'} ({time.perf_counter() - clock:.1f} s)",
+                    flush=True,
+                )
+                torch.cuda.empty_cache()
+    print("all equal" if not failed else f"not equal: {', '.join(sorted(set(failed)))}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

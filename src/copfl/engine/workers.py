@@ -1,0 +1,128 @@
+"""Worker processes that train clients side by side on a CPU, one thread each; the results are those of one process.
+
+Which clients go together in one program is the engine's choice and does not depend on the workers; each such part goes
+to whoever is free, the records are where all can reach them, and the totals are added in the order of the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from copfl import tree
+from copfl.engine.mapping import Done
+from copfl.engine.simulate import Ids, Setting, State, together_of
+from copfl.engine.store import Store
+from copfl.errors import RunError, UsageError
+
+
+class Workers:
+    """Processes that live as long as the `with` block, or as the process that started them."""
+
+    def __init__(self, setting: Setting, state: State, count: int) -> None:
+        if setting.task.device.type != "cpu":
+            raise UsageError(f"workers={count} is for the CPU; a GPU trains all clients of a round in one process")
+        import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
+
+        state.clients.share()
+        self.server = tree.each(lambda t: t.contiguous().clone().share_memory_(), state.server)
+        self.count = count
+        self.setting, self.store = setting, state.clients
+        self.processes: list[Any] = []
+        self.lines: list[Connection] = []
+
+    def __enter__(self) -> Workers:
+        spawn = multiprocessing.get_context("spawn")
+        given = (self.setting, self.store, self.server, torch.backends.mkldnn.enabled)
+        try:
+            for _ in range(self.count):
+                here, there = spawn.Pipe()
+                process = spawn.Process(target=_work, args=(there, *given), daemon=True)
+                with there:
+                    process.start()
+                self.processes.append(process)
+                self.lines.append(here)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.close()
+            raise UsageError(
+                f"this run cannot be sent to worker processes ({error}); define its model and algorithm in a module, "
+                "at the top level, or use workers=1"
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes: a line that is closed tells them, and who is in the middle of a turn is stopped."""
+        for line in self.lines:
+            line.close()
+        for process in self.processes:
+            process.terminate()
+            process.join()
+            process.close()
+        self.lines, self.processes = [], []
+
+    def turns(self, state: State, parts: Sequence[Ids], look: bool) -> Iterator[Done]:
+        """What the turns of each part leave, in the order of the parts."""
+        tree.each(lambda mine, new: mine.copy_(new), self.server, state.server)
+        waiting = list(enumerate(parts))[::-1]
+        busy: dict[Connection, int] = {}
+        done: dict[int, Done] = {}
+        for place in range(len(parts)):
+            while place not in done:
+                for line in self.lines:
+                    if line not in busy and waiting:
+                        busy[line], part = waiting.pop()
+                        with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed as its line is read
+                            line.send((state.round, part, look))
+                for line in wait(list(busy)):
+                    assert isinstance(line, Connection)
+                    done[busy.pop(line)] = self._answer(line)
+            yield done.pop(place)
+
+    def _answer(self, line: Connection) -> Done:
+        try:
+            answer = pickle.loads(line.recv_bytes())
+        except (EOFError, OSError) as error:
+            process = self.processes[self.lines.index(line)]
+            process.join(5)
+            raise RunError(
+                f"a worker process ended (exit code {process.exitcode}), perhaps for want of memory; "
+                "`copfl resume` goes on from the last checkpoint, with --set run.workers=1 if need be"
+            ) from error
+        if isinstance(answer, BaseException):
+            raise answer
+        assert isinstance(answer, Done)
+        return answer
+
+
+def _work(line: Connection, setting: Setting, store: Store, server: Any, mkldnn: bool) -> None:
+    """A worker's life: turns as they are asked for, until the line is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(mkldnn)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            round, part, look = line.recv()
+            line.send_bytes(_turns(setting, store, server, round, part, look))
+
+
+def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool) -> bytes:
+    """What the turns leave, or what went wrong, as bytes."""
+    try:
+        return pickle.dumps(together_of(setting, server, store, round, part, look), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            content = pickle.dumps(error)
+            pickle.loads(content)  # not every exception survives the journey
+            return content
+        return pickle.dumps(RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}"))

@@ -1,0 +1,183 @@
+"""FedPAC: statistics, phases and combined heads, by hand and by the conditions that a best mixture meets."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from copfl import tree
+from copfl.algorithms import fedpac
+from copfl.algorithms.fedpac import FedPAC, Server, Upload, combination
+from copfl.errors import UsageError
+from copfl.optim import Adam, Sgd, faster
+from copfl.parts import Mamo
+from copfl.task import Task, task_of
+from tests.algorithms.chain import (
+    LR,
+    PLAIN,
+    chain,
+    clients_of,
+    down_of,
+    numbers,
+    off,
+    one_at_a_time,
+    samples,
+    three_rounds,
+    turn_of,
+    vector,
+)
+
+
+def test_the_statistics_are_those_before_training_and_the_centroids_those_after() -> None:
+    """Features 2, 6 (class 0) and 4 (class 1); prior times mean is their sum over all three samples."""
+    task, data = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0), (2.0, 1))
+    turn = turn_of(fedpac(PLAIN, head_epochs=0), task, data, one_at_a_time([0]))
+    assert turn.upload.means.tolist() == [numbers(8 / 3), numbers(4 / 3)]
+    assert float(turn.upload.spread) == pytest.approx((56 / 3 - 64 / 9 - 16 / 9) / 3)
+    body = 2.0 - LR * off(0.5 * 2.0, 0) * 0.5
+    assert turn.upload.w.tolist() == numbers(body)
+    assert turn.upload.features.tolist() == [numbers(4 * body), numbers(2 * body)]
+    assert turn.upload.counts.tolist() == [2.0, 1.0]
+
+
+def test_the_head_goes_first_and_ten_times_as_fast() -> None:
+    task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
+    turn = turn_of(fedpac(PLAIN), task, data, one_at_a_time([0], [1]))
+    head = 0.5 - 10 * LR * off(0.5 * 2.0, 1) * 2.0
+    body = 2.0 - LR * off(head * 2.0 * 3.0, 0) * head * 3.0  # no centroids in the first round: nothing pulls
+    assert turn.upload.head.tolist() == numbers(head)
+    assert turn.upload.w.tolist() == numbers(body)
+
+
+def aligned(known: tuple[bool, bool]) -> float:
+    """The body after one step on the sample (3, class 0), when the centroids are 1 and -1."""
+    task, data = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0))
+    algorithm = fedpac(PLAIN, head_epochs=0, alignment=0.25)
+    down = down_of(algorithm, task)._replace(centroids=vector(1.0, -1.0)[:, None], known=torch.tensor(known))
+    with torch.no_grad():
+        turn = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([1]))
+    return float(turn.upload.w)
+
+
+def test_the_body_is_pulled_to_the_centroid_of_the_class() -> None:
+    """d/db of lambda (3 b - c)^2 is 6 lambda (3 b - c), at b = 2."""
+    plain = 2.0 - LR * off(0.5 * 2.0 * 3.0, 0) * 0.5 * 3.0
+    assert aligned((True, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 1))
+    assert aligned((False, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 4)), "not the own mean, (2 + 6) / 2"
+    assert aligned((False, False)) == pytest.approx(plain)
+
+
+def test_two_heads_by_hand() -> None:
+    """P_1 = diag(v1, v2 + |h1 - h2|^2), so a_1 is to a_2 as v2 + |h1 - h2|^2 to v1."""
+    weights = combination(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(weights, torch.tensor([[7 / 8, 1 / 8], [3 / 8, 5 / 8]], dtype=torch.float64))
+
+
+@given(st.integers(1, 10), st.integers(1, 6), st.integers(0, 2**31))
+def test_weights_lie_on_the_simplex_and_no_other_choice_is_better(clients: int, size: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(clients, size, dtype=torch.float64, generator=draw) + 100
+    spread = torch.rand(clients, dtype=torch.float64, generator=draw)
+    for i, a in enumerate(combination(means, spread)):
+        apart = means[i] - means
+        matrix = torch.diag(spread) + apart @ apart.T
+        assert (a >= 0).all()
+        assert float(a.sum()) == pytest.approx(1)
+        slope = matrix @ a
+        value, scale = float(a @ slope), float(matrix.diagonal().mean())
+        assert value <= float(matrix.diagonal().min()) + 1e-9 * scale, "one head alone is better"
+        assert float(slope.min()) >= value - 1e-7 * scale, "a little more of one head is better"
+
+
+def uploads(task: Task, clients: int) -> list[Upload]:
+    draw = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> Tensor:
+        return torch.rand(shape, dtype=torch.float64, generator=draw)
+
+    h = int(task.where("head").sum())
+    s, c, f = task.d - h, task.classes, 5
+    return [Upload(some(s), some(), some(h), some(c, f), some(), some(c, f), some(c)) for _ in range(clients)]
+
+
+def small() -> Task:
+    return three_rounds(fedpac(), norm="none")[0]
+
+
+def server_after(algorithm: FedPAC, task: Task, ids: list[int], given: list[Upload]) -> Server:
+    server = algorithm.server_init(task, 4)
+    parts = [algorithm.summand(task, server, torch.tensor(i), u) for i, u in zip(ids, given, strict=True)]
+    return algorithm.server_update(task, server, reduce(tree.add, parts))[0]
+
+
+def test_heads_are_matched_by_id() -> None:
+    task = small()
+    given, ids = uploads(task, 4), [2, 0, 3, 1]
+    straight, mixed = (server_after(fedpac(), task, order, given) for order in ([0, 1, 2, 3], ids))
+    torch.testing.assert_close(mixed.heads[ids], straight.heads)
+    torch.testing.assert_close(mixed.w, straight.w)
+    torch.testing.assert_close(fedpac().downlink(mixed, torch.tensor([3, 1])).head, straight.heads[[2, 3]])
+
+
+def test_only_those_who_took_part_are_combined() -> None:
+    task = small()
+    given = uploads(task, 2)
+    server, first = server_after(fedpac(), task, [3, 1], given), fedpac().server_init(task, 4)
+    assert torch.equal(server.heads[[0, 2]], first.heads[[0, 2]])
+    rows = torch.stack([u.means.flatten() for u in given])
+    weights = combination(rows, torch.stack([u.spread for u in given]))
+    torch.testing.assert_close(server.heads[[3, 1]], weights @ torch.stack([u.head for u in given]))
+
+
+def test_centroids_are_weighted_by_the_samples_of_the_class() -> None:
+    task, algorithm = chain(1.0, 1.0), fedpac()
+    first = algorithm.server_init(task, 2)._replace(centroids=vector(7.0, 7.0)[:, None])
+    one = Upload(
+        vector(0), vector(4)[0], vector(0), vector(0, 0)[:, None], vector(1)[0], vector(6, 0)[:, None], vector(3, 0)
+    )
+    two = one._replace(features=vector(10, 0)[:, None], counts=vector(1, 0))
+    parts = [algorithm.summand(task, first, torch.tensor(i), u) for i, u in enumerate((one, two))]
+    server, _ = algorithm.server_update(task, first, reduce(tree.add, parts))
+    assert server.centroids.tolist() == [[4.0], [7.0]], "16 / 4, and a class that nobody holds keeps its own"
+    assert server.known.tolist() == [True, False]
+
+
+def test_one_client_alone_keeps_its_head() -> None:
+    task = small()
+    given = uploads(task, 1)
+    torch.testing.assert_close(server_after(fedpac(), task, [2], given).heads[2], given[0].head)
+
+
+def test_each_phase_keeps_moments_of_its_own() -> None:
+    task, state, _ = three_rounds(fedpac(Adam(keep=True)))
+    clients, head = clients_of(state), task.where("head")[: task.d]
+    assert not clients.head_moments.u[:, ~head].any()
+    assert not clients.body_moments.u[:, head].any()
+    assert clients.body_moments.u[:, ~head].any()
+
+
+def test_faster_multiplies_the_rate_of_any_optimizer() -> None:
+    for optimizer in (Sgd(lr=0.5), Adam(lr=0.5), Mamo(lr=0.5)):
+        assert faster(optimizer, 3) == dataclasses.replace(optimizer, lr=1.5)
+    nameless: Any = object()
+    with pytest.raises(UsageError, match="no learning rate"):
+        faster(nameless, 3)
+
+
+def test_a_head_must_be_linear() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 4, 6), nn.Flatten())
+    with pytest.raises(UsageError, match="Linear head"):
+        fedpac().server_init(task_of(model, 4, head="1"), 2)
+
+
+@pytest.mark.parametrize("wrong", [{"head_speed": 0.0}, {"alignment": -1.0}, {"epochs": 0}, {"head_epochs": -1}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        fedpac(**wrong)

@@ -1,0 +1,138 @@
+"""KT-pFL: lessons, answers and coefficients by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from copfl import tree
+from copfl.algorithms import ktpfl, local
+from copfl.algorithms.ktpfl import Down, Server, Total, onto_simplex
+from copfl.contract import small_federation
+from copfl.errors import UsageError
+from copfl.optim import Sgd
+from copfl.task import Task
+from tests.algorithms.chain import clients_of, numbers, one_at_a_time, samples, three_rounds, vector
+from tests.toys import rounds_of, slopes
+
+PLAIN = Sgd(0.5, 0.0, 0.0)
+
+
+def sigma(z: float) -> float:
+    return 1 / (1 + math.exp(-z))
+
+
+def public(task: Task, *x: float) -> Task:
+    return dataclasses.replace(task, public=vector(*x)[:, None])
+
+
+def test_a_turn_by_hand() -> None:
+    """The softened answer to x is sigma(a x / T); the distance to the teacher falls by (sigma(a x / T) - t) x / T."""
+    task, algorithm = public(slopes(1.0), 2.0, -1.0), ktpfl(PLAIN, temperature=4.0, batch=1)
+    teacher = torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)
+    down, data = Down(teacher, torch.tensor(True)), samples((3.0, 0))
+    with torch.no_grad():
+        turn = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([0]))
+    a = 1.0
+    for x, t in ((2.0, 0.8), (-1.0, 0.5)):
+        a -= 0.5 * (sigma(a * x / 4) - t) * x / 4
+    a -= 0.5 * sigma(a * 3.0) * 3.0
+    assert turn.client.w.tolist() == numbers(a)
+    assert turn.upload.answers[:, 1].tolist() == numbers(sigma(a * 2.0 / 4), sigma(-a / 4))
+
+
+def test_without_a_teacher_it_is_local_training() -> None:
+    task, federation = small_federation("batch", (5, 9, 3))
+    first, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 1, batch=4)
+    alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 1, batch=4)
+    everybody = torch.arange(3)
+    torch.testing.assert_close(first.clients.rows(everybody).w, alone.clients.rows(everybody).own, rtol=0, atol=1e-12)
+    second, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 2, batch=4)
+    alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 2, batch=4)
+    assert not torch.allclose(second.clients.rows(everybody).w, alone.clients.rows(everybody).own)
+
+
+def test_the_coefficients_take_one_step_by_hand() -> None:
+    """Two clients whose answers differ by u in every entry: the loss of c_1 is u^2 c_12^2 and a penalty."""
+    task, algorithm = public(slopes(0.0), 1.0), ktpfl(penalty=0.1)
+    answers = torch.tensor([[[0.4, 0.6]], [[0.7, 0.3]]], dtype=torch.float64)  # u = 0.3
+    server, figures = algorithm.server_update(task, algorithm.server_init(task, 2), Total(answers, vector(1.0, 1.0)))
+    # The slope of row 1 at (1/2, 1/2) is (-u^2 / 2, u^2 / 2), its steepest change u^2 + 2 * penalty / 2.
+    step = 0.3**2 / 2 / (0.3**2 + 0.1)
+    first = min(1.0, 0.5 + step)
+    torch.testing.assert_close(
+        server.coefficients, torch.tensor([[first, 1 - first], [1 - first, first]], dtype=torch.float64)
+    )
+    torch.testing.assert_close(server.teachers[0], first * answers[0] + (1 - first) * answers[1])
+    assert float(figures["own_coefficient"]) == pytest.approx(first)
+
+
+@pytest.mark.parametrize(("penalty", "start", "end"), [(1e6, 1.0, 0.25), (0.0, 0.25, 1.0)])
+def test_the_penalty_decides_between_the_others_and_oneself(penalty: float, start: float, end: float) -> None:
+    task, algorithm = public(slopes(0.0), 1.0, 2.0, 3.0, 4.0), ktpfl(penalty=penalty)
+    draw = torch.Generator().manual_seed(0)
+    answers = torch.rand(4, 4, 2, dtype=torch.float64, generator=draw).softmax(2)
+    eye = torch.eye(4, dtype=torch.float64)
+    server = algorithm.server_init(task, 4)._replace(coefficients=eye * start + (1 - eye) * (1 - start) / 3)
+    for _ in range(2000):
+        server, _ = algorithm.server_update(task, server, Total(answers, torch.ones(4, dtype=torch.float64)))
+    torch.testing.assert_close(server.coefficients, eye * end + (1 - eye) * (1 - end) / 3, atol=1e-3, rtol=0)
+
+
+def test_rows_add_up_to_one_and_only_the_known_are_quoted() -> None:
+    _, state, _ = three_rounds(ktpfl(penalty=0.01, temperature=1.0), participation=0.5)
+    server: Server = state.server
+    torch.testing.assert_close(server.coefficients.sum(1), torch.ones(4, dtype=torch.float64))
+    assert (server.coefficients >= 0).all()
+    assert not server.coefficients[:, ~server.known].any()
+    torch.testing.assert_close(server.teachers.sum(2), torch.ones_like(server.teachers[..., 0]))
+
+
+def test_who_did_not_take_part_is_quoted_with_the_last_answers() -> None:
+    task, algorithm = public(slopes(0.0), 1.0), ktpfl()
+    first = torch.tensor([[[0.4, 0.6]], [[0.7, 0.3]]], dtype=torch.float64)
+    server, _ = algorithm.server_update(task, algorithm.server_init(task, 2), Total(first, vector(1.0, 1.0)))
+    new = torch.tensor([[[0.1, 0.9]], [[0.0, 0.0]]], dtype=torch.float64)
+    server, _ = algorithm.server_update(task, server, Total(new, vector(1.0, 0.0)))
+    assert server.answers.tolist() == [[[0.1, 0.9]], [[0.7, 0.3]]]
+
+
+def test_no_weight_ever_travels() -> None:
+    task, state, shown = three_rounds(ktpfl())
+    answers = torch.zeros(6, 4, dtype=torch.float64)  # six public samples, four classes
+    assert shown[0].clients["bytes_up"].tolist() == [float(tree.nbytes(answers))] * 4
+    assert clients_of(state).w.shape == (4, task.layout.size)
+
+
+@given(st.integers(1, 8), st.integers(0, 2**31), st.floats(0.01, 100))
+def test_onto_the_simplex(size: int, seed: int, spread: float) -> None:
+    """The nearest point is max(v - tau, 0) for one tau."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = spread * torch.randn(3, size, dtype=torch.float64, generator=draw)
+    allowed = torch.rand(size, generator=draw) < 0.7
+    allowed[0] = True
+    nearest = onto_simplex(rows, allowed)
+    assert (nearest >= 0).all()
+    assert not nearest[:, ~allowed].any()
+    torch.testing.assert_close(nearest.sum(1), torch.ones(3, dtype=torch.float64))
+    for row, point in zip(rows, nearest, strict=True):
+        tau = (row - point)[point > 0]
+        assert float(tau.max() - tau.min()) < 1e-9 * spread
+        assert (row[allowed & (point == 0)] <= tau.max() + 1e-9 * spread).all()
+
+
+def test_it_says_what_is_missing_without_public_samples() -> None:
+    with pytest.raises(UsageError, match="public samples that no client holds"):
+        ktpfl().server_init(slopes(0.0), 2)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"batch": 0}, {"penalty": -1.0}, {"distil_epochs": -1}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        ktpfl(**wrong)

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.comparison.compare import compare, sweep
+from copfl.comparison.tables import FILES
+from copfl.data.partition import Partition
+from copfl.errors import CopflError, UsageError
+from copfl.prepare import prepare
+from tests.commands import command, environment
+from tests.comparison.small import base, clouds, line, numbers
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return clouds(tmp_path / "clouds.npz")
+
+
+def folders(out: Path, part: str) -> dict[str, int]:
+    """The run folders, and when each was last written to."""
+    return {p.parent.name: p.stat().st_mtime_ns for p in sorted((out / part).glob("*/rounds.jsonl"))}
+
+
+def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_path: Path, data: Path) -> None:
+    rows, said = ["copfl:score=none", "local"], list[str]()
+    first = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", say=said.append)
+    assert len(said) == 4
+    before = folders(tmp_path / "a", "runs")
+    assert len(before) == 4
+    assert {path.name for path in (tmp_path / "a").glob("table.*")} == {*FILES}
+    again = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", say=said.append)
+    assert said[4:] == ["4 of 4 runs are there already"]
+    assert folders(tmp_path / "a", "runs") == before
+    elsewhere = compare(rows, [0, 1], base(data), tmp_path / "b", reference="local")
+    assert numbers(first) == numbers(again) == numbers(elsewhere)
+    more = compare([*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", say=said.append)
+    assert "4 of 9 runs are there already" in said
+    assert numbers(more)["rows"][0]["per_seed"]["accuracy"][:2] == numbers(first)["rows"][0]["per_seed"]["accuracy"]
+
+
+def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
+    found = compare(["copfl", "local"], [0, 1], base(data), tmp_path / "a", last=2)
+    assert found.reference == "copfl"  # the first, where none is named
+    copfl_row, local_row = found.rows
+    size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 8}
+    alone = [
+        copfl.run("local", str(data), model="mlp", partition="iid", mlp={"width": 4}, seed=seed, **size)
+        for seed in (0, 1)
+    ]
+    expected = [result.accuracy[-2:].mean() for result in alone]
+    assert local_row.per_seed()["accuracy"] == pytest.approx(expected)
+    gains = [run.mean("accuracy") for run in local_row.outcomes], [run.mean("accuracy") for run in copfl_row.outcomes]
+    assert local_row.differences["accuracy"].mean == pytest.approx(np.subtract(*gains).mean())
+    assert copfl_row.differences == {}
+
+
+def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
+    tune = {"lr": [0.5, 0.05], "copfl.rate": [0.1, 0.3]}
+    out = tmp_path / "a"
+    found = compare(["copfl", "local"], [0, 1], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25)
+    parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
+    assert len(parts) == (4 + 2) * 2  # trials times tuning seeds
+    whole = {s: prepare([{**base(data), "run": {**base(data)["run"], "seed": s}}]).federation.partition for s in (1, 2)}
+    for part in parts:
+        assert part.test_from == "train"
+        for train, test, both in zip(part.train, part.test, whole[part.keywords["seed"]].train, strict=True):
+            assert not set(train) & set(test)
+            assert sorted([*train, *test]) == sorted(both)
+            assert len(test) == 10  # a quarter of 40
+    finals = [Partition.load(path) for path in (out / "runs").glob("*/partition.json")]
+    assert {part.test_from for part in finals} == {"test"}
+    # Other test samples: everything about the tuning is the same, byte for byte, and what is reported is not.
+    tables = base(clouds(tmp_path / "other.npz", test_seed=2))
+    other = compare(["copfl", "local"], [0, 1], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25)
+    assert [row["trials"] for row in numbers(found)["rows"]] == [row["trials"] for row in numbers(other)["rows"]]
+    assert numbers(found)["rows"][0]["per_client"] != numbers(other)["rows"][0]["per_client"]
+
+
+def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> None:
+    found = compare(["fedavg", "local"], [0], base(data, rounds=12), tmp_path / "a", tune={"lr": [1e-9, 0.3]}, last=1)
+    for row in found.rows:
+        assert row.tuned.chosen == {"optimizer": {"lr": 0.3}}  # the other one does not move
+        best = max(trial.accuracy for trial in row.tuned.trials)
+        assert [t.accuracy for t in row.tuned.trials] == [pytest.approx(t.accuracy) for t in row.tuned.trials]
+        assert row.tuned.trials[1].accuracy == best
+    plain = compare(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
+    assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
+    assert found.notes == ["At an end of what was tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."]
+
+
+def test_equals_are_decided_by_the_order_and_unequal_budgets_are_told(tmp_path: Path, data: Path) -> None:
+    tune = {"copfl.rate": [0.1, 0.11, 0.12], "copfl.budget": [0.0]}  # nothing may turn personal, so the rate is idle
+    found = compare(["local", "copfl"], [0], base(data), tmp_path / "a", tune=tune)
+    assert found.rows[0].tuned.trials == []
+    assert found.rows[1].tuned.chosen == {"copfl": {"rate": 0.1, "budget": 0.0}}
+    assert found.notes[-1].startswith("The rows did not try equally many settings (local 0, copfl 3)")
+
+
+def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
+    over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [4, 8]}
+    found = sweep(over, [0, 1], base(data), tmp_path / "a")
+    assert [row.label for row in found.rows] == [
+        "rate=0.1 run.batch=4", "rate=0.1 run.batch=8", "rate=0.3 run.batch=4", "rate=0.3 run.batch=8",
+    ]  # fmt: skip
+    same = compare(["copfl:rate=0.3"], [0, 1], base(data), tmp_path / "b")
+    assert same.rows[0].per_seed()["accuracy"] == found.rows[3].per_seed()["accuracy"]
+    assert "copfl.rate down, run.batch across" in str(found)
+    assert found.title.startswith("copfl on clouds.npz, 2 clients, 3 rounds")
+
+
+def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Path) -> None:
+    tables = {**base(data), "algorithm": {"name": "local", "epochs": 2}}
+    found = sweep({"run.clients": [2, 4], "lr": [0.1]}, [0], tables, tmp_path / "a")
+    assert [len(row.outcomes[0].clients["accuracy"]) for row in found.rows] == [2, 4]
+    assert found.title == "local on clouds.npz, 3 rounds, seed 0"
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "message"),
+    [
+        ([], {}, "nothing to compare; name some algorithms"),
+        (["copfl"], {"seeds": []}, "names no seed"),
+        (["copfl", "copfl"], {}, 'two rows are called "copfl"'),
+        (["copfl:raet=0.1"], {}, 'no copfl option "raet"; did you mean "rate"?'),
+        (["copfl"], {"reference": "fedavg"}, 'no row to be the reference: "fedavg".* Known: copfl'),
+        (["copfl"], {"tune": {"learning_rate": [1]}}, 'the key "learning_rate" must be lr'),
+        (["copfl"], {"tune": {"optimizer.lrr": [1]}}, 'no mamo option "lrr"; did you mean "lr"?'),
+        (
+            ["copfl"],
+            {"tune": {"fedavg.epochs": [1, 2]}},
+            'settings of "fedavg" are for no entry; those use copfl, mamo',
+        ),
+        (["copfl"], {"tune": {"optimzer.lr": [1, 2]}}, 'no table "optimzer"; did you mean "optimizer"?'),
+        (["copfl"], {"tune": {"run.seed": [1, 2]}}, "run.seed is the same for every row"),
+        (["copfl"], {"tune": {"lr": [0.1]}, "tune_seeds": []}, "--tune-seeds names no seed"),
+        (["copfl"], {"tune": {"lr": [0.1]}, "validation": 1.5}, "the fraction to hold out is between 0 and 1"),
+        (["copfl"], {"last": 0}, "last=0 must be"),
+        (["copfl"], {"jobs": 0}, "jobs=0 must be"),
+        (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, r"\[algorithm\] is for one run"),
+        (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "name the seeds with --seeds"),
+        (["copfl"], {"base_tables": {"data": {"name": "nothing.npz"}}}, "nothing.npz"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_the_first_run(
+    tmp_path: Path, data: Path, entries: list[str], options: dict[str, object], message: str
+) -> None:
+    given: dict[str, object] = {"seeds": [0], "base_tables": base(data), "out": tmp_path / "a", **options}
+    with pytest.raises(CopflError, match=message):
+        compare(entries, **given)  # type: ignore[arg-type]
+    assert not (tmp_path / "a" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({}, "nothing to sweep over"),
+        ({"run.seed": [1, 2]}, "name the seeds with --seeds"),
+        ({"fedavg.epochs": [1, 2]}, 'settings of "fedavg" are for no entry'),
+        ({"copfl.raet": [1, 2]}, 'did you mean "rate"'),
+    ],
+)
+def test_sweeps_that_are_not_allowed(tmp_path: Path, data: Path, over: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sweep(over, [0], base(data), tmp_path / "a")
+
+
+def wait_for_free(out: Path) -> None:
+    """Returns when no process holds a run folder any more."""
+    for path in out.rglob(".lock"):
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Path) -> None:
+    """In two processes, killed with runs finished, running and to come; then in this one."""
+    rows, tables = ["copfl", "fedavg", "local"], base(data, rounds=12)
+    expected = numbers(compare(rows, [0, 1], tables, tmp_path / "whole"))
+    out = tmp_path / "killed"
+    words = line(data, out, "--rounds", "12", "--algorithms", ",".join(rows), "--seeds", "0,1", "--jobs", "2")
+    with subprocess.Popen(command(*words), env=environment(), stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while len(folders(out, "runs")) < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+    begun = folders(out, "runs")
+    assert 3 <= len(begun) < 6, "it was to be killed half-way"
+    said = list[str]()
+    wait_for_free(out)  # the workers notice that they are alone, and go
+    assert numbers(compare(rows, [0, 1], tables, out, say=said.append)) == expected
+    assert not list(out.rglob(".lock"))
+    assert said
+
+
+def test_torch_and_numpy_are_enough(tmp_path: Path, data: Path) -> None:
+    """On a machine with nothing else: plain text, no pictures, and unfinished runs begin again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import sys
+for name in ("typer", "click", "rich", "sklearn", "scipy", "PIL", "safetensors", "matplotlib"):
+    sys.modules[name] = None
+import copfl
+found = copfl.compare(["copfl", "local"], [0, 1], {base(data)!r}, {str(tmp_path / "a")!r})
+print(found)
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "Difference to copfl" in done.stdout
+    assert (tmp_path / "a" / "table.txt").read_text() == done.stdout

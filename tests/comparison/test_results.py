@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from copfl.comparison.jobs import Job
+from copfl.comparison.results import last_looks, outcome_of, worst_of
+from copfl.data.partition import Partition
+from copfl.errors import DataError
+
+nan = np.nan
+
+
+def run(path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 1, 1)) -> Job:
+    """The folder of a run with these rounds, each given as its clients and their figures."""
+    path.mkdir()
+    lines = [
+        {
+            "round": k,
+            "clients": line.pop("clients", [0, 1, 2]),
+            "per_client": {"bytes_up": [8], "bytes_down": [6], **line},
+        }
+        for k, line in enumerate(rounds, 1)
+    ]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seconds = [9.0, 1.0, 3.0, 2.0, 2.0][: len(lines)]
+    timing = ({"round": number, "seconds": s} for number, s in enumerate(seconds, 1))
+    (path / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timing))
+    parts = tuple(np.arange(3 * n, 3 * n + 3) for n in range(3))
+    test = tuple(part[: 3 * some] for part, some in zip(parts, tested, strict=True))
+    Partition(parts, test, "by hand").save(path / "partition.json")
+    return Job("toy", 0, {}, path)
+
+
+def look(*after: float | None, **more: Any) -> dict[str, Any]:
+    values = {name: list(after) for name in ("accuracy", "accuracy_before", "accuracy_global")}
+    return {**values, **more}
+
+
+def test_a_value_is_the_mean_of_the_last_looks_of_each_client(tmp_path: Path) -> None:
+    found = outcome_of(run(tmp_path / "run", [look(0, 0, 0), {}, look(0.2, 0.4, 0.6), look(0.4, 0.4, 0.9)]), last=2)
+    assert found.clients["accuracy"] == pytest.approx([0.3, 0.4, 0.75])
+    assert found.mean("accuracy") == pytest.approx(1.45 / 3)
+    assert found.rounds.tolist() == [1, 3, 4]  # the second had no look
+    assert found.curve == pytest.approx([0, 0.4, 1.7 / 3])
+    assert found.best == pytest.approx(1.7 / 3)
+    assert found.worst == pytest.approx(0.3)  # a tenth of three clients is one
+    assert (found.bytes_up, found.bytes_down) == (8, 6)
+    assert found.seconds == 2  # the median of 1, 3, 2: the first round warms up
+
+
+def test_a_client_that_was_away_has_its_own_last_looks(tmp_path: Path) -> None:
+    lines = [look(0.1, 0.2, clients=[0, 1]), look(0.3, 0.5, clients=[0, 2]), look(0.5, 0.4, clients=[0, 1])]
+    found = outcome_of(run(tmp_path / "run", lines), last=2)
+    assert found.clients["accuracy"] == pytest.approx([0.4, 0.3, 0.5])
+
+
+def test_a_broken_model_counts_as_nought_and_no_samples_as_nothing(tmp_path: Path) -> None:
+    found = outcome_of(run(tmp_path / "run", [look(1, None, None)], tested=(1, 1, 0)), last=1)
+    assert np.array_equal(found.clients["accuracy"], [1, 0, nan], equal_nan=True)
+    assert found.broken == 1
+    assert found.mean("accuracy") == 0.5
+    with pytest.raises(DataError, match="no client has samples to be tested on"):
+        outcome_of(run(tmp_path / "other", [look(1, 1, 1)], tested=(0, 0, 0)))
+
+
+def test_the_worst_tenth() -> None:
+    values = np.arange(20, 0, -1) / 20
+    assert worst_of(values) == pytest.approx((0.05 + 0.10) / 2)
+    assert worst_of(np.append(values, nan)) == worst_of(values)
+    assert worst_of(np.append(values, 1.0)) == pytest.approx((0.05 + 0.10 + 0.15) / 3)  # 2.1 clients are three
+
+
+def test_last_looks_of_fewer_than_asked() -> None:
+    assert np.array_equal(last_looks(np.array([[1.0, nan], [2.0, nan]]), 5), [1.5, nan], equal_nan=True)

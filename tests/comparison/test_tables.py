@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from copfl.comparison.entries import Entry
+from copfl.comparison.intervals import difference
+from copfl.comparison.results import ACCURACIES, Outcome
+from copfl.comparison.rows import Comparison, Row
+from copfl.comparison.tables import as_csv, as_json, as_markdown, as_text
+from copfl.comparison.tuning import Trial, Tuned
+
+
+def outcome(*accuracies: float, broken: int = 0) -> Outcome:
+    values = np.array(accuracies)
+    clients = {"accuracy": values, "accuracy_before": values / 2, "accuracy_global": values / 4}
+    return Outcome(clients, np.array([1, 2]), np.array([0.1, values.mean()]), 1500.0, 2.5e6, 0.5, broken)
+
+
+def comparison(seeds: int = 2) -> Comparison:
+    first, second = [outcome(0.5, 0.7), outcome(0.6, 0.8)][:seeds], [outcome(0.4, 0.6), outcome(0.5, 0.8)][:seeds]
+    gains = {
+        name: difference([run.clients[name] for run in second], [run.clients[name] for run in first])
+        for name in ACCURACIES
+    }
+    tuned = Tuned([Trial({"optimizer": {"lr": 0.1}}, 0.25), Trial({"optimizer": {"lr": 0.01}}, 0.75)])
+    rows = [Row(Entry("copfl", "copfl", {}), first, tuned), Row(Entry("local", "local", {}), second, tuned, gains)]
+    return Comparison("toys", rows, list(range(seeds)), 5, "copfl", notes=["a note."])
+
+
+def test_the_text_by_hand() -> None:
+    lines = as_text(comparison()).splitlines()
+    # seeds 60 and 70: 65 ± 7.07; the worst clients 50 and 60
+    accuracies = ["65.0 ± 7.1", "32.5 ± 3.5", "16.2 ± 1.8", "55.0 ± 7.1", "65.0 ± 7.1"]
+    assert re.split(" {2,}", lines[4]) == ["copfl", *accuracies, "1.5 kB", "2.5 MB", "0.50 ± 0.00"]
+    (line,) = (text for text in lines if text.startswith("local") and "distinguishable" in text)
+    # gains -10, -10 and -10, 0: means -10 and -5, -7.5 ± 12.706 * 2.5
+    assert line.split() == ["local", "-7.5", "[-39.3,", "+24.3]", "[-10.0,", "-5.0]", "not", "distinguishable"]
+    assert "Difference to copfl" in as_text(comparison())
+    (line,) = (text for text in lines if text.startswith("local") and "lr" in text)
+    assert re.split(" {2,}", line) == ["local", "lr=0.01", "lr=0.1: 25.0, lr=0.01: 75.0"]
+    assert lines[-1] == "Note: a note."
+    assert max(map(len, lines)) <= 100
+
+
+def test_of_one_seed_there_is_no_spread_and_no_verdict() -> None:
+    text = " ".join(as_text(comparison(seeds=1)).split())
+    assert "copfl 60.0 30.0 15.0 50.0" in text
+    assert "± standard" not in text
+    assert "One seed says nothing about the next" in text
+    (gain,) = (row["differences"]["accuracy"] for row in as_json(comparison(seeds=1))["rows"][1:])
+    assert gain["over_seeds"] == [None, None]
+    assert gain["verdict"] == "not distinguishable"
+
+
+def test_markdown_has_the_same_grids() -> None:
+    text = as_markdown(comparison())
+    assert "| copfl | 65.0 ± 7.1 | 32.5 ± 3.5 |" in text
+    assert "| local | -7.5 | [-39.3, +24.3] | [-10.0, -5.0] | not distinguishable |" in text
+    assert text.count("| --- |") == 3
+
+
+def test_csv_has_every_number_as_it_is() -> None:
+    copfl, local = csv.DictReader(io.StringIO(as_csv(comparison())))
+    assert float(copfl["accuracy_mean"]) == pytest.approx(0.65)
+    assert float(copfl["accuracy_spread"]) == pytest.approx(math.sqrt(0.005))
+    assert (copfl["accuracy_difference_mean"], copfl["verdict"]) == ("", "")
+    assert float(local["accuracy_difference_mean"]) == pytest.approx(-0.075)
+    assert local["chosen"] == "optimizer.lr=0.01"
+    assert (local["seeds"], local["trials"], local["bytes_up_mean"]) == ("2", "2", "1500.0")
+    (first, *_) = csv.DictReader(io.StringIO(as_csv(comparison(seeds=1))))
+    assert first["accuracy_spread"] == ""
+
+
+def test_json_goes_down_to_the_clients() -> None:
+    content = json.loads(json.dumps(as_json(comparison()), allow_nan=False))
+    assert content["rows"][0]["per_client"]["accuracy"] == [[0.5, 0.7], [0.6, 0.8]]
+    assert content["rows"][1]["per_seed"]["accuracy"] == pytest.approx([0.5, 0.65])
+    assert content["rows"][0]["curves"][0] == {"round": [1, 2], "accuracy": [0.1, 0.6]}
+
+
+def test_a_sweep_over_two_keys_has_a_map() -> None:
+    rows = [Row(Entry("copfl", f"cell {i}", {}), [outcome(0.1 * i)]) for i in range(4)]
+    grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 1]}
+    lines = as_text(Comparison("toys", rows, [0], 5, over=grid)).splitlines()
+    assert lines[-5:] == [
+        "",
+        "copfl.rate   0.1     1",
+        "----------------------",
+        "0.05         0.0  10.0",
+        "0.5         20.0  30.0",
+    ]

@@ -1,0 +1,150 @@
+"""The app that `init` writes, the certificates, the processes, and Flower's messages as packets."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copfl.errors import RunError, UsageError, WireError
+from copfl.flower.app import about, init
+from copfl.flower.certificates import is_loopback
+from copfl.flower.folder import Folder, started_before
+from copfl.flower.processes import Processes
+from copfl.flower.settings import settings_of
+
+
+def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
+    folder = init(tmp_path / "My Clinic", model="mlp", config={"options.rate": 0.1, "rounds": 7})
+    known = about(folder)
+    settings = settings_of(known["config"])
+    assert (settings.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
+    assert known["config"]["options.rate"] == 0.1
+    assert known["config"]["options.budget"] == 0.5  # whatever can be set is written, for Flower overrides nothing else
+    assert known["config"]["optimizer.name"] == "mamo"
+    assert known["secure"] is False
+    assert not (folder / "keys").exists()
+    with pytest.raises(RunError, match="holds an app already"):
+        init(folder)
+
+
+def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    wrongs: list[dict[str, Any]] = [{"algorithm": "fedpack"}, {"model": "cnnn"}, {"config": {"round": 3}}]
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match="did you mean"):
+            init(tmp_path / "app", **wrong)
+    assert not (tmp_path / "app").exists()
+    with pytest.raises(RunError, match="holds no app"):
+        about(tmp_path)
+
+
+def test_a_host_that_others_can_reach_is_secure(tmp_path: Path) -> None:
+    assert not is_loopback("fl.example.org")
+    with pytest.raises(UsageError, match="needs certificates and node keys"):
+        init(tmp_path / "open", host="fl.example.org", secure=False)
+
+
+def test_certificates_and_keys(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason='certificates come with Flower: pip install "copfl[flower]"')
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    folder = init(tmp_path / "app", host="fl.example.org", clients=2)
+    keys = folder / "keys"
+    root, server = (x509.load_pem_x509_certificate((keys / name).read_bytes()) for name in ("ca.pem", "server.pem"))
+    server.verify_directly_issued_by(root)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    for n in range(2):
+        private = load_ssh_private_key((keys / f"node-{n}").read_bytes(), None)
+        assert private.public_key() == load_ssh_public_key((keys / f"node-{n}.pub").read_bytes())
+    for name in ("ca.key", "server.key", "node-0", "node-1"):
+        assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
+    assert about(folder)["secure"]
+    assert "--enable-supernode-auth" in (folder / "README.md").read_text()
+
+
+def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    folder = init(tmp_path / "app", host="fl.example.org", clients=2)
+    (folder / "nodes" / "0").mkdir(parents=True)
+    (folder / "nodes" / "0" / "secret.json").write_text("{}")
+    (folder / "keys" / "secret.toml").write_text("")
+    with Processes(folder / "logs", {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}) as one:
+        one.call("flwr build", ["flwr", "build", "--app", str(folder)])
+    bundles = [*Path.cwd().glob("copfl.app.*.fab"), *folder.glob("*.fab")]
+    names = [name for bundle in bundles for name in zipfile.ZipFile(bundle).namelist()]
+    for bundle in bundles:
+        bundle.unlink()
+    assert sorted(name for name in names if not name.startswith(".info")) == [
+        "README.md",
+        "federated/__init__.py",
+        "federated/client.py",
+        "federated/own.py",
+        "federated/server.py",
+        "pyproject.toml",
+    ]
+
+
+def test_messages_carry_packets() -> None:
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    from flwr.app import ConfigRecord, RecordDict
+
+    from copfl.flower.flower_post import content_of, packet_of
+
+    class Message:
+        def __init__(self, content: object) -> None:
+            self.content = content
+
+    good: Any = Message(content_of("head", b"\0\1"))
+    assert packet_of(good) == ("head", b"\0\1")
+    bad: Any = Message(RecordDict({"head": ConfigRecord({"x": 1})}))
+    with pytest.raises(WireError, match="does not carry"):
+        packet_of(bad)
+
+
+def test_what_processes_start_ends_with_them(tmp_path: Path) -> None:
+    """A child that put itself into a session of its own is found by the mark."""
+    script = (
+        "import subprocess, sys, time;"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True);"
+        "print('started', flush=True); time.sleep(60)"
+    )
+    with Processes(tmp_path, {}) as processes:
+        processes.start("parent", [sys.executable, "-c", script])
+        for _ in range(200):
+            if len(processes.left()) == 2:
+                break
+            subprocess.run(["sleep", "0.05"], check=True)
+        assert len(processes.left()) == 2
+    assert processes.left() == []
+
+
+def test_a_run_that_flower_starts_again_is_known(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), "a", goes_on=False)
+    assert not started_before(str(tmp_path), "a", 5)
+    folder.path.mkdir()
+    (folder.path / "config.json").write_text('{"flower-run": 5}')
+    (folder.path / "server.copfl").write_bytes(b"")
+    assert started_before(str(tmp_path), "a", 5)
+    assert not started_before(str(tmp_path), "a", 6)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    start = "from copfl.flower.cli import app; app()"
+    return subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_writes_an_app(tmp_path: Path) -> None:
+    told = command("init", str(tmp_path / "app"), "-m", "mlp", "--wire", "fp16", "-s", "options.rate=0.1")
+    assert told.returncode == 0, told.stderr
+    assert "copfl federate up" in told.stdout
+    config = about(tmp_path / "app")["config"]
+    assert (config["wire"], config["options.rate"], config["model"]) == ("fp16", 0.1, "mlp")
+    wrong = command("init", str(tmp_path / "b"), "-s", "rounds")
+    assert "must look like KEY=VALUE" in wrong.stderr

@@ -1,0 +1,179 @@
+"""The report in a real browser: Debian's `chromium`, and from PyPI playwright and axe-playwright-python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copfl.report import page, story
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need `pip install playwright`")
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="the browser tests need `pip install axe-playwright-python`"
+)
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium: apt-get install chromium")
+# Some sandboxes need --no-sandbox because the tests run as root; the others keep Chromium from asking the network.
+ARGUMENTS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("reports")
+    one, three = [runs["copfl"]], list(runs.values())
+    return {
+        "one": page.write(story.read_all(one), home / "one.html"),
+        "three": page.write(story.read_all(three), home / "three.html"),
+    }
+
+
+@pytest.fixture
+def opened(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
+    """Opens a report from disk; at the end, nothing was complained of and nothing asked of the network."""
+    said: list[str] = []
+    asked: list[str] = []
+    contexts = []
+
+    def open_(which: str = "one", size: dict[str, int] = DESKTOP, scheme: str = "light", **how: Any) -> Any:
+        context = browser.new_context(viewport=size, color_scheme=scheme, **how)
+        contexts.append(context)
+        sheet = context.new_page()
+        sheet.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        sheet.on("pageerror", lambda error: said.append(str(error)))
+        sheet.on("request", lambda request: asked.append(request.url))
+        sheet.goto(reports[which].as_uri())
+        sheet.wait_for_selector("html[data-drawn]", state="attached")
+        return sheet
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize("which", ["one", "three"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_every_figure_is_drawn_and_fits(opened: Open, which: str, size: dict[str, int]) -> None:
+    sheet = opened(which, size)
+    drawn = sheet.evaluate(
+        """() => [...document.querySelectorAll(".plot")].map((plot) => [
+            plot.id, plot.querySelectorAll(".scatterlayer .trace, .heatmaplayer .hm").length, plot.data.length,
+            plot.getBoundingClientRect().width])"""
+    )
+    assert len(drawn) >= 12
+    for name, traces, expected, width in drawn:
+        assert traces == expected, name
+        assert 250 < width <= size["width"], name
+    assert sheet.evaluate("document.documentElement.scrollWidth") <= size["width"]  # nothing to scroll sideways for
+
+
+def test_a_hover_shows_the_client(opened: Open) -> None:
+    sheet = opened()
+    plot = sheet.locator("#plot-clients")
+    plot.scroll_into_view_if_needed()
+    point = sheet.locator("#plot-clients .scatterlayer .trace").first.locator(".point").nth(2)
+    box = point.bounding_box()
+    sheet.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = sheet.locator("#plot-clients .hoverlayer .hovertext")
+    label.first.wait_for()
+    assert "client 2" in label.first.text_content()
+    cells = sheet.locator("#plot-weight .heatmaplayer image")
+    cells.scroll_into_view_if_needed()
+    box = cells.bounding_box()
+    sheet.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9)  # last round, last client
+    label = sheet.locator("#plot-weight .hoverlayer .hovertext")
+    label.first.wait_for()
+    assert label.first.text_content().startswith("client 3, round 5: 0.")
+
+
+def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open) -> None:
+    sheet = opened()
+    sheet.keyboard.press("Tab")
+    assert sheet.evaluate("document.activeElement.className") == "skip"
+    sheet.keyboard.press("Enter")
+    assert sheet.evaluate("document.activeElement.id") == "content"
+    reached = set()
+    for _ in range(150):
+        sheet.keyboard.press("Tab")
+        reached.add(sheet.evaluate("document.activeElement.id || document.activeElement.dataset.of || ''"))
+    assert {f"plot-{name}" for name in ("accuracy", "clients", "weight", "where", "seconds")} <= reached
+    sheet.locator("#plot-clients").focus()
+    sheet.keyboard.press("ArrowDown")
+    assert sheet.locator("#said").text_content().startswith("client 0, after training: ")
+    sheet.keyboard.press("ArrowDown")
+    assert sheet.locator("#said").text_content().startswith("client 1, after training: ")
+    sheet.keyboard.press("ArrowRight")
+    assert sheet.locator("#said").text_content().startswith("client 1, before training: ")
+    assert "client 1" in sheet.locator("#plot-clients .hoverlayer .hovertext").first.text_content()
+    sheet.locator("#plot-weight").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        sheet.keyboard.press(key)
+    assert sheet.locator("#said").text_content().startswith("client 1, round 2: 0.")
+    sheet.locator("#plot-accuracy").focus()
+    sheet.keyboard.press("ArrowRight")
+    assert "lowest: client" in sheet.locator("#said").text_content()
+    summary = sheet.locator("#figure-accuracy summary")
+    summary.focus()
+    sheet.keyboard.press("Enter")
+    assert sheet.locator("#part-table-accuracy table").is_visible()
+
+
+def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
+    def shades(sheet: Any) -> tuple[Any, Any]:
+        """How bright the paper and the charts' letters are, 0 to 255."""
+        return tuple(
+            sheet.evaluate(
+                """() => [getComputedStyle(document.body).backgroundColor,
+                    getComputedStyle(document.querySelector("#plot-accuracy .xtick text")).fill]
+                    .map((rgb) => Number(rgb.match(/\\d+/)[0]))"""
+            )
+        )
+
+    light, dark = opened(scheme="light"), opened(scheme="dark")
+    assert shades(light)[0] > 240
+    assert shades(light)[1] < 60
+    assert shades(dark)[0] < 40
+    assert shades(dark)[1] > 200
+    light.locator("#theme").click()
+    light.wait_for_function(
+        "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'"
+    )
+    assert shades(light) == shades(dark)
+    assert light.locator("#theme").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop light", "phone dark"])
+@pytest.mark.parametrize("which", ["one", "three"])
+def test_axe_finds_nothing_serious(opened: Open, which: str, size: dict[str, int], scheme: str) -> None:
+    sheet = opened(which, size, scheme)
+    sheet.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe.Axe().run(sheet).response["violations"]
+    assert [f"{v['impact']} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found] == []
+
+
+def test_a_figure_can_be_saved(opened: Open, tmp_path: Path) -> None:
+    sheet = opened(accept_downloads=True)
+    with sheet.expect_download() as download:
+        sheet.locator("#figure-accuracy [data-save=svg]").click()
+    assert download.value.suggested_filename == "accuracy.svg"
+    download.value.save_as(tmp_path / "accuracy.svg")
+    assert "after training" in (tmp_path / "accuracy.svg").read_text()

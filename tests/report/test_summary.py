@@ -1,0 +1,117 @@
+"""What a person sees: the bar while a run goes on, the table when it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.engine.simulate import Round
+from copfl.experiment import Result
+from copfl.report import summary
+from copfl.report.progress import Bar, span
+
+TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "mlp": {"width": 4}}
+
+
+class Terminal(io.StringIO):
+    """A terminal of a given width, as rich sees one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return copfl.run("copfl", clients=3, **TINY)
+
+
+def shown(result: Result) -> str:
+    out = io.StringIO()
+    summary.show(result, out)
+    return out.getvalue()
+
+
+def test_the_table_says_what_each_client_has_and_got(result: Result) -> None:
+    text = shown(result)
+    lines = text.splitlines()
+    assert lines[0].startswith("copfl on digits: accuracy in % on each client's own test samples")
+    header = next(line for line in lines if "classes" in line)
+    assert header.split() == ["client", "classes", "train", "test", "global", "before", "after", "weight"]
+    row = next(line for line in lines if line.split()[:1] == ["0"])
+    held = result.experiment.federation.partition.table(result.experiment.federation.dataset).train[0]
+    assert ", ".join(str(c) for c in np.flatnonzero(held)) in row
+    figures = [result.accuracy_global, result.accuracy_before, result.accuracy]
+    numbers = [f"{100 * f[-1, 0]:.1f}" for f in figures]
+    assert row.split()[-6:] == ["15", "45", *numbers, f"{result.weight[-1, 0]:.3f}"]
+    mean = next(line for line in lines if line.split()[:1] == ["mean"])
+    assert mean.split() == ["mean", *(f"{100 * f[-1].mean():.1f}" for f in figures)]
+    assert "2 rounds in 0:0" in lines[-1]
+    assert "\x1b" not in text
+
+
+def test_the_latest_look_at_a_client_counts() -> None:
+    result = copfl.run("fedavg", clients=4, participation=0.5, **{**TINY, "rounds": 4})
+    last = summary.as_json(result)["clients"]["accuracy"]
+    for n in range(4):
+        seen = result.accuracy[:, n][np.isfinite(result.accuracy[:, n])]
+        assert last[n] == (seen[-1] if len(seen) else None)
+    assert json.loads(json.dumps(summary.as_json(result), allow_nan=False))["rounds"] == 4
+    never = copfl.run("fedavg", clients=30, participation=0.05, **TINY)
+    assert None in summary.as_json(never)["clients"]["accuracy"]
+    assert " - " in shown(never)
+
+
+def test_of_many_clients_the_worst_are_shown() -> None:
+    result = copfl.run("fedavg", clients=40, partition_options={"train_per_class": 2}, **TINY)
+    text = shown(result)
+    rows = [line for line in text.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+    shown_clients = {int(line.split()[0]) for line in rows if "rounds" not in line}
+    assert len(shown_clients) == 30
+    hidden = sorted(set(range(40)) - shown_clients)
+    assert result.accuracy[-1][hidden].min() >= result.accuracy[-1][sorted(shown_clients)].max()
+    assert "The 30 clients with the lowest accuracy of 40; all are in rounds.jsonl." in text
+    assert "Data: test:" in text  # what the partition could not give
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 70, 100, 200])
+def test_numbers_are_never_cut(result: Result, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    summary.show(result, out)
+    assert "…" not in out.getvalue()
+    assert f"{100 * result.accuracy[-1, 1]:.1f}" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+def test_the_bar_says_round_accuracy_shared_and_time_left(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    with Bar(10, out) as bar:
+        for number in range(3):
+            bar(Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0)
+    last = out.getvalue()
+    assert "round 3/10" in last
+    assert "75.0 %" in last
+    assert "0:14 left" in last
+    assert ("shared 50 %" in last) == (width >= 60)
+    assert "…" not in last
+
+
+def test_a_bar_takes_rounds_that_nobody_looked_at() -> None:
+    out = Terminal()
+    with Bar(2, out) as bar:
+        bar(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
+        bar(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
+    assert "round 2/2" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (42.4, "0:42"), (61, "1:01"), (3600, "1:00:00"), (100_000, "27:46:40")]
+)
+def test_a_span_of_time(seconds: float, text: str) -> None:
+    assert span(seconds) == text

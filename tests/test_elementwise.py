@@ -1,0 +1,41 @@
+"""`elementwise` is the function itself, alone and under vmap, with the rows of its results aligned when compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from copfl import elementwise as room
+from copfl.elementwise import elementwise
+
+
+def line(x: Tensor, slope: Tensor, other: Tensor | None, shift: float) -> tuple[Tensor, Tensor]:
+    return slope * x + shift, x if other is None else x + other
+
+
+def test_alone_it_is_the_function() -> None:
+    x = torch.tensor([1.0, 2.0])
+    first, second = elementwise(line, x, torch.tensor(3.0), None, 1.0)
+    assert first.tolist() == [4.0, 7.0]
+    assert second.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_vmap_a_scalar_per_client_meets_its_own_row(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiled:  # the plumbing around the compiler, without the compiler
+        monkeypatch.setattr(room, "compiles", lambda tensor: True)
+        monkeypatch.setattr(room, "_compiled", lambda function, shape: function)
+    x, slope = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([10.0, 100.0])
+    mapped = torch.func.vmap(lambda a, b: elementwise(line, a, b, None, 1.0))
+    first, second = mapped(x, slope)
+    assert first.tolist() == [[11.0, 21.0, 31.0], [401.0, 501.0, 601.0]]
+    assert second.tolist() == x.tolist()
+    if compiled:
+        assert first.stride(0) == room.ALIGN
+
+
+def test_an_argument_without_client_axis_is_the_same_for_all() -> None:
+    x, common = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0])
+    mapped = torch.func.vmap(lambda a: elementwise(line, a, torch.tensor(1.0), common, 0.0)[1])
+    assert mapped(x).tolist() == [[11.0, 22.0], [13.0, 24.0]]

@@ -24,6 +24,8 @@ LEVELS: dict[float, set[str]] = {
     5: {"engine", "flower"},
     5.5: {"report.records", "report.progress", "comparison.intervals"},  # what is written and shown while a run goes on
     6: {"contract", "own", "run_folder", "settings", "prepare", "experiment"},
+    6.2: {"trained"},
+    6.3: {"export"},
     6.5: {"report", "comparison", "paper"},
     7: {"cli"},
     8: {"__init__", "__main__"},  # the front door: it may show everything, and nobody inside looks through it

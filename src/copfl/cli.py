@@ -13,6 +13,7 @@ import click
 import typer
 
 from copfl.comparison import commands
+from copfl.flower import cli as federating
 from copfl.report import cli as reporting
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
-app.command()(commands.compare)
-app.command()(commands.sweep)
-reporting.add_to(app)
+app.add_typer(federating.app, name="federate")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
@@ -95,7 +94,9 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, one_by_one, all_at_once or captured.")] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32 or fp64.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that train clients, on a CPU.")] = None,
+    store: Annotated[str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
     settings: Annotated[
@@ -119,7 +120,7 @@ def run(
     say("model", name=model)
     say("optimizer", name=optimizer, lr=lr)
     say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
-    say("run", device=device, engine=engine, precision=precision)
+    say("run", device=device, engine=engine, precision=precision, workers=workers, store=store)
     for text in settings or []:
         title, key, value = configure.setting(text)
         say(title, **{key: value})
@@ -137,7 +138,7 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a stopped run, as if it never had been.
+    """Go on with a stopped run, to the same result.
 
     Its rounds.jsonl and models come out byte for byte as those of a run that was never stopped.
     """
@@ -178,6 +179,12 @@ def list_(
     width = max(map(len, lines))
     for name, line in sorted(lines.items()):
         print(f"{name:{width}}  {line}")
+
+
+# The commands of other rooms come after those every user needs.
+app.command()(commands.compare)
+app.command()(commands.sweep)
+reporting.add_to(app)
 
 
 @data_app.command("check")

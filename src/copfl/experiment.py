@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from copfl.configure import Tables
 from copfl.data.partition import Partition
 from copfl.data.plan import MODEL, hashed
 from copfl.engine import simulate
+from copfl.engine.workers import Workers
+from copfl.errors import UsageError
 from copfl.prepare import Experiment, prepare
 from copfl.report import records
 from copfl.run_folder import RunFolder
@@ -129,7 +132,10 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
 def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
     """Runs the rounds that are left, writing each to the folder as it ends."""
     e, loop = experiment, experiment.loop
-    state = simulate.begin(e.algorithm, e.task, e.clients)
+    if loop.store == "disk" and folder is None:
+        raise UsageError("store=disk keeps the clients' states in the run folder; name one with out=...")
+    disk = folder.states if folder is not None and loop.store == "disk" else None
+    state = simulate.begin(e.algorithm, e.task, e.clients, disk)
     result = Result(e, [], state, None if folder is None else folder.path)
     marks = {} if folder is None else e.marks()
     if folder is not None and folder.begun:
@@ -138,30 +144,34 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()
-    for round in _rounds(e, state):
-        seconds, clock = time.perf_counter() - clock, time.perf_counter()
-        result.records.append(records.as_record(round))
-        result.seconds.append(seconds)
-        if folder is not None:
-            folder.append(result.records[-1], seconds)
-            if state.round % loop.checkpoint_every == 0 or state.round == loop.rounds:
-                folder.checkpoint(state, marks)
-        if on_round is not None:
-            on_round(round, seconds)
+    with contextlib.closing(_rounds(e, state)) as rounds:
+        for round in rounds:
+            seconds, clock = time.perf_counter() - clock, time.perf_counter()
+            result.records.append(records.as_record(round))
+            result.seconds.append(seconds)
+            if folder is not None:
+                folder.append(result.records[-1], seconds)
+                if state.round % loop.checkpoint_every == 0 or state.round == loop.rounds:
+                    folder.checkpoint(state, marks)
+            if on_round is not None:
+                on_round(round, seconds)
     if folder is not None:
         folder.save_models(e.algorithm, e.task, state, e.clients)
     return result
 
 
-def _rounds(e: Experiment, state: simulate.State) -> Iterator[simulate.Round]:
+def _rounds(e: Experiment, state: simulate.State) -> Generator[simulate.Round, None, None]:
     """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
     loop = e.loop
-    rounds = simulate.simulate(
-        e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
-        participation=loop.participation, look_every=loop.look_every,
-    )  # fmt: skip
-    while state.round < loop.rounds:
-        with torch.random.fork_rng(e.cuda):
-            torch.manual_seed(int(hashed(loop.seed, MODEL, state.round)))
-            round = next(rounds)
-        yield round
+    setting = simulate.Setting(e.algorithm, e.task, e.federation, e.engine, loop.seed, loop.batch)
+    many = loop.workers > 1 and state.round < loop.rounds
+    with Workers(setting, state, loop.workers) if many else contextlib.nullcontext() as crew:
+        rounds = simulate.simulate(
+            e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
+            participation=loop.participation, look_every=loop.look_every, crew=crew,
+        )  # fmt: skip
+        while state.round < loop.rounds:
+            with torch.random.fork_rng(e.cuda):
+                torch.manual_seed(int(hashed(loop.seed, MODEL, state.round)))
+                round = next(rounds)
+            yield round

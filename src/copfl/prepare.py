@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from copfl.data import datasets
 from copfl.data.federation import Federation
 from copfl.data.partition import SCHEMES, Partition
 from copfl.data.samples import Dataset
-from copfl.engine import mapping
+from copfl.engine import choose, mapping
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError
 from copfl.settings import PRECISIONS, Loop, resolve
@@ -72,7 +73,18 @@ class Experiment:
 
     def marks(self) -> dict[str, str]:
         """What a checkpoint and the run that goes on from it must have in common, as fingerprints."""
-        free = {"rounds", "checkpoint_every", "device", "engine", "chunk", "threads", "dir", "code"}
+        free = {
+            "rounds",
+            "checkpoint_every",
+            "device",
+            "engine",
+            "chunk",
+            "threads",
+            "workers",
+            "mkldnn",
+            "dir",
+            "code",
+        }
         kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
         data = self.federation.dataset  # what it is counts, not what it is called
         kept["data"] = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
@@ -100,6 +112,10 @@ def prepare(
     loop = Loop(**given["run"])
     torch.set_num_threads(loop.threads)
     device = _device(loop.device)
+    if loop.workers > 1 and device.type != "cpu":
+        raise UsageError(f"workers={loop.workers} is for the CPU; a GPU trains all clients of a round in one process")
+    if loop.workers > 1 and loop.threads > 1:
+        raise UsageError(f"workers={loop.workers} have one thread each; leave out threads={loop.threads}")
     precision = ("tf32" if device.type == "cuda" else "fp32") if loop.precision == "auto" else loop.precision
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -116,7 +132,7 @@ def prepare(
         algorithm = configure.algorithm_of(ALGORITHMS, given["algorithm"]["name"], options, given["optimizer"])
     if wanted := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unheld(wanted))
-    engine = _engine(loop, task, federation)
+    engine = _engine(loop, task, federation, algorithm)
     if engine.name != "one_by_one":
         samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
         task = task.for_many(torch.bfloat16 if precision == "bf16" else None, samples)
@@ -125,6 +141,7 @@ def prepare(
             "precision bf16 is for engines that train many clients at once, and for models made of known layers"
         )
     loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision)
+    loop = dataclasses.replace(loop, mkldnn="on" if choose.mkldnn_enabled() else "off")
     return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
 
 
@@ -170,33 +187,43 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _engine(loop: Loop, task: Task, federation: Federation) -> Engine:
-    """The engine by name; "auto" takes many clients at once where one alone would leave the machine idle.
+def _engine(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgorithm) -> Engine:
+    """The engine by name; "auto" is a recorded program on a GPU, and on a CPU what a short measurement finds quickest.
 
     The model is tried on two samples, so that one that does not fit the data or the engine is found before the run.
     """
-    auto = "captured" if task.device.type == "cuda" else "all_at_once" if task.d < 1_000_000 else "one_by_one"
-    name = auto if loop.engine == "auto" else loop.engine
-    engine = mapping.one_by_one()
-    if name != "one_by_one":
-        chunk = loop.chunk or _chunk(task)
-        engine = {"all_at_once": mapping.all_at_once, "captured": mapping.captured}[name](chunk)
+    choose.set_mkldnn(loop.mkldnn != "off")
+    participants = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
+    chunk = loop.chunk or _chunk(task, participants)
+    alone, many = mapping.one_by_one(), mapping.all_at_once(chunk)
+    cuda = task.device.type == "cuda"
+    usual = mapping.captured(chunk) if cuda else many if task.d < 1_000_000 else alone
+    engines = {"one_by_one": alone, "all_at_once": many, "captured": mapping.captured(chunk), "auto": usual}
+    engine = engines[loop.engine]
     data = federation.train.rows([0])
     problem = _problem(task, engine, data)
-    if problem and name != "one_by_one" and not _problem(task, mapping.one_by_one(), data):
+    if problem and engine.name != "one_by_one" and not _problem(task, alone, data):
         if loop.engine == "auto":
-            return mapping.one_by_one()
+            return alone
         raise UsageError(f"the model cannot be trained for many clients at once ({problem}); use --engine one_by_one")
     if problem:
         shape = list(federation.shape)
         raise UsageError(f"the model does not fit samples of shape {shape}: {problem}; name another with --model")
-    return engine
+    if loop.engine != "auto" or cuda:
+        return engine
+    enabled = choose.mkldnn_enabled()
+    switches = (True, False) if loop.mkldnn == "auto" and enabled else (enabled,)
+    others = [e for e in (alone, many) if e is not engine and not _problem(task, e, data)]
+    ways = [choose.Choice(e, switch) for e in (engine, *others) for switch in switches]
+    chosen = choose.choose(algorithm, task, federation, ways, batch=loop.batch, turns=participants * loop.rounds)
+    choose.set_mkldnn(chosen.mkldnn)
+    return chosen.engine
 
 
-def _chunk(task: Task) -> int:
-    """How many clients fit side by side: on a GPU, what its free memory holds of some fifty vectors a client."""
+def _chunk(task: Task, participants: int) -> int:
+    """How many clients go side by side: on a GPU, what its free memory holds of some fifty vectors a client."""
     if task.device.type != "cuda":
-        return 64
+        return choose.chunk_of(task, participants)
     free, _ = torch.cuda.mem_get_info(task.device)
     return max(1, min(512, int(free / (50 * 4 * task.layout.size + 64e6))))
 

@@ -4,7 +4,7 @@ runs/NAME/run.toml           everything that was chosen; `copfl run -c run.toml`
           partition.json     who holds what
           rounds.jsonl       a line a round, the same bytes for the same run
           timing.jsonl       what the clock said
-          checkpoint/        the state after the last checkpoint
+          checkpoint/        the state after the last checkpoint; with store = "disk", the clients' states
           models/            each client's model: its own part, and the last broadcast
           environment.json   versions and hardware
 """
@@ -58,6 +58,11 @@ class RunFolder:
     @property
     def _state(self) -> Path:
         return self.path / "checkpoint" / "state.safetensors"
+
+    @property
+    def states(self) -> Path:
+        """Where the clients' states are, if they are kept on disk."""
+        return self.path / "checkpoint" / "clients.bin"
 
     def begin(self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]) -> None:
         """Writes what is known before the first round."""

@@ -6,15 +6,20 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import copfl
 from copfl import tree
 from copfl.algorithms import ktpfl, local
 from copfl.algorithms.ktpfl import Down, Server, Total, onto_simplex
 from copfl.contract import small_federation
+from copfl.data.federation import Federation
+from copfl.data.holdings import Partition
+from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
 from copfl.optim import Sgd
 from copfl.task import Task
@@ -125,6 +130,21 @@ def test_onto_the_simplex(size: int, seed: int, spread: float) -> None:
         tau = (row - point)[point > 0]
         assert float(tau.max() - tau.min()) < 1e-9 * spread
         assert (row[allowed & (point == 0)] <= tau.max() + 1e-9 * spread).all()
+
+
+def test_public_samples_are_those_that_no_client_holds() -> None:
+    samples = Samples(np.arange(6.0)[:, None], np.array([0, 1, 0, 1, 0, 1]))
+    held = np.array([0, 1]), np.array([3])
+    federation = Federation(Dataset("toy", samples, samples, ("a", "b")), Partition(held, held, "by hand"))
+    assert federation.unheld(9).tolist() == [[2.0], [4.0], [5.0]]
+    assert federation.unheld(2).tolist() == [[2.0], [5.0]]
+    validated = Partition(held, (np.array([4]), np.array([5])), "by hand", test_from="train")
+    assert Federation(federation.dataset, validated).unheld(9).tolist() == [[2.0]]
+
+
+def test_a_run_sets_public_samples_aside() -> None:
+    result = copfl.run("ktpfl", "digits", rounds=1, ktpfl={"public": 20})
+    assert result.state.server.answers.shape == (10, 20, 10)
 
 
 def test_it_says_what_is_missing_without_public_samples() -> None:

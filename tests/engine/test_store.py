@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
+import copfl as copfl_package
 from copfl import tree
-from copfl.algorithms import copfl
-from copfl.engine.store import MemoryStore
+from copfl.algorithms import copfl, fedavg
+from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.contract import small_federation
+from copfl.engine.mapping import all_at_once
+from copfl.engine.simulate import begin, simulate
+from copfl.engine.store import DiskStore, MemoryStore
+from copfl.errors import RunError
+from copfl.optim import Adam
 
+from ..commands import found
 from ..toys import slopes
 
 
@@ -16,9 +30,9 @@ def store(clients: int = 4) -> MemoryStore:
 def test_everybody_begins_as_a_client_that_never_took_part() -> None:
     first = copfl().client_init(slopes(1.0, 2.0))
     rows = store().rows(torch.arange(4))
-    for (path, expected), (found_path, found) in zip(tree.named(first), tree.named(rows), strict=True):
-        assert path == found_path
-        assert all(torch.equal(found[n], expected) for n in range(4))
+    for (path, expected), (other, value) in zip(tree.named(first), tree.named(rows), strict=True):
+        assert path == other
+        assert all(torch.equal(value[n], expected) for n in range(4))
 
 
 def test_rows_of_some_are_theirs_and_come_back_to_them() -> None:
@@ -43,3 +57,82 @@ def test_the_first_weights_of_the_task_are_not_written_into() -> None:
     it.put(torch.tensor([0]), tree.each(torch.zeros_like, it.rows(torch.tensor([0]))))
     assert task.first.tolist() == [1, 2]
     assert it.rows(torch.tensor([2])).w.tolist() == [[1, 2]]
+
+
+SIZES = (5, 9, 3, 12, 4, 6, 7)
+HOW: dict[str, Any] = {"batch": 4, "participation": 0.6, "seed": 3}
+
+
+def same(a: object, b: object) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", [copfl(), copfl(optimizer=Adam(keep=True)), fedavg()], ids=repr)
+def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Path) -> None:
+    task, federation = small_federation("batch", SIZES)
+    memory, disk = (begin(algorithm, task, len(SIZES), path) for path in (None, tmp_path / "states"))
+    for state in (memory, disk):
+        rounds = simulate(algorithm, task, federation, all_at_once(2), state, rounds=4, **HOW)
+        for number, _ in enumerate(rounds):
+            if number == 1:
+                state.clients.saved()
+                state.clients.settled()
+    assert same(disk.server, memory.server)
+    everybody = torch.arange(len(SIZES))
+    assert same(disk.clients.rows(everybody), memory.clients.rows(everybody))
+
+
+def test_the_disk_holds_the_last_checkpoint_whatever_is_written_after_it(tmp_path: Path) -> None:
+    task = slopes(1.0, 2.0)
+    it = DiskStore(copfl(), task, 3, tmp_path / "states")
+    ids = torch.tensor([0, 2])
+
+    def put(number: float) -> None:
+        it.put(ids, tree.each(lambda t: torch.full_like(t, number), it.rows(ids)))
+
+    put(1)
+    put(2)
+    saved = tree.each(torch.clone, it.saved())
+    it.settled()
+    for number in (3, 4, 5):
+        put(number)
+    assert it.rows(torch.arange(3)).w[:, 0].tolist() == [5, 1, 5]
+    again = DiskStore(copfl(), task, 3, tmp_path / "states")
+    again.restore(saved)
+    assert again.rows(torch.arange(3)).w[:, 0].tolist() == [2, 1, 2]
+
+
+def test_masks_take_a_bit_an_entry_and_who_never_took_part_takes_nothing(tmp_path: Path) -> None:
+    task, _ = small_federation("none", (4, 4))
+    it = DiskStore(copfl(), task, 1000, tmp_path / "states")
+    record = copfl().client_init(task)
+    masks = sum(t.numel() for t in tree.leaves(record) if t.dtype == torch.bool)
+    whole = sum(t.numel() * t.element_size() for t in tree.leaves(record))
+    assert it.size == whole - masks + sum(-(-t.numel() // 8) for t in tree.leaves(record) if t.dtype == torch.bool)
+    it.put(torch.tensor([999]), tree.repeat(record, 1))
+    assert (tmp_path / "states").stat().st_blocks * 512 < 4 * it.length
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    it = DiskStore(copfl(), slopes(1.0), 2, tmp_path / "file" / "states")
+    with pytest.raises(RunError, match=r"cannot keep the clients' states in .*states"):
+        it.put(torch.tensor([0]), tree.repeat(copfl().client_init(slopes(1.0)), 1))
+
+
+def test_a_run_on_disk_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"rounds": 6, "clients": 6, "participation": 0.5, "checkpoint_every": 2}
+    how |= {"store": "disk", "model": "mlp", "model_options": {"width": 4}}
+    program = (
+        "import os, copfl\n"
+        f"how = {how!r}\n"
+        f"copfl.run(out={str(tmp_path / 'killed')!r}, on_round=lambda r, s: r.number == 4 and os.kill(os.getpid(), 9),"
+        " **how)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == -9
+    copfl_package.run(out=tmp_path / "whole", **how)
+    copfl_package.resume(tmp_path / "killed")
+    assert found(tmp_path / "killed") == found(tmp_path / "whole")
+    # In memory it is the same again.
+    copfl_package.run(out=tmp_path / "memory", **{**how, "store": "memory"})
+    assert found(tmp_path / "memory") == found(tmp_path / "whole")

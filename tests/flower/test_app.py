@@ -148,3 +148,9 @@ def test_the_command_line_writes_an_app(tmp_path: Path) -> None:
     assert (config["wire"], config["options.rate"], config["model"]) == ("fp16", 0.1, "mlp")
     wrong = command("init", str(tmp_path / "b"), "-s", "rounds")
     assert "must look like KEY=VALUE" in wrong.stderr
+
+
+def test_a_greeting_and_the_command_line_need_no_torch() -> None:
+    """Flower starts a process per message: a node that only says who it is should not take seconds for it."""
+    look = "import sys, copfl.flower.identity, copfl.flower.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them."""
-    config = CONFIG | {"model-options.width": 256, "deadline": 240}
+    config = CONFIG | {"model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
     app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
     init(app, model="mlp", config=config)
     nodes = write_nodes(federation, tmp_path / "nodes")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from copfl.report import page, story
+from copfl.report import page, story, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need `pip install playwright`")
 axe = pytest.importorskip(
@@ -70,6 +71,15 @@ def opened(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
+def until(sheet: Any, expression: str) -> None:
+    """Waits until the expression is true; Playwright's own way to wait is what the page's policy forbids."""
+    for _ in range(200):
+        if sheet.evaluate(expression):
+            return
+        sheet.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
 @pytest.mark.parametrize("which", ["one", "three"])
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_every_figure_is_drawn_and_fits(opened: Open, which: str, size: dict[str, int]) -> None:
@@ -123,7 +133,8 @@ def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open)
     assert sheet.locator("#said").text_content().startswith("client 1, after training: ")
     sheet.keyboard.press("ArrowRight")
     assert sheet.locator("#said").text_content().startswith("client 1, before training: ")
-    assert "client 1" in sheet.locator("#plot-clients .hoverlayer .hovertext").first.text_content()
+    shown = sheet.locator("#plot-clients .hoverlayer .hovertext").first
+    playwright.expect(shown).to_contain_text("client 1, before training")
     sheet.locator("#plot-weight").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         sheet.keyboard.press(key)
@@ -154,9 +165,7 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
     assert shades(dark)[0] < 40
     assert shades(dark)[1] > 200
     light.locator("#theme").click()
-    light.wait_for_function(
-        "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'"
-    )
+    until(light, "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'")
     assert shades(light) == shades(dark)
     assert light.locator("#theme").get_attribute("aria-pressed") == "true"
 
@@ -177,3 +186,37 @@ def test_a_figure_can_be_saved(opened: Open, tmp_path: Path) -> None:
     assert download.value.suggested_filename == "accuracy.svg"
     download.value.save_as(tmp_path / "accuracy.svg")
     assert "after training" in (tmp_path / "accuracy.svg").read_text()
+
+
+def test_a_live_page_shows_new_rounds_and_keeps_the_view(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["copfl"], run)
+    whole = {name: (run / name).read_bytes() for name in ("rounds.jsonl", "timing.jsonl")}
+    for name, content in whole.items():
+        (run / name).write_bytes(b"".join(content.splitlines(keepends=True)[:3]))
+    server = watch.server(watch.Watch([run]), 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    said: list[str] = []
+    try:
+        sheet = browser.new_page()
+        sheet.on("console", lambda message: said.append(message.text))
+        sheet.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        sheet.wait_for_selector("html[data-drawn]", state="attached")
+        sheet.evaluate("Plotly.relayout('plot-accuracy', {'yaxis.range': [10, 20]})")
+        sheet.locator("#figure-weight summary").click()
+        sheet.evaluate("scrollTo({top: 700, behavior: 'instant'})")
+        for name, content in whole.items():
+            (run / name).write_bytes(content)
+        until(sheet, "document.getElementById('plot-accuracy').data.at(-1).y.length === 5")
+        playwright.expect(sheet.locator("#subtitle")).to_contain_text("5 rounds, 4 clients")
+        assert sheet.evaluate("document.getElementById('plot-accuracy').layout.yaxis.range") == [10, 20]
+        assert sheet.locator("#part-table-weight table").is_visible()
+        assert "round 5" in sheet.locator("#part-table-weight thead").text_content()
+        assert sheet.evaluate("scrollY") == 700
+        sheet.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert said == []

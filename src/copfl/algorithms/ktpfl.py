@@ -150,8 +150,8 @@ def onto_simplex(rows: Tensor, allowed: Tensor) -> Tensor:
 def _public(task: Task) -> Tensor:
     if task.public is None or not len(task.public):
         raise UsageError(
-            "ktpfl needs public samples that no client holds, and there are none: leave some of the training samples to "
-            "nobody (fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
+            "ktpfl needs public samples that no client holds, and there are none; leave some training samples over "
+            "(fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
         )
     return task.public
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from copfl.algorithms.algorithm import Figures, Turn
@@ -56,11 +55,9 @@ class SplitNN:
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         turn = self._mean(task).client_update(task, client, down, data, plan)
-        numbers = data.size.to(torch.float64) * self.epochs * self._width(task, self.personal(task, client, down), data)
-        labels = data.size * self.epochs * LABEL * (down.w.shape[0] > 0)
-        return turn._replace(
-            figures={**turn.figures, "bytes_up": FLOAT * numbers + labels, "bytes_down": FLOAT * numbers}
-        )
+        width, visits = self._width(task, self.personal(task, client, down), data), data.size * self.epochs
+        up, back = (FLOAT * width + LABEL) * visits, FLOAT * width * visits
+        return turn._replace(figures={**turn.figures, "bytes_up": up if width else back, "bytes_down": back})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return self._mean(task).summand(task, server, id, upload)

@@ -25,7 +25,7 @@ from copfl.comparison.entries import (
     entry_of,
     grid_of,
     layers,
-)  # fmt: skip
+)
 from copfl.comparison.intervals import Difference, difference
 from copfl.comparison.jobs import Job, check_common, job_of
 from copfl.comparison.results import ACCURACIES, LAST, Outcome, outcome_of
@@ -60,9 +60,9 @@ def compare(
     >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], seeds=[0, 1, 2], out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
-    The table is written into `out`, beside the runs. `base_tables` hold for every run, as in run.toml. `tune` gives the values to try, such as {"lr": [0.1, 0.01]}.
-    Runs that are in `out` already are used again. With several `jobs` they go in processes of their own, so a script
-    needs the usual `if __name__ == "__main__":`.
+    The table is written into `out`, beside the runs; runs that are there already are used again. `base_tables` hold
+    for every run, as in run.toml. `tune` gives the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`
+    the runs go in processes of their own, so a script needs the usual `if __name__ == "__main__":`.
     """
     rows, base, out = [_entry(e) for e in entries], dict(base_tables or {}), Path(out)
     seeds, grid = check_seeds(seeds), grid_of(tune or {}, "--tune")

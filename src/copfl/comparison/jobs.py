@@ -25,7 +25,6 @@ from copfl.run_folder import RunFolder, claimed
 from copfl.settings import resolve
 
 FREE = {"data": {"dir", "code"}, "model": {"code"}, "run": {"checkpoint_every"}}  # where things are, not what they are
-MACHINE = {"run": {"device", "engine", "chunk", "precision"}}  # "auto" becomes what was chosen when the run begins
 PAUSE = 60.0  # seconds between checkpoints: a run that is quicker than that is begun again instead
 
 
@@ -73,7 +72,9 @@ def finished(job: Job) -> bool:
     if not folder.begun:
         return False
     try:
-        found, wanted = (_without(tables, FREE, MACHINE) for tables in (folder.tables(), job.tables))
+        # What was left open is decided when the run begins, by what suits the machine.
+        open_ = {key for key, value in job.tables["run"].items() if value in ("auto", 0)} | {"device"}
+        found, wanted = (_without(tables, FREE, {"run": open_ - {"seed"}}) for tables in (folder.tables(), job.tables))
         for other in (found, wanted):
             other["partition"] = {}  # partition.json says it better
         if found != wanted:

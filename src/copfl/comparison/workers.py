@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -9,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
@@ -36,17 +37,18 @@ def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") 
     if len(left) < len(distinct):
         say(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
     problems, clock = [], time.monotonic()
-    for count, (job, problem) in enumerate(_carried_out(left, processes), 1):
-        if problem:
-            problems.append(problem)
-        gone = time.monotonic() - clock
-        how = f"failed: {problem}" if problem else f"done, about {span(gone / count * (len(left) - count))} left"
-        say(f"[{count}/{len(left)} {what}] {job.label}, seed {job.seed}: {how}")
+    with contextlib.closing(_carried_out(left, processes)) as outcomes:  # or the processes would outlive an error here
+        for count, (job, problem) in enumerate(outcomes, 1):
+            if problem:
+                problems.append(problem)
+            gone = time.monotonic() - clock
+            how = f"failed: {problem}" if problem else f"done, about {span(gone / count * (len(left) - count))} left"
+            say(f"[{count}/{len(left)} {what}] {job.label}, seed {job.seed}: {how}")
     if problems:
         raise RunError(f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}")
 
 
-def _carried_out(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Problem]]:
+def _carried_out(jobs: Sequence[Job], processes: int) -> Generator[tuple[Job, Problem], None, None]:
     """Every run as it ends, with what went wrong."""
     if min(processes, len(jobs)) > 1:
         yield from _side_by_side(jobs, min(processes, len(jobs)))
@@ -65,14 +67,16 @@ def _tried(job: Job) -> Problem:
     return None
 
 
-def _side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Problem]]:
+def _side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[Job, Problem], None, None]:
     """The same, in processes of which each imports torch once and then takes one run after the other."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
     waiting, busy, ended = deque(jobs), dict[connection.Connection, tuple[Any, Job]](), list[Any]()
     try:
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs,), daemon=True)
+            process = context.Process(
+                target=_work, args=(theirs,)
+            )  # no daemon, which could have no processes of its own
             process.start()
             theirs.close()
             ours.send(waiting[0])

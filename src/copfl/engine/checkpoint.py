@@ -64,7 +64,8 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
         for place, t in tree.named(part)
     }
     text = json.dumps(dict(about), sort_keys=True)
-    write_bytes(path, encode(tensors, {"about": text, "sha256": _checksum(tensors, text)}))
+    # One entry: safetensors writes several in any order, and the same state should be the same bytes.
+    write_bytes(path, encode(tensors, {"copfl": json.dumps([text, _checksum(tensors, text)])}))
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
@@ -103,12 +104,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"there is no checkpoint at {path}; the run ended before its first one, so start it again")
     try:
         with safe_open(path, framework="pt") as file:
-            written = file.metadata() or {}
+            text, checksum = json.loads((file.metadata() or {})["copfl"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-        about = json.loads(written.get("about", "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
+        about: dict[str, Any] = json.loads(text)
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
-    if written.get("sha256") != _checksum(tensors, written.get("about", "")):
+    if checksum != _checksum(tensors, text):
         raise RunError(f"{path} is damaged (its checksum differs); restore it from a copy, or start the run again")
     return tensors, about
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.data.federation import Federation
 from copfl.data.plan import plan
-from copfl.engine import mapping
 from copfl.engine.mapping import Chunk, Mapping, together
 from copfl.task import Task
 
 WORTH = 60.0  # seconds: a run that is over sooner is not worth a measurement
 GAIN = 1.25  # what another way must win by, so that noise does not decide
-TOGETHER = 64  # clients side by side on a CPU
+TOGETHER = 64  # clients side by side on a CPU, at most
+MEMORY = 4e9  # bytes that they may take
+LONG = 0.5  # seconds: what takes longer is measured once
 
 
 class Choice(NamedTuple):
@@ -32,39 +34,37 @@ class Choice(NamedTuple):
     mkldnn: bool
 
 
-def even_chunk(participants: int, most: int = TOGETHER) -> int:
-    """How many clients go together, so that the parts of a round are equal and busy all processors."""
+def chunk_of(task: Task, participants: int) -> int:
+    """How many clients go together on a CPU, so that the parts of a round are equal and busy all processors."""
     processors = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-    parts = math.ceil(participants / most)
-    if participants >= 8 * processors:  # fewer, and a part would be too small to be quick
+    fit = int(MEMORY / (50 * 4 * task.layout.size))  # some fifty vectors a client
+    parts = math.ceil(participants / max(1, min(TOGETHER, fit)))
+    if participants >= 8 * processors:  # with fewer, a part would be too small to be quick
         parts = math.ceil(parts / processors) * processors
     return math.ceil(participants / parts)
 
 
 def choose(
-    algorithm: AnyAlgorithm, task: Task, federation: Federation, *, batch: int, rounds: int, participants: int
+    algorithm: AnyAlgorithm,
+    task: Task,
+    federation: Federation,
+    ways: Sequence[Choice],
+    *,
+    batch: int,
+    turns: int,
 ) -> Choice:
-    """The quickest of a few ways on a CPU; the one that suits the model's size unless another is clearly quicker."""
-    together_ = mapping.all_at_once(even_chunk(participants))
-    small = task.d < 1_000_000
-    first, second = (together_, mapping.one_by_one()) if small else (mapping.one_by_one(), together_)
-    usual = Choice(first, torch.backends.mkldnn.enabled)
-    needed = seconds(algorithm, task, federation, usual, batch)
-    if needed * participants * rounds < WORTH:
+    """The first of these ways, unless the run, of so many turns, is long and another way is clearly quicker."""
+    usual, *others = ways
+    best, quickest = usual, math.inf
+    if others:
+        quickest = seconds(algorithm, task, federation, usual, batch) / GAIN
+    if not others or quickest * turns < WORTH:
         return usual
-    best, quickest = usual, needed / GAIN
-    for other in (Choice(first, not usual.mkldnn), Choice(second, usual.mkldnn), Choice(second, not usual.mkldnn)):
-        if not small and other.engine.chunk > 1 and not _fits(task, other.engine.chunk):
-            continue
+    for other in others:
         found = seconds(algorithm, task, federation, other, batch, limit=quickest)
         if found < quickest:
             best, quickest = other, found
     return best
-
-
-def _fits(task: Task, chunk: int) -> bool:
-    """Whether so many clients' vectors, and what training needs beside them, are no burden for the memory."""
-    return 50 * 4 * task.layout.size * chunk < 4e9
 
 
 def seconds(
@@ -90,7 +90,7 @@ def seconds(
         plan=plan(0, 0, part, sizes, batch=batch, passes=algorithm.passes, augment=federation.dataset.augment),
     )
     best = math.inf
-    before = torch.backends.mkldnn.enabled
+    before = mkldnn_enabled()
     set_mkldnn(choice.mkldnn)
     try:
         with torch.random.fork_rng([]):
@@ -99,13 +99,19 @@ def seconds(
                 start = time.process_time()
                 together(algorithm, task, engine, chunk, look=False)
                 best = min(best, (time.process_time() - start) / len(part))
-                if best > 3 * limit:
+                if best > 3 * limit or best * len(part) > LONG:
                     break
     finally:
         set_mkldnn(before)
     return best
 
 
+def mkldnn_enabled() -> bool:
+    """Whether this process uses mkldnn's kernels."""
+    return bool(torch.backends.mkldnn.enabled)
+
+
 def set_mkldnn(enabled: bool) -> None:
-    """Switches mkldnn's kernels on or off for this process."""
-    torch.backends.mkldnn.set_flags(_enabled=enabled)
+    """Switches mkldnn's kernels on or off for this process, where torch has them."""
+    enabled = enabled and bool(torch._C._has_mkldnn)
+    setattr(torch.backends.mkldnn, "enabled", enabled)  # noqa: B010 - a property of a module, unknown to mypy

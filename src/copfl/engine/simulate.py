@@ -65,9 +65,7 @@ class Crew(Protocol):
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
     """The state before the first round, with the clients in memory, or on `disk` in this file."""
     held = torch.full((clients,), torch.nan, dtype=torch.float64)
-    store: Store = (
-        MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
-    )
+    store: Store = MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
     return State(algorithm.server_init(task, clients), store, held)
 
 
@@ -102,6 +100,7 @@ def simulate(
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         total, figures = None, []
         # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
+        turns: Iterator[Done]
         if crew is None:
             turns = (together_of(setting, state.server, state.clients, state.round, part, look) for part in parts)
         else:
@@ -120,9 +119,7 @@ def simulate(
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
 
 
-def _leave_out_masks(
-    state: State, ids: Ids, figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
-) -> None:
+def _leave_out_masks(state: State, ids: Ids, figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]) -> None:
     """Takes the masks that the server holds already off the bytes, as the wire does, and notes which it holds now."""
     if "mask_mark" not in figures:
         return

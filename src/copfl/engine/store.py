@@ -67,7 +67,7 @@ class MemoryStore:
         self.all = saved
 
     def share(self) -> None:
-        self.all = tree.each(lambda t: t.contiguous().share_memory_(), self.all)
+        self.all = tree.each(shared, self.all)
         self.shared = True
 
 
@@ -149,8 +149,7 @@ class DiskStore:
         self.settled()
 
     def share(self) -> None:
-        self.now.share_memory_()
-        self.needed.share_memory_()
+        self.now, self.needed = shared(self.now), shared(self.needed)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_file": None}  # the file is opened again where the store is sent
@@ -160,6 +159,12 @@ class DiskStore:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def shared(t: Tensor) -> Tensor:
+    """A copy that other processes which are sent it read and write too."""
+    copy: Tensor = t.contiguous().clone().share_memory_()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _packed(record: Any) -> bytes:

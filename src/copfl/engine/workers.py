@@ -16,11 +16,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
 
 from copfl import tree
+from copfl.engine.choose import mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import Done
 from copfl.engine.simulate import Ids, Setting, State, together_of
-from copfl.engine.store import Store
+from copfl.engine.store import Store, shared
 from copfl.errors import RunError, UsageError
 
 
@@ -28,12 +30,8 @@ class Workers:
     """Processes that live as long as the `with` block, or as the process that started them."""
 
     def __init__(self, setting: Setting, state: State, count: int) -> None:
-        if setting.task.device.type != "cpu":
-            raise UsageError(f"workers={count} is for the CPU; a GPU trains all clients of a round in one process")
-        import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
-
         state.clients.share()
-        self.server = tree.each(lambda t: t.contiguous().clone().share_memory_(), state.server)
+        self.server = tree.each(shared, state.server)
         self.count = count
         self.setting, self.store = setting, state.clients
         self.processes: list[Any] = []
@@ -41,7 +39,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         spawn = multiprocessing.get_context("spawn")
-        given = (self.setting, self.store, self.server, torch.backends.mkldnn.enabled)
+        given = (self.setting, self.store, self.server, mkldnn_enabled())
         try:
             for _ in range(self.count):
                 here, there = spawn.Pipe()
@@ -84,9 +82,9 @@ class Workers:
                         busy[line], part = waiting.pop()
                         with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed as its line is read
                             line.send((state.round, part, look))
-                for line in wait(list(busy)):
-                    assert isinstance(line, Connection)
-                    done[busy.pop(line)] = self._answer(line)
+                for ready in wait(list(busy)):
+                    assert isinstance(ready, Connection)
+                    done[busy.pop(ready)] = self._answer(ready)
             yield done.pop(place)
 
     def _answer(self, line: Connection) -> Done:
@@ -109,7 +107,7 @@ def _work(line: Connection, setting: Setting, store: Store, server: Any, mkldnn:
     """A worker's life: turns as they are asked for, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(mkldnn)
+    set_mkldnn(mkldnn)
     with contextlib.suppress(EOFError, OSError):
         while True:
             round, part, look = line.recv()

@@ -41,7 +41,8 @@ class Round:
     """A round as it goes on."""
 
     number: int
-    total: Any = None
+    total: Any = None  # of what has arrived
+    kinds: list[torch.dtype] = field(default_factory=list)  # the dtypes that its tensors are to have in the end
     told: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> what it said along with its upload
     up: dict[int, int] = field(default_factory=dict)  # client -> bytes
     down: dict[int, int] = field(default_factory=dict)
@@ -80,7 +81,8 @@ def federate(
         begun = time.time()
         now = _play(settings, post, folder, registry, state, like, say, pause, retry, clock)
         with torch.no_grad():
-            state.server, figures = settings.algorithm.server_update(settings.task, state.server, now.total)
+            total = tree.rebuild(now.total, [t.to(k) for t, k in zip(tree.leaves(now.total), now.kinds, strict=True)])
+            state.server, figures = settings.algorithm.server_update(settings.task, state.server, total)
         state.counted |= dict.fromkeys(now.told, round)
         state.round, state.record = round + 1, _record(now, figures, time.time() - begun)
         about = {"counted": {str(c): r for c, r in state.counted.items()}, "record": state.record}
@@ -181,7 +183,10 @@ def _take(
     if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
         raise WireError("what it adds to the total is not finite")
     folder.keep_masks(client, opened.masks)
-    now.total = summand if now.total is None else tree.add(now.total, summand)
+    now.kinds = [t.dtype for t in tree.leaves(summand)]
+    # In double precision the order in which replies arrive leaves no trace in the result.
+    wide = tree.each(lambda t: t.double() if t.is_floating_point() else t, summand)
+    now.total = wide if now.total is None else tree.add(now.total, wide)
     now.told[client], now.up[client] = opened.about, packet.nbytes
 
 

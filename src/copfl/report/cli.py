@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from copfl.trained import Answers
+
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is what the others are compared with.")]
 Run = Annotated[Path, typer.Argument(help="The run folder.")]
+Client = Annotated[int, typer.Option("--client", help="Which client's model, from 0.")]
+Format = Annotated[str, typer.Option("--format", help="safetensors, torch or onnx.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands that look at a run, or use it."""
-    for command in (report, watch):
+    for command in (report, watch, export, predict, personalize):
         app.command()(command)
 
 
@@ -63,3 +70,84 @@ def watch(
         print(file=sys.stderr)
     finally:
         server.server_close()
+
+
+def export(
+    run: Run,
+    client: Client,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    format: Format = "safetensors",
+) -> None:
+    """Write one client's model as a file for elsewhere."""
+    from copfl import export as exporting
+    from copfl import trained
+
+    found = trained.load(run)
+    print(exporting.write(found, found.client(client), format, out))
+
+
+def predict(
+    run: Run,
+    client: Client,
+    data: Annotated[Path, typer.Option("--data", help="An .npz file with x, and y where the labels are known.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="An .npz file for classes and probabilities.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one client's model: a line per sample with its class and how sure the model is."""
+    from copfl import trained
+
+    found = trained.load(run)
+    samples, labelled = found.samples(data, labelled=False)
+    answers = found.answers(found.client(client), samples.train.x, samples.train.y if labelled else None)
+    names = found.experiment.federation.dataset.classes
+    if out is not None:
+        _write_answers(answers, out)
+    if as_json:
+        sure = answers.probabilities.max(1).tolist()
+        print(json.dumps({"accuracy": answers.accuracy, "classes": [names[c] for c in answers.classes], "sure": sure}))
+    elif out is None:
+        for number, (label, row) in enumerate(zip(answers.classes, answers.probabilities, strict=True)):
+            print(f"{number}\t{names[label]}\t{row.max():.3f}")
+    if answers.accuracy is not None and not as_json:
+        print(f"accuracy {100 * answers.accuracy:.1f} % of {len(answers.classes)} samples", file=sys.stderr)
+
+
+def personalize(
+    run: Run,
+    data: Annotated[Path, typer.Option("--data", help="An .npz file with x and y; every fifth is for testing.")],
+    epochs: Annotated[int, typer.Option(help="Times over the newcomer's data.")] = 5,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; default: the run's own.")] = None,
+    seed: Annotated[int, typer.Option(help="The order of the samples follows from it.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file for the model.")] = None,
+    format: Format = "safetensors",
+    as_json: AsJson = False,
+) -> None:
+    """Fit the model to a client that was not there: from the server's newcomer model, on its data alone."""
+    from copfl import export as exporting
+    from copfl import trained
+
+    found = trained.load(run)
+    samples, _ = found.samples(data, labelled=True)
+    fitted = found.personalize(samples, epochs, lr, seed)
+    if out is not None:
+        exporting.write(found, fitted.model, format, out)
+    if as_json:
+        print(json.dumps({"accuracy": fitted.accuracy, "train": fitted.train, "test": fitted.test}))
+        return
+    before, *_, after = fitted.accuracy
+    print(
+        f"accuracy {100 * before:.1f} % before, {100 * after:.1f} % after {epochs} epochs on {fitted.train} samples, "
+        f"tested on {fitted.test} others" + (f"; model: {out}" if out is not None else "")
+    )
+
+
+def _write_answers(answers: Answers, path: Path) -> None:
+    import io
+
+    import numpy as np
+
+    from copfl.engine.checkpoint import write_bytes
+
+    content = io.BytesIO()
+    np.savez_compressed(content, classes=answers.classes, probabilities=answers.probabilities)
+    write_bytes(path, content.getvalue(), durable=False)

@@ -39,9 +39,9 @@ def write(stories: Sequence[Story], path: Path) -> Path:
 def render(stories: Sequence[Story], live: bool = False) -> str:
     """The whole page; a live one asks its server for news."""
     given = {**_words(stories), "live": live}
-    data = {"figures": _figures(stories), "live": live}
+    data = as_json({"figures": _figures(stories), "live": live}).replace("<", "\\u003c")
     given |= {"style": _safe(_file("page.css")), "script": _safe(_file("page.js")), "plotly": _safe(_plotly())}
-    return _templates().get_template("page.html").render(**given, data=_safe(as_json(data).replace("<", "\\u003c")), version=__version__)
+    return _templates().get_template("page.html").render(**given, data=_safe(data), version=__version__)
 
 
 def news(stories: Sequence[Story]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def news(stories: Sequence[Story]) -> dict[str, Any]:
     parts = {"tiles": macros.tiles(words["tiles"])}
     parts["facts"] = macros.table(words["facts"], "The runs" if words["several"] else "The run")
     if words["pairs"]:
-        parts["pairs"] = macros.table(words["pairs"], "Paired differences")
+        parts["pairs"] = macros.table(words["pairs"], "Differences over all clients")
     for section in words["sections"]:
         for one, table in section["charts"]:
             parts[f"table-{one.name}"] = macros.table(table, one.title)
@@ -195,7 +195,7 @@ def _facts(stories: Sequence[Story]) -> Table:
         ["versions", *(_versions(s.environment) for s in stories)],
         ["folder", *(str(s.path) for s in stories)],
     ]
-    return Table(["", *(s.label for s in stories)], rows)
+    return Table(["what", *(s.label for s in stories)], rows)
 
 
 def _versions(environment: Any) -> str:
@@ -222,7 +222,7 @@ def _notes(stories: Sequence[Story]) -> list[str]:
         if not s.records:
             notes.append(f"{whose}no round has ended yet.")
         if s.masks is None and s.has("personal_share"):
-            notes.append(f"{whose}there is no checkpoint yet, so the layers' masks are not shown.")
+            notes.append(f"{whose}the masks are in no checkpoint (yet), so they are not shown layer by layer.")
     return list(dict.fromkeys(notes))
 
 

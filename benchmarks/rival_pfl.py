@@ -1,0 +1,79 @@
+"""The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+from digits import BATCH, CLIENTS, PARTICIPANTS, RATE, net, tensors
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def metrics(self, x, y):  # type: ignore[no-untyped-def]
+        return {}
+
+    def loss(self, x, y, eval=False):  # type: ignore[no-untyped-def]
+        self.train(not eval)
+        return torch.nn.functional.cross_entropy(self.net(x), y)
+
+
+class Clock(TrainingProcessCallback):
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = [(time.perf_counter(), time.process_time())]
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
+        self.times.append((time.perf_counter(), time.process_time()))
+        return False, Metrics()
+
+
+def main(rounds: int, mkldnn: bool) -> None:
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = mkldnn
+    x, y = tensors()
+    users = [str(n) for n in range(CLIENTS)]
+
+    def data(user: str) -> Dataset:
+        return Dataset(raw_data=[x[int(user)], y[int(user)]], user_id=user)
+
+    held = FederatedDataset(data, get_user_sampler("random", users))
+    model = Net()
+    federated = PyTorchModel(
+        model=model,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+    )
+    clock = Clock()
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=rounds,
+            evaluation_frequency=10**9,
+            train_cohort_size=PARTICIPANTS,
+            val_cohort_size=None,
+        ),
+        backend=SimulatedBackend(training_data=held, val_data=None),
+        model=federated,
+        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH),
+        callbacks=[clock],
+    )
+    steps = list(zip(clock.times, clock.times[1:], strict=False))
+    print(json.dumps({"wall": [b[0] - a[0] for a, b in steps], "cpu": [b[1] - a[1] for a, b in steps]}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] == "on")

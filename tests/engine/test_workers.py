@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from copfl import tree
+from copfl.algorithms import copfl
+from copfl.algorithms.algorithm import AnyAlgorithm, Turn
+from copfl.algorithms.fedavg import FedAvg
+from copfl.contract import small_federation
+from copfl.data.federation import Federation
+from copfl.engine.mapping import all_at_once
+from copfl.engine.simulate import Round, Setting, State, begin, simulate
+from copfl.engine.workers import Workers
+from copfl.errors import RunError, UsageError
+from copfl.task import Task, task_of
+
+SIZES = (5, 9, 3, 12, 4, 6, 7)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    import multiprocessing
+
+    yield
+    assert not multiprocessing.active_children()
+
+
+def trained(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, workers: int, disk: Path | None = None
+) -> tuple[State, list[Round]]:
+    """The state after three rounds, and what they showed; without workers, in this process."""
+    state, engine = begin(algorithm, task, federation.clients, disk), all_at_once(2)
+    how: dict[str, Any] = {"rounds": 3, "seed": 3, "batch": 4, "participation": 0.8}
+    if not workers:
+        return state, list(simulate(algorithm, task, federation, engine, state, **how))
+    with Workers(Setting(algorithm, task, federation, engine, 3, 4), state, workers) as crew:
+        return state, list(simulate(algorithm, task, federation, engine, state, crew=crew, **how))
+
+
+class Dropping(nn.Module):
+    """A model that draws."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 8), nn.Dropout(0.5))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.head(self.body(x))
+        return answer
+
+
+@pytest.mark.parametrize(("where", "draws"), [("memory", True), ("disk", False)])
+def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path: Path) -> None:
+    task, federation = small_federation("batch", SIZES)
+    if draws:
+        torch.manual_seed(0)
+        task = task_of(Dropping(federation.shape, task.classes), task.classes)
+    everybody = torch.arange(len(SIZES))
+    states, shown = zip(
+        *(trained(copfl(), task, federation, n, tmp_path / str(n) if where == "disk" else None) for n in (0, 1, 2)),
+        strict=True,
+    )
+    records = [tree.leaves((state.server, state.clients.rows(everybody))) for state in states]
+    for other in (1, 2):
+        assert all(torch.equal(a, b) for a, b in zip(records[0], records[other], strict=True))
+        for mine, theirs in zip(shown[0], shown[other], strict=True):
+            assert all((mine.clients[k] == v).all() for k, v in theirs.clients.items())
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    """An algorithm with a fault."""
+
+    exit: bool = False
+
+    def client_update(self, *given: Any) -> Turn[Any, Any]:
+        if self.exit:
+            os._exit(7)
+        raise ValueError("a fault of its own")
+
+
+def test_a_fault_in_a_worker_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="a fault of its own"):
+        trained(Failing(), *small_federation("none", SIZES), 1)
+
+
+def test_a_worker_that_ends_is_noticed() -> None:
+    with pytest.raises(RunError, match="exit code 7"):
+        trained(Failing(exit=True), *small_federation("none", SIZES), 2)
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    task, federation = small_federation("none", SIZES)
+
+    @dataclass(frozen=True)
+    class Inside(FedAvg):
+        pass
+
+    with pytest.raises(UsageError, match="cannot be sent to worker processes"):
+        trained(Inside(), task, federation, 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tmp_path: Path) -> None:
+    words = ["run", "--workers", "2", "--rounds", "100000", "--model", "mlp", "--out", str(tmp_path / "run")]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "copfl.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    until(lambda: rounds.exists() and rounds.stat().st_size > 0, 240)
+    assert len(members(run.pid)) >= 3
+    if how is signal.SIGINT:
+        os.killpg(run.pid, how)  # as a terminal does
+    else:
+        run.kill()
+    run.wait(60)
+    until(lambda: not members(run.pid), 60)
+
+
+def members(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def until(ready: Any, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.1)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from copfl.report import watch
+from tests.commands import called, command, environment
+
+Answer = tuple[int, str, bytes]
+
+
+@pytest.fixture
+def run(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A run that has come to its second round."""
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    for name in ("rounds.jsonl", "timing.jsonl"):
+        lines = (runs["copfl"] / name).read_bytes().splitlines(keepends=True)
+        (tmp_path / "run" / name).write_bytes(b"".join(lines[:2]))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def port(run: Path) -> Iterator[int]:
+    server = watch.server(watch.Watch([run]), 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield int(server.server_address[1])
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def asked(port: int, path: str, host: str | None = None) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    result = answer.status, answer.headers.get("Content-Type", ""), answer.read()
+    connection.close()
+    return result
+
+
+def test_the_page_and_its_news(port: int, run: Path, runs: dict[str, Path]) -> None:
+    code, kind, html = asked(port, "/")
+    assert (code, kind) == (200, "text/html; charset=utf-8")
+    assert b"2 of 5 rounds" in html
+    assert b"connect-src 'self'" in html
+    code, kind, content = asked(port, "/data.json?have=")
+    first = json.loads(content)
+    assert (code, kind, first["ended"]) == (200, "application/json", False)
+    assert len(first["figures"]["accuracy"]["data"][-1]["y"]) == 2
+    assert asked(port, f"/data.json?have={first['stamp']}") == (304, "", b"")  # nothing new
+    for name in ("rounds.jsonl", "timing.jsonl"):
+        shutil.copy(runs["copfl"] / name, run / name)
+    second = json.loads(asked(port, f"/data.json?have={first['stamp']}")[2])
+    assert len(second["figures"]["accuracy"]["data"][-1]["y"]) == 5
+    assert second["ended"]
+    assert second["subtitle"].startswith("5 rounds, 4 clients")
+    assert '<th scope="row">5</th>' in second["parts"]["table-accuracy"]
+
+
+def test_no_file_is_served_by_name(port: int) -> None:
+    for path in ("/rounds.jsonl", "/run.toml", "/../run.toml", "/%2e%2e/run.toml", "/models/", "/index.html"):
+        assert asked(port, path)[0] == 404, path
+
+
+def test_another_sites_name_that_leads_here_is_refused(port: int) -> None:
+    assert asked(port, "/", host=f"evil.example:{port}")[0] == 403
+    assert asked(port, "/", host=f"localhost:{port}")[0] == 200
+
+
+def test_a_folder_that_went_away_is_said(port: int, run: Path) -> None:
+    shutil.rmtree(run)
+    code, _, content = asked(port, "/")
+    assert code == 503
+    assert b"is not a run folder" in content
+
+
+def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("watch", run, "--port", "0"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process:
+        address = process.stdout.readline().split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        assert asked(int(address.rstrip("/").rpartition(":")[2]), "/data.json")[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+
+
+def test_what_is_wrong_is_said_before_it_listens(
+    run: Path, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = called(capsys, "watch", tmp_path)
+    assert answer.code == 2
+    assert "is not a run folder" in answer.err
+    answer = called(capsys, "watch", run, "--port", port)
+    assert answer.code == 2
+    assert f"cannot listen on port {port}" in answer.err

@@ -11,28 +11,28 @@ import pytest
 
 SCRIPT = """
 import torch
-from copfl import gpu_kernels, selection, side_by_side
+from copfl import gpu_kernels, selection, folded
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 shapes = (((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9))
 for kernel, stride, padding, size in shapes:
     x = torch.randn(2, size, size, 3, dtype=torch.float64)
-    rows = side_by_side.patches(x, kernel, stride, padding).contiguous()
+    rows = folded.patches(x, kernel, stride, padding).contiguous()
     close(gpu_kernels.patches(x, tuple(rows.shape[1:3]), kernel, stride, padding), rows)
     grad = torch.randn_like(rows)
-    back = [room.unpatch(grad, (size, size), stride, padding) for room in (gpu_kernels, side_by_side)]
+    back = [room.unpatch(grad, (size, size), stride, padding) for room in (gpu_kernels, folded)]
     close(*back)
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
     weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
     count = torch.full((2, 1), 37.0, dtype=torch.float64) if share is None else share.sum(1, keepdim=True).clamp(min=1)
-    plain = side_by_side._normalise(x, weight, bias, share, count, 1e-5)
+    plain = folded.normalised(x, weight, bias, share, count, 1e-5)
     fast = gpu_kernels.normalise(x, weight, bias, share, 1e-5)
     for a, b in zip(fast, plain, strict=True):
         close(a, b)
     grad = torch.randn_like(x) * (1 if share is None else share[..., None])
-    plain = side_by_side._normalise_back(grad, x, weight, fast[1], fast[3], count, share)
+    plain = folded.normalised_back(grad, x, weight, fast[1], fast[3], count, share)
     for a, b in zip(gpu_kernels.normalise_back(grad, x, weight, fast[1], fast[3], share), plain, strict=True):
         close(a, b)
 for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, torch.int64, 63)):

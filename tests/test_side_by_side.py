@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from copfl.engine.mapping import vectorised
+from copfl.folded import patches, unpatch
 from copfl.models import MLP, ResNet18, SmallCNN
-from copfl.side_by_side import patches, side_by_side, unpatch
+from copfl.side_by_side import side_by_side
 from copfl.task import Task, task_of
 
 CLIENTS, BATCH = 3, 5
@@ -41,7 +44,7 @@ class Free(nn.Module):
         return result
 
 
-MODELS = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
     "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
     "cnn with batch norm": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5, norm="batch"), (2, 8, 8)),
@@ -51,16 +54,15 @@ MODELS = {
 }
 
 
-def step(task: Task, rows: tuple[Tensor, ...], real: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> tuple[Tensor, ...]:
     """Gradient, loss, buffers after, and answers of every client."""
 
-    def one(given: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> tuple[Tensor, ...]:
-        w, x, y, real = given
+    def one(given: tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]) -> tuple[Tensor, ...]:
+        (w, x, y), real = given
         return (*task.gradient(w[: task.d], w[task.d :], x, y, real), task.answers(w, x))
 
     with torch.no_grad():
-        grad, loss, after, answers = vectorised(one, (*rows, real))
-    return grad, loss, after, answers
+        return vectorised(one, (rows, real))
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from copfl.report import cli as reporting
 
 if TYPE_CHECKING:
     from copfl.configure import Tables
-    from copfl.experiment import Result
+    from copfl.experiment import OnRound, Result
     from copfl.prepare import Experiment
     from copfl.run_folder import RunFolder
 
@@ -102,6 +103,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2.")
     ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or jsonl; may be repeated.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +131,7 @@ def run(
     prepared = prepare([{} if config is None else configure.read_file(config), line])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:
-        result = _executed(prepared, folder, silent=quiet or as_json)
+        result = _executed(prepared, folder, silent=quiet or as_json, track=track)
     _show(result, quiet, as_json)
 
 
@@ -262,17 +266,18 @@ def _folder(data_dir: Path | None) -> Path | None:
     return data_dir or (Path(named) if named else None)
 
 
-def _executed(prepared: Experiment, folder: RunFolder, silent: bool) -> Result:
-    """The result, with a live bar on a terminal and nothing elsewhere."""
+def _executed(prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None) -> Result:
+    """The result, with a live bar on a terminal and nothing elsewhere; trackers are told of every round."""
     from copfl.experiment import execute
+    from copfl.report.progress import Bar
+    from copfl.report.track import to_all, tracking
 
     try:
-        if silent or not sys.stderr.isatty():
-            return execute(prepared, folder)
-        from copfl.report.progress import Bar
-
-        with Bar(prepared.loop.rounds, sys.stderr) as bar:
-            return execute(prepared, folder, bar)
+        with contextlib.ExitStack() as stack:
+            told: list[OnRound] = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
+            if not silent and sys.stderr.isatty():
+                told.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
+            return execute(prepared, folder, to_all(told))
     except KeyboardInterrupt:
         how = f"; `copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
         raise typer.Exit(_complain(f"stopped{how}", 130)) from None

@@ -6,6 +6,7 @@ bytes it needs. `elementwise(f, ...)` is f(...), inside vmap and outside, only q
 
 from __future__ import annotations
 
+import importlib.util
 import types
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -64,9 +65,7 @@ def compiles(tensor: Tensor) -> bool:
 @lru_cache(maxsize=1)
 def can_compile() -> bool:
     """Whether torch.compile can make GPU kernels here."""
-    try:
-        import triton  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
 
@@ -74,7 +73,8 @@ def can_compile() -> bool:
 class _Elementwise(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
-        return function(*arguments)
+        results: tuple[Tensor, ...] = function(*arguments)
+        return results
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -107,4 +107,7 @@ class _Elementwise(torch.autograd.Function):
 
 def elementwise(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
     """function(*arguments), which must be elementwise in its tensors; scalars broadcast, every result is a vector."""
-    return _Elementwise.apply(function, *arguments)  # type: ignore[no-any-return]
+    return _apply(function, *arguments)
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = _Elementwise.apply

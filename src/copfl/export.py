@@ -47,8 +47,8 @@ def _safetensors(trained: Trained, model: Personal) -> bytes:
 
     data = trained.experiment.federation.dataset
     about = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
-    metadata = {"format": "pt", **{name: json.dumps(value) for name, value in about.items()}}
-    content: bytes = save(named_tensors(trained.experiment.task, model), metadata)
+    # One entry: safetensors writes several in any order, and the same model should be the same bytes.
+    content: bytes = save(named_tensors(trained.experiment.task, model), {"copfl": json.dumps(about)})
     return content
 
 

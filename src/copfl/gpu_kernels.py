@@ -1,6 +1,6 @@
 """Triton kernels for what PyTorch does in too many passes: a convolution's windows, batch norm, and a row's threshold.
 
-Only imported where there is a GPU and Triton. The same in plain PyTorch is in `side_by_side` and `parts.pwpm`; where
+Only imported where there is a GPU and Triton. The same in plain PyTorch is in `folded` and `selection`; where
 Triton is installed, a test runs these in its interpreter and holds the two equal.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ def largest(values: Tensor, count: Tensor) -> Tensor:
     The count may be a tensor that differs from client to client, which neither topk nor a slice of a sort allows under
     vmap. Non-negative floats are ordered like their bits, so the threshold is found digit by digit on the bits.
     """
-    chosen: Tensor = _Largest.apply(values, count)
-    return chosen
+    return _choose(values, count)
 
 
 class _Largest(torch.autograd.Function):
@@ -66,8 +66,7 @@ def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
 
 def count(mask: Tensor) -> Tensor:
     """How many entries are True; vmap's own sum would first turn every bit into eight bytes."""
-    number: Tensor = _Count.apply(mask)
-    return number
+    return _number(mask)
 
 
 class _Count(torch.autograd.Function):
@@ -83,3 +82,7 @@ class _Count(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor) -> tuple[Tensor, int]:
         rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
         return rows.sum(1), 0
+
+
+_choose: Callable[[Tensor, Tensor], Tensor] = _Largest.apply
+_number: Callable[[Tensor], Tensor] = _Count.apply

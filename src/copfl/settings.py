@@ -37,7 +37,7 @@ SUITS: dict[str, Tables] = {
         "sgd": {"lr": 0.1},
     },
     "cifar10c": {"data": {"all": True}, "classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
-    # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 is one option away, and the note says it.
+    # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 is one option away.
     "mini_imagenet": {"data": {"size": 32}, "classes": {"per_client": 10}},
 }
 

@@ -12,13 +12,14 @@ right.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.elementwise import compiles
+from copfl.folded import convolve, normalise, product
 from copfl.layout import Layout
 from copfl.models import BatchNorm
 
@@ -43,7 +44,7 @@ class SideLinear(Side):
         n, weight = self.clients(), self.values["weight"]
         rows = x.reshape(n, -1, x.shape[-1])  # [N, B..., in]
         bias = self.values.get("bias")
-        y = _product(rows, weight.transpose(1, 2), self.products)
+        y = product(rows, weight.transpose(1, 2), self.products)
         if bias is not None:
             y = y + bias[:, None]
         return y.reshape(*x.shape[:-1], weight.shape[1])
@@ -54,9 +55,7 @@ class SideConv2d(Side):
         like: Any = self.like[0]
         n = self.clients()
         inside = x.permute(0, 2, 3, 1)
-        y = _Convolve.apply(
-            inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding, self.products
-        )
+        y = convolve(inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding, self.products)
         if "bias" in self.values:
             y = y + self.values["bias"].repeat_interleave(x.shape[0] // n, 0)[:, None, None]
         return y.permute(0, 3, 1, 2)
@@ -74,7 +73,7 @@ class SideBatchNorm(Side):
             share = None
             if self.real is not None:
                 share = self.real.to(x.dtype).repeat_interleave(rows.shape[1] // self.real.shape[1], 1)  # [N, B*H*W]
-            y, batch_mean, batch_var, count = _Normalise.apply(rows, weight, bias, share, like.eps)
+            y, batch_mean, batch_var, count = normalise(rows, weight, bias, share, like.eps)
             some = like.momentum * (count > 0).to(x.dtype)  # a batch of nobody teaches nothing
             unbiased = batch_var * (count / (count - 1).clamp(min=1))
             self.after = {
@@ -158,7 +157,7 @@ class SideBySide:
         after = {f"{name}.{key}": t for name, layer in self.layers.items() for key, t in layer.after.items()}
         for layer in self.layers.values():
             layer.values, layer.real, layer.after = {}, None, {}
-        return logits.unflatten(0, (n, batch)), seen[-1].flatten(1).unflatten(0, (n, batch)), after
+        return logits.reshape(n, batch, -1), seen[-1].reshape(n, batch, -1), after
 
 
 def side_by_side(module: nn.Module, head: str, products: torch.dtype | None = None) -> SideBySide | None:
@@ -190,137 +189,6 @@ def _replace(module: nn.Module, path: str, layers: dict[str, Side]) -> None:
             _replace(child, place, layers)
 
 
-# -- the two layers whose backward pass is written by hand ---------------------------------------------------------
-
-
-def patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """The windows of x [B, H, W, C]: [B, Ho, Wo, C, kh, kw]."""
-    if kernel == (1, 1) and padding == (0, 0):
-        return x[:, :: stride[0], :: stride[1], :, None, None]
-    if compiles(x):
-        from copfl import gpu_kernels
-
-        sides = zip(x.shape[1:3], kernel, stride, padding, strict=True)
-        out = tuple((size + 2 * p - k) // s + 1 for size, k, s, p in sides)
-        return gpu_kernels.patches(x, out, kernel, stride, padding)
-    if padding != (0, 0):
-        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    return x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
-
-
-def unpatch(rows: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """The sum of windows [B, Ho, Wo, C, kh, kw] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
-    batch, high, wide, channels, kh, kw = rows.shape
-    if (kh, kw) == (1, 1) and stride == (1, 1):
-        return rows[..., 0, 0]
-    if compiles(rows):
-        from copfl import gpu_kernels
-
-        return gpu_kernels.unpatch(rows, size, stride, padding)
-    x = rows.new_zeros(batch, size[0] + 2 * padding[0], size[1] + 2 * padding[1], channels)
-    for i in range(kh):
-        for j in range(kw):
-            down, across = slice(i, i + stride[0] * high, stride[0]), slice(j, j + stride[1] * wide, stride[1])
-            x[:, down, across] += rows[..., i, j]
-    return x[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
-
-
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """a @ b over the clients, in this dtype, back in a's own."""
-    return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
-
-
-class _Convolve(torch.autograd.Function):
-    """x [N*B, H, W, C] with a kernel per client [N, O, C, kh, kw]: [N*B, Ho, Wo, O]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        n: int,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        products: torch.dtype | None,
-    ) -> Tensor:
-        windows = patches(x, kernel, stride, padding)
-        high, wide = windows.shape[1:3]
-        rows = windows.reshape(n, -1, windows[0, 0, 0].numel())  # [N, B*Ho*Wo, C*kh*kw]
-        ctx.save_for_backward(rows, weight)
-        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products)
-        y = _product(rows, weight.flatten(2).transpose(1, 2), products)
-        return y.view(x.shape[0], high, wide, -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        shape, out, kernel, stride, padding, products = ctx.how
-        grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
-        to_weight = _product(grad.transpose(1, 2), rows, products).view(weight.shape)
-        to_x = None
-        if ctx.needs_input_grad[0]:
-            back = _product(grad, weight.flatten(2), products).view(shape[0], *out, shape[3], *kernel)
-            to_x = unpatch(back, shape[1:3], stride, padding)
-        return to_x, to_weight, None, None, None, None, None
-
-
-class _Normalise(torch.autograd.Function):
-    """Batch norm of rows [N, R, C] over R, only those with a share; also the mean, the variance and the count."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        count = x.new_full((x.shape[0], 1), x.shape[1]) if share is None else share.sum(1, keepdim=True)
-        if compiles(x):
-            from copfl import gpu_kernels
-
-            y, mean, var, inverse = gpu_kernels.normalise(x, weight, bias, share, eps)
-        else:
-            y, mean, var, inverse = _normalise(x, weight, bias, share, count.clamp(min=1), eps)
-        ctx.save_for_backward(x, weight, mean, inverse, count, share)
-        ctx.mark_non_differentiable(mean, var, count)
-        return y, mean, var, count
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse, count, share = ctx.saved_tensors
-        if compiles(x):
-            from copfl import gpu_kernels
-
-            back = gpu_kernels.normalise_back(grads[0], x, weight, mean, inverse, share)
-        else:
-            back = _normalise_back(grads[0], x, weight, mean, inverse, count.clamp(min=1), share)
-        return (*back, None, None)
-
-
-def _normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, count: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if share is None:
-        var, mean = torch.var_mean(x, 1, correction=0)
-    else:
-        mean = torch.einsum("nrc,nr->nc", x, share) / count
-        var = torch.einsum("nrc,nr->nc", (x - mean[:, None]) ** 2, share) / count
-    inverse = torch.rsqrt(var + eps)
-    scale = weight * inverse
-    return x * scale[:, None] + (bias - mean * scale)[:, None], mean, var, inverse
-
-
-def _normalise_back(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, share: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    scaled = (x - mean[:, None]) * inverse[:, None]
-    to_bias = grad.sum(1)
-    to_weight = (grad * scaled).sum(1)
-    # d/dx of (x - mean) / std: the mean and the variance depend on every row that has a share.
-    pull = (to_bias[:, None] + scaled * to_weight[:, None]) / count[:, None]
-    if share is not None:
-        pull = pull * share[..., None]
-    return (weight * inverse)[:, None] * (grad - pull), to_weight, to_bias
-
-
 # -- what a Task calls, inside vmap ----------------------------------------------------------------------------------
 #
 # A training step is two operations with the objective between them, which vmap maps as it maps everything else: so any
@@ -331,18 +199,18 @@ class Tape:
     """One forward pass, waiting for its backward pass."""
 
     parameters: Tensor
-    outputs: tuple[Tensor, Tensor]
+    outputs: list[Tensor]
 
 
-class Forward(torch.autograd.Function):
+class _Forward(torch.autograd.Function):
     """Logits, features and the buffers after, of samples as the model takes them; recorded where there is a tape."""
 
     @staticmethod
     def forward(
         parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        alone = [None if t is None else t.unsqueeze(0) for t in (parameters, buffers, x, real)]
-        logits, features, after = _forward(*alone, model, tape)  # type: ignore[arg-type]
+        mask = None if real is None else real[None]
+        logits, features, after = _forward(parameters[None], buffers[None], x[None], mask, model, tape)
         return logits[0], features[0], after[0]
 
     @staticmethod
@@ -360,11 +228,14 @@ class Forward(torch.autograd.Function):
         model: Model,
         tape: Tape | None,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-        rows = _in_front(info, in_dims[:4], (parameters, buffers, x, real))
-        return _forward(*rows, model, tape), (0, 0, 0)  # type: ignore[arg-type]
+        w, statistics, samples = (
+            _in_front(info, dim, t) for dim, t in zip(in_dims[:3], (parameters, buffers, x), strict=True)
+        )
+        mask = None if real is None else _in_front(info, in_dims[3], real)
+        return _forward(w, statistics, samples, mask, model, tape), (0, 0, 0)
 
 
-class Backward(torch.autograd.Function):
+class _Backward(torch.autograd.Function):
     """The gradient of the parameters, from those of the logits and the features that the tape recorded."""
 
     @staticmethod
@@ -379,8 +250,7 @@ class Backward(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], to_logits: Tensor, to_features: Tensor, tape: Tape
     ) -> tuple[Tensor, int]:
-        a, b = _in_front(info, in_dims[:2], (to_logits, to_features))
-        return _backward(a, b, tape), 0  # type: ignore[arg-type]
+        return _backward(_in_front(info, in_dims[0], to_logits), _in_front(info, in_dims[1], to_features), tape), 0
 
 
 class Model(NamedTuple):
@@ -400,26 +270,24 @@ def _forward(
     with torch.enable_grad():
         tape.parameters = parameters.detach().requires_grad_()
         tensors = {**model.layout.split(tape.parameters), **statistics}
-        *tape.outputs, after = model.run(tensors, x, real, True)  # type: ignore[misc]
+        logits, features, after = model.run(tensors, x, real, True)
+        tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
-    logits, features = (t.detach() for t in tape.outputs)
-    return logits, features, torch.cat(moved, 1).detach() if moved else buffers
+    return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers
 
 
 def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
-    outputs, tape.outputs = tape.outputs, ()  # type: ignore[assignment]
+    outputs, tape.outputs = tape.outputs, []  # what autograd remembers may go
     pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
     with torch.enable_grad():  # the features of a model that is all head are the samples: nothing leads back from them
         (grad,) = torch.autograd.grad([o for o, _ in pairs], tape.parameters, [g for _, g in pairs])
     return grad
 
 
-def _in_front(info: Any, dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-    """The tensors with the client axis in front, where vmap had put it anywhere or nowhere."""
-    rows: list[Tensor | None] = []
-    for dim, tensor in zip(dims, tensors, strict=True):
-        if tensor is None:
-            rows.append(None)
-        else:
-            rows.append(tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0))
-    return rows
+def _in_front(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
+    """The tensor with the client axis in front, where vmap had put it anywhere or nowhere."""
+    return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+forward: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Forward.apply
+backward: Callable[..., Tensor] = _Backward.apply

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from copfl.errors import UsageError
 from copfl.layout import Layout, layout_of
 from copfl.models import BatchNorm, with_weighted_batch_norm
-from copfl.side_by_side import Backward, Forward, Model, Tape, side_by_side
+from copfl.side_by_side import Model, Tape, backward, forward, side_by_side
 
 PASS = 500  # samples in one forward pass when nothing is trained
 
@@ -160,15 +160,14 @@ class Task:
         """The gradient of the objective [d], its value, and the buffers after this batch."""
         if self.beside is not None:
             tape = Tape()
-            logits, features, after = Forward.apply(parameters, buffers, x, real, self.beside, tape)
+            logits, features, after = forward(parameters, buffers, x, real, self.beside, tape)
 
             def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
                 value = objective(logits, features, y, real)
                 return value, value.detach()
 
             toward, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
-            grad: Tensor = Backward.apply(*toward, tape)
-            return grad, value, after
+            return backward(*toward, tape), value, after
 
         def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             # Each buffer gets a tensor of its own: under vmap, statistics written into views of a vector are lost.
@@ -224,8 +223,7 @@ class Task:
     def _logits(self, w: Tensor, x: Tensor) -> Tensor:
         if self.beside is None:
             return self.forward(w, x)[0]
-        logits: Tensor = Forward.apply(w[: self.d], w[self.d :], x, None, self.beside, None)[0]
-        return logits
+        return forward(w[: self.d], w[self.d :], x, None, self.beside, None)[0]
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy over all real samples, without augmentation."""

@@ -160,8 +160,8 @@ class COPFL:
         return without_step, without_model
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
-        sums = elementwise(_weighed, *upload.shared, upload.score)
-        return Total(*sums, upload.score, torch.ones_like(upload.score))
+        w, weight, personal = elementwise(_weighed, *upload.shared, upload.score)
+        return Total(w, weight, personal, upload.score, torch.ones_like(upload.score))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """Algorithm 1, lines 4-6."""

@@ -73,8 +73,8 @@ def finished(job: Job) -> bool:
         return False
     try:
         # What was left open is decided when the run begins, by what suits the machine.
-        open_ = {key for key, value in job.tables["run"].items() if value in ("auto", 0)} | {"device"}
-        found, wanted = (_without(tables, FREE, {"run": open_ - {"seed"}}) for tables in (folder.tables(), job.tables))
+        left_open = {"device", "chunk"} | {key for key, value in job.tables["run"].items() if value == "auto"}
+        found, wanted = (_without(tables, FREE, {"run": left_open}) for tables in (folder.tables(), job.tables))
         for other in (found, wanted):
             other["partition"] = {}  # partition.json says it better
         if found != wanted:

@@ -114,6 +114,18 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, about
 
 
+def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
+    """One tensor, None where there is none of this name, and `about`: quick, because nothing else is read or checked."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, Any] = json.loads(json.loads((file.metadata() or {})["copfl"])[0])
+            return file.get_tensor(name) if name in file.keys() else None, about  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+
+
 def equal(a: Any, b: Any) -> bool:
     """Whether two trees hold the same bits."""
     return all(torch.equal(left, right) for left, right in zip(tree.leaves(a), tree.leaves(b), strict=True))

@@ -59,7 +59,7 @@ class Recorder:
 
     def _warm(self, f: Callable[[G], R], given: G) -> R:
         """Runs as written, on a stream of its own, as recording will."""
-        stream = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = f(given)

@@ -128,7 +128,11 @@ def _heat(chart: Heat) -> Figure:
         "z": [list(row) for row in chart.values],
         "colorscale": "Cividis",  # made to look alike to all eyes, and in grey
         "hoverongaps": False,
-        **({"zmin": 0} if chart.zero else {}),
+        **(
+            {"zmin": 0, "zmax": max((v for row in chart.values for v in row if v is not None), default=1)}
+            if chart.zero
+            else {}
+        ),
         "xgap": 1 if len(chart.columns) <= 60 else 0,
         "ygap": 1 if len(chart.rows) <= 60 else 0,
         "colorbar": {"title": {"text": chart.what, "side": "right"}, "thickness": 12, "ticksuffix": chart.unit.strip()},

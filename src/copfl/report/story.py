@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.configure import Tables
+from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError
 from copfl.report import records
 from copfl.run_folder import RunFolder
@@ -141,18 +142,12 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
 
     Only the masks are read: the whole state of ten ResNets takes gigabytes.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not layers or not path.is_file():
         return None
-    try:
-        with safe_open(path, framework="np") as file:
-            if "clients:mask" not in file.keys():  # noqa: SIM118 - not a dict
-                return None
-            mask = file.get_tensor("clients:mask")
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+    found, about = checkpoint.peek(path, "clients:mask")
+    if found is None:
+        return None
+    mask = found.numpy()
     modules: dict[str, int] = {}  # a layer's weight and bias are one row of the picture
     for name in layers:
         modules.setdefault(name.rpartition(".")[0] or name, len(modules))
@@ -165,4 +160,4 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
         common[place] += (~piece.any(0)).sum()
         sizes[place] += size
         start += size
-    return Masks(int(about.get("round", 0)), list(modules), sizes, share / np.array(sizes), common / np.array(sizes))
+    return Masks(int(about["round"]), list(modules), sizes, share / np.array(sizes), common / np.array(sizes))

@@ -1,0 +1,149 @@
+"""The two layers of a folded model whose backward pass is written by hand: a convolution and a batch norm per client.
+
+Autograd could do both, in several times as many passes over memory. On a GPU the passes are kernels of our own, see
+`gpu_kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from copfl.elementwise import compiles
+
+
+def patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """The windows of x [B, H, W, C]: [B, Ho, Wo, C, kh, kw]."""
+    if kernel == (1, 1) and padding == (0, 0):
+        return x[:, :: stride[0], :: stride[1], :, None, None]
+    if compiles(x):
+        from copfl import gpu_kernels
+
+        high, wide = (
+            (size + 2 * p - k) // s + 1 for size, k, s, p in zip(x.shape[1:3], kernel, stride, padding, strict=True)
+        )
+        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding)
+    if padding != (0, 0):
+        x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    return x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+
+
+def unpatch(rows: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """The sum of windows [B, Ho, Wo, C, kh, kw] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
+    batch, high, wide, channels, kh, kw = rows.shape
+    if (kh, kw) == (1, 1) and stride == (1, 1):
+        return rows[..., 0, 0]
+    if compiles(rows):
+        from copfl import gpu_kernels
+
+        return gpu_kernels.unpatch(rows, size, stride, padding)
+    x = rows.new_zeros(batch, size[0] + 2 * padding[0], size[1] + 2 * padding[1], channels)
+    for i in range(kh):
+        for j in range(kw):
+            down, across = slice(i, i + stride[0] * high, stride[0]), slice(j, j + stride[1] * wide, stride[1])
+            x[:, down, across] += rows[..., i, j]
+    return x[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """a @ b over the clients, in this dtype, back in a's own."""
+    return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
+
+
+class _Convolve(torch.autograd.Function):
+    """x [N*B, H, W, C] with a kernel per client [N, O, C, kh, kw]: [N*B, Ho, Wo, O]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        n: int,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        products: torch.dtype | None,
+    ) -> Tensor:
+        windows = patches(x, kernel, stride, padding)
+        high, wide = windows.shape[1:3]
+        rows = windows.reshape(n, -1, windows[0, 0, 0].numel())  # [N, B*Ho*Wo, C*kh*kw]
+        ctx.save_for_backward(rows, weight)
+        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products)
+        y = product(rows, weight.flatten(2).transpose(1, 2), products)
+        return y.view(x.shape[0], high, wide, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        shape, out, kernel, stride, padding, products = ctx.how
+        grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
+        to_weight = product(grad.transpose(1, 2), rows, products).view(weight.shape)
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            back = product(grad, weight.flatten(2), products).view(shape[0], *out, shape[3], *kernel)
+            to_x = unpatch(back, shape[1:3], stride, padding)
+        return to_x, to_weight, None, None, None, None, None
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch norm of rows [N, R, C] over R, only those with a share; also the mean, the variance and the count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = x.new_full((x.shape[0], 1), x.shape[1]) if share is None else share.sum(1, keepdim=True)
+        if compiles(x):
+            from copfl import gpu_kernels
+
+            y, mean, var, inverse = gpu_kernels.normalise(x, weight, bias, share, eps)
+        else:
+            y, mean, var, inverse = normalised(x, weight, bias, share, count.clamp(min=1), eps)
+        ctx.save_for_backward(x, weight, mean, inverse, count, share)
+        ctx.mark_non_differentiable(mean, var, count)
+        return y, mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse, count, share = ctx.saved_tensors
+        if compiles(x):
+            from copfl import gpu_kernels
+
+            back = gpu_kernels.normalise_back(grads[0], x, weight, mean, inverse, share)
+        else:
+            back = normalised_back(grads[0], x, weight, mean, inverse, count.clamp(min=1), share)
+        return (*back, None, None)
+
+
+def normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, count: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if share is None:
+        var, mean = torch.var_mean(x, 1, correction=0)
+    else:
+        mean = torch.einsum("nrc,nr->nc", x, share) / count
+        var = torch.einsum("nrc,nr->nc", (x - mean[:, None]) ** 2, share) / count
+    inverse = torch.rsqrt(var + eps)
+    scale = weight * inverse
+    return x * scale[:, None] + (bias - mean * scale)[:, None], mean, var, inverse
+
+
+def normalised_back(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, share: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    scaled = (x - mean[:, None]) * inverse[:, None]
+    to_bias = grad.sum(1)
+    to_weight = (grad * scaled).sum(1)
+    # d/dx of (x - mean) / std: the mean and the variance depend on every row that has a share.
+    pull = (to_bias[:, None] + scaled * to_weight[:, None]) / count[:, None]
+    if share is not None:
+        pull = pull * share[..., None]
+    return (weight * inverse)[:, None] * (grad - pull), to_weight, to_bias
+
+
+convolve: Callable[..., Tensor] = _Convolve.apply
+normalise: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Normalise.apply

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from copfl.engine.simulate import Round
+from copfl.errors import UsageError
+from copfl.report import track
+from tests.commands import TINY, called
+
+SETTINGS: dict[str, dict[str, Any]] = {"algorithm": {"name": "copfl", "rate": 0.25}, "run": {"seed": 3}}
+
+
+def round_of(number: int) -> Round:
+    values = {"accuracy": np.array([0.5, np.nan]), "weight": np.array([0.25, 0.75])}
+    return Round(number, np.array([1, 4]), {"shared": 0.5}, values)
+
+
+def test_every_finite_figure_has_a_name() -> None:
+    assert track.figures(round_of(0), 0.1) == {
+        "seconds": 0.1, "federation/shared": 0.5, "mean/accuracy": 0.5, "mean/weight": 0.5, "client-0001/accuracy": 0.5,
+        "client-0001/weight": 0.25, "client-0004/weight": 0.75,
+    }  # fmt: skip
+
+
+def test_a_run_tracked_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = called(capsys, "run", *TINY, "-r", 2, "--track", "jsonl", "--out", tmp_path / "run", "-q")
+    assert answer == (0, "", "")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "track.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    assert lines[1]["client-0001/accuracy"] == records[1]["per_client"]["accuracy"][1]
+    assert lines[1]["mean/loss"] == pytest.approx(records[1]["mean"]["loss"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard's own
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is no part of copfl")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with track.tracking(["tensorboard"], tmp_path, SETTINGS) as on_round:
+        for number in range(2):
+            on_round(round_of(number), 0.1)
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(e.step, e.value) for e in found.Scalars("client-0004/weight")] == [(1, 0.75), (2, 0.75)]
+
+
+def test_what_mlflow_and_wandb_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By stand-ins for both: neither is installed here, and both want to talk to a server."""
+    mlflow, wandb = mock.Mock(), mock.Mock()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with track.tracking(["mlflow", "wandb"], tmp_path, SETTINGS) as on_round:
+        on_round(round_of(0), 0.1)
+    settings = {"algorithm.name": "copfl", "algorithm.rate": "0.25", "run.seed": "3"}
+    mlflow.log_params.assert_called_once_with(settings)
+    mlflow.log_metrics.assert_called_once_with(track.figures(round_of(0), 0.1), step=1)
+    mlflow.end_run.assert_called_once_with()
+    wandb.init.assert_called_once_with(project="copfl", name=tmp_path.name, dir=str(tmp_path), config=settings)
+    wandb.init().log.assert_called_once_with(track.figures(round_of(0), 0.1), step=1)
+    wandb.init().finish.assert_called_once_with()
+
+
+def test_trackers_are_closed_when_a_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    opened: Any = lambda *_: (lambda *_: None, lambda: closed.append("closed"))  # noqa: E731
+    monkeypatch.setattr(track, "TRACKERS", {"mine": ("json", opened)})
+    with contextlib.suppress(RuntimeError), track.tracking(["mine"], tmp_path, {}) as on_round:
+        on_round(round_of(0), 0.1)
+        raise RuntimeError
+    assert closed == ["closed"]
+
+
+def test_what_is_wrong_is_said_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = called(capsys, "run", *TINY, "--track", "tensorbord", "--out", tmp_path / "run")
+    assert answer.code == 2
+    assert 'did you mean "tensorboard"?' in answer.err
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match="pip install wandb"), track.tracking(["wandb"], tmp_path, {}):
+        pass

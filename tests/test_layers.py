@@ -15,7 +15,7 @@ SOURCE = Path(copfl.__file__).parent
 # A room is a package, or the files of one level that stand directly under copfl/. A file of a package may have a level
 # of its own, below its room's.
 LEVELS: dict[float, set[str]] = {
-    0: {"errors", "tree", "layout", "models", "selection", "elementwise", "side_by_side", "gpu_kernels"},
+    0: {"errors", "tree", "layout", "models", "selection", "elementwise", "folded", "side_by_side", "gpu_kernels"},
     1: {"task"},
     2: {"data", "optim"},
     3: {"parts"},

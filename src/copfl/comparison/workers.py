@@ -74,9 +74,7 @@ def _side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[Job, P
     try:
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(theirs,)
-            )  # no daemon, which could have no processes of its own
+            process = context.Process(target=_work, args=(theirs,))  # a daemon could have no processes of its own
             process.start()
             theirs.close()
             ours.send(waiting[0])

@@ -115,7 +115,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
-    """One tensor, None where there is none of this name, and `about`: quick, because nothing else is read or checked."""
+    """One tensor, None where there is none of this name, and `about`; quick, as nothing else is read or checked."""
     from safetensors import SafetensorError, safe_open
 
     try:

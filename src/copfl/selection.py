@@ -57,6 +57,13 @@ def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
         from copfl import gpu_kernels
 
         return gpu_kernels.threshold(keys, count, width)
+    if keys.device.type == "cpu":  # looking at a count costs nothing here, and one selection a row beats many passes
+        most = keys.shape[1]
+        found = [
+            row.kthvalue(most + 1 - k).values if 0 < k <= most else row.new_tensor(0 if k > most else (1 << width) - 1)
+            for row, k in zip(keys, count.tolist(), strict=True)
+        ]
+        return torch.stack(found).clamp(0, (1 << width) - 1)
     low = torch.zeros_like(count, dtype=keys.dtype)
     for place in range(width - 1, -1, -1):
         higher = low + (1 << place)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from copfl.comparison import plots
+from copfl.comparison import plots, workers
 from tests.commands import called
 from tests.comparison.small import clouds, line
 
@@ -117,3 +117,14 @@ def test_errors_are_one_paragraph_with_the_remedy(
     assert message in answer.err
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_stopped_it_says_how_to_go_on(
+    tmp_path: Path, data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "carry_out", stopped)
+    answer = called(capsys, *line(data, tmp_path / "out"), "-a", "local", "--seeds", "0", "-j", "1")
+    assert (answer.code, answer.err) == (130, "copfl: stopped; the same command goes on from here\n")

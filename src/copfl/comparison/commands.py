@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +105,10 @@ def compare(
     }
     options = {**file.options, **{name: value for name, value in given.items() if value is not None}}
     folder = out or Path("runs") / f"compare-{_name(base)}"
-    found = comparing.compare(rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **options)
+    with _stoppable():
+        found = comparing.compare(
+            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **options
+        )
     _show(found, folder, plots, quiet, as_json)
 
 
@@ -155,7 +159,8 @@ def sweep(
     options: dict[str, Any] = {} if last is None else {"last": last}
     chosen = [0, 1, 2] if seeds is None else entries.seeds_of(seeds)
     folder = out or Path("runs") / f"sweep-{_name(base)}"
-    found = comparing.sweep(values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options)
+    with _stoppable():
+        found = comparing.sweep(values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options)
     _show(found, folder, plots, quiet, as_json)
 
 
@@ -209,6 +214,16 @@ def _jobs(jobs: int | None, base: Tables) -> int:
         return jobs
     # On a GPU one run after the other in one process: start-up is paid once, and runs side by side share its memory.
     return max(1, cores() // int(run.get("workers", 1))) if run.get("device", "cpu") == "cpu" else 1
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Says on Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("copfl: stopped; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def _say(quiet: bool) -> Callable[[str], None] | None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,20 @@ from copfl.errors import RunError
 
 def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Puts the content at the path in one move; if `durable`, on disk before it is visible."""
+    put(path, lambda part: part.write_bytes(content), durable)
+
+
+def put(path: Path, write: Callable[[Path], object], durable: bool = True) -> None:
+    """Lets `write` write a file beside the path, and moves it there when it is whole."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        write(part)
+        if durable:
+            _sync(part)
         os.replace(part, path)
         if durable:
-            _sync_folder(path.parent)  # the rename itself must survive a power cut
+            _sync(path.parent)  # the rename itself must survive a power cut
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -39,12 +42,13 @@ def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
         ) from error
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Makes a file, or a folder's list of files, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def remove_parts(folder: Path) -> None:
@@ -56,7 +60,8 @@ def remove_parts(folder: Path) -> None:
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Writes the trees, and `about`, what a reader must know of them, as one safetensors file with a checksum."""
-    from safetensors.torch import save as encode
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     tensors = {
         f"{name}:{place}": t.detach().cpu().contiguous()
@@ -65,7 +70,15 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     }
     text = json.dumps(dict(about), sort_keys=True)
     # One entry: safetensors writes several in any order, and the same state should be the same bytes.
-    write_bytes(path, encode(tensors, {"copfl": json.dumps([text, _checksum(tensors, text)])}))
+    head = {"copfl": json.dumps([text, _checksum(tensors, text)])}
+
+    def write(part: Path) -> None:
+        try:
+            save_file(tensors, part, head)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+    put(path, write)
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:

@@ -1,9 +1,9 @@
 """FedAvg rounds on a CPU: copfl against the plain loop, pfl-research and Flower. `python benchmarks/cpu.py`
 
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8, SGD; with
---resnet also ResNet-18, 10 clients with 100 images of 32x32. The ways take turns, several times over, so that what else
-the machine does falls on all of them; the table shows medians. For the other tools, name a Python that has them:
---rivals PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
+--cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. The ways take turns, several times over, so
+that what else the machine does falls on all of them; the table shows medians. For the other tools, name a Python that
+has them: --rivals PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
 """
 
 from __future__ import annotations
@@ -137,10 +137,11 @@ def plain_processes(case: Case, stack: contextlib.ExitStack, mkldnn: bool) -> St
 def _plain_process(line: Any, model: torch.nn.Module, batches: Any, mkldnn: bool) -> None:
     torch.set_num_threads(1)
     choose.set_mkldnn(mkldnn)
-    while True:
-        server = {k: torch.from_numpy(np.array(v)) for k, v in line.recv().items()}
-        total = plain_fedavg_round(model, server, batches, digits.RATE)
-        line.send({k: v.detach().numpy() for k, v in total.items()})
+    with contextlib.suppress(EOFError):
+        while True:
+            server = {k: torch.from_numpy(np.array(v)) for k, v in line.recv().items()}
+            total = plain_fedavg_round(model, server, batches, digits.RATE)
+            line.send({k: v.detach().numpy() for k, v in total.items()})
 
 
 def with_mkldnn(step: Step, enabled: bool) -> Step:
@@ -164,6 +165,17 @@ def rival(python: str, script: str, *words: str) -> dict[str, list[float]] | Non
     except (IndexError, ValueError):
         print(f"{script} did not run: {' '.join(done.stderr.strip().splitlines()[-1:])}", file=sys.stderr)
         return None
+
+
+def rivals(python: str, rounds: int) -> dict[str, list[float]]:
+    """The seconds of the other tools' rounds, without the first of each."""
+    ways = {
+        "pfl-research, mkldnn": ("rival_pfl.py", str(rounds), "on"),
+        "pfl-research, no mkldnn": ("rival_pfl.py", str(rounds), "off"),
+        "Flower with Ray, no mkldnn, 2 actors": ("rival_flower.py", str(rounds)),
+    }
+    found = {name: rival(python, *words) for name, words in ways.items()}
+    return {name: times["wall"][1:] for name, times in found.items() if times}
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -219,25 +231,22 @@ def table(case: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--resnet", action="store_true", help="ResNet-18 too; a round takes seconds to minutes")
+    parser.add_argument("--cases", default="digits", help="digits, resnet or digits,resnet")
     parser.add_argument("--rivals", help="a Python that has pfl-research and Flower")
     parser.add_argument("--out", default="cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with ways_of(digits_case(), processes=True) as ways:
-        times = measured(ways, args.repeats)
-    if args.rivals:
-        for mkldnn in ("on", "off"):
-            found = rival(args.rivals, "rival_pfl.py", str(args.repeats + 1), mkldnn)
-            if found:
-                times[f"pfl-research, {'' if mkldnn == 'on' else 'no '}mkldnn"] = found["wall"][1:]
-        found = rival(args.rivals, "rival_flower.py", str(args.repeats + 1))
-        if found:
-            times["Flower with Ray, no mkldnn, 2 actors"] = found["wall"][1:]
-    rows = table("1,000 clients with 20 digits, 100 a round, small CNN", times)
-    if args.resnet:
+    choose.keep_freed_memory()  # as `copfl run` does; the plain loops of this process have it too
+    rows: list[dict[str, Any]] = []
+    if "digits" in args.cases:
+        with ways_of(digits_case(), processes=True) as ways:
+            times = measured(ways, args.repeats)
+        if args.rivals:
+            times |= rivals(args.rivals, args.repeats + 1)
+        rows += table("1,000 clients with 20 digits, 100 a round, small CNN", times)
+    if "resnet" in args.cases:
         with ways_of(resnet_case(), processes=True) as ways:
-            rows += table("10 clients with 100 images of 32x32, ResNet-18", measured(ways, 2))
+            rows += table("10 clients with 100 images of 32x32, ResNet-18", measured(ways, min(args.repeats, 2)))
     load = os.getloadavg()
     about = {"torch": torch.__version__, "machine": platform.machine(), "processors": os.cpu_count(), "load": load}
     about["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -44,6 +44,7 @@ def one(
     from copfl.task import task_of
 
     torch.set_num_threads(1)
+    choose.keep_freed_memory()  # as `copfl run` does
     imported = time.perf_counter()
     bare = peak()
     if model == "resnet18":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from copfl.algorithms import ALGORITHMS
+from tests.test_layers import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")]
@@ -38,6 +39,12 @@ def test_the_table_of_algorithms_is_the_registry() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     lines = {name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0] for name, f in sorted(ALGORITHMS.items())}
     assert dict(rows) == lines
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    rooms = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Rooms")[1].split("```")[1]
+    for name in {module.split(".")[0] for module in MODULES} - {"__main__"}:
+        assert re.search(rf"\b{name}\b", rooms), f"docs/architecture.md does not say where {name} is"
 
 
 def test_the_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,6 +193,8 @@ def _engine(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgori
     The model is tried on two samples, so that one that does not fit the data or the engine is found before the run.
     """
     choose.set_mkldnn(loop.mkldnn != "off")
+    if task.device.type == "cpu":
+        choose.keep_freed_memory()
     participants = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
     chunk = loop.chunk or _chunk(task, participants)
     alone, many = mapping.one_by_one(), mapping.all_at_once(chunk)

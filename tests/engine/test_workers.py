@@ -121,14 +121,18 @@ def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tm
         start_new_session=True,
     )  # fmt: skip
     rounds = tmp_path / "run" / "rounds.jsonl"
-    until(lambda: rounds.exists() and rounds.stat().st_size > 0, 240)
-    assert len(members(run.pid)) >= 3
-    if how is signal.SIGINT:
-        os.killpg(run.pid, how)  # as a terminal does
-    else:
-        run.kill()
-    run.wait(60)
-    until(lambda: not members(run.pid), 60)
+    try:
+        until(lambda: rounds.exists() and rounds.stat().st_size > 0, 240)
+        assert len(members(run.pid)) >= 3
+        if how is signal.SIGINT:
+            os.killpg(run.pid, how)  # as a terminal does
+        else:
+            run.kill()
+        run.wait(60)
+        until(lambda: not members(run.pid), 60)
+    finally:
+        for process in members(run.pid):
+            os.kill(process, signal.SIGKILL)
 
 
 def members(session: int) -> list[int]:

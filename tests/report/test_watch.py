@@ -89,11 +89,14 @@ def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_p
     )
     assert process.stdout is not None
     with process:
-        address = process.stdout.readline().split()[0]
-        assert address.startswith("http://127.0.0.1:")
-        assert asked(int(address.rstrip("/").rpartition(":")[2]), "/data.json")[0] == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        try:
+            address = process.stdout.readline().split()[0]
+            assert address.startswith("http://127.0.0.1:")
+            assert asked(int(address.rstrip("/").rpartition(":")[2]), "/data.json")[0] == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()  # `with` waits for its end, however the test goes
 
 
 def test_what_is_wrong_is_said_before_it_listens(

@@ -6,6 +6,7 @@ done again makes the same one.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import time
@@ -104,6 +105,18 @@ def seconds(
     finally:
         set_mkldnn(before)
     return best
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep what is freed for the next tensor, where it is glibc.
+
+    Large blocks otherwise go back to the system at once, and with a large model on a CPU, fresh pages take as long as
+    what is done with them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            mallopt(option, value)
 
 
 def mkldnn_enabled() -> bool:

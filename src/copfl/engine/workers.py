@@ -19,7 +19,7 @@ import torch
 import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
 
 from copfl import tree
-from copfl.engine.choose import mkldnn_enabled, set_mkldnn
+from copfl.engine.choose import keep_freed_memory, mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import Done
 from copfl.engine.simulate import Ids, Setting, State, together_of
 from copfl.engine.store import Store, shared
@@ -108,6 +108,7 @@ def _work(line: Connection, setting: Setting, store: Store, server: Any, mkldnn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     torch.set_num_threads(1)
     set_mkldnn(mkldnn)
+    keep_freed_memory()
     with contextlib.suppress(EOFError, OSError):
         while True:
             round, part, look = line.recv()

@@ -1,9 +1,9 @@
 """FedAvg rounds on a CPU: copfl against the plain loop, pfl-research and Flower. `python benchmarks/cpu.py`
 
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8, SGD; with
---cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. The ways take turns, several times over, so
-that what else the machine does falls on all of them; the table shows medians. For the other tools, name a Python that
-has them: --rivals PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
+--cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. copfl and the plain loop take turns, several
+times over, so that what else the machine does falls on both; the table shows medians. The other tools run afterwards;
+name a Python that has them: --rivals PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
 """
 
 from __future__ import annotations

@@ -31,11 +31,14 @@ def main() -> None:
     parser.add_argument("--tune-rounds", type=int, default=60)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="some of the systems, such as fedpac,fedselect")
     args = parser.parse_args()
     optimizer = "" if args.protocol == "sgd" else ":optimizer=adam"
     entries = ["copfl", *(f"{name}{optimizer}" for name in RIVALS)]
     if args.protocol == "adam":
         entries.append("copfl:optimizer=adam")
+    wanted = args.only.split(",") if args.only else entries
+    entries = [entry for entry in entries if entry in wanted or entry.split(":")[0] in wanted]
     base = {
         "data": {"name": "cifar10", "dir": args.data_dir},
         "model": {"name": "resnet18"},
@@ -58,12 +61,15 @@ def main() -> None:
         return
     chosen = json.loads(chosen_at.read_text())["chosen"]
     rows = [f"{entry}:lr={chosen[label]!r}" for entry, label in ((e, e.replace(":", " ")) for e in entries)]
-    found = compare(
-        rows, seeds, base, args.out / args.protocol, reference=rows[1].replace(":", " "), jobs=args.jobs, say=print
-    )
+    found = compare(rows, seeds, base, args.out / args.protocol, reference=_reference(rows), jobs=args.jobs, say=print)
     print(found)
     for name, text in (("md", tables.as_markdown(found)), ("json", json.dumps(tables.as_json(found)))):
         (args.out / f"table-{args.protocol}.{name}").write_text(text)
+
+
+def _reference(rows: list[str]) -> str:
+    """Local training, where it is among the rows."""
+    return next((row for row in rows if row.startswith("local")), rows[0]).replace(":", " ")
 
 
 if __name__ == "__main__":

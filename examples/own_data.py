@@ -1,7 +1,7 @@
 """Data and models of your own: a table with an MLP, texts with a bag of embeddings, images with a CNN.
 
-    python examples/own_data.py                                         all three, in half a minute
-    cd examples && copfl run -d own_data:wine -m own_data:Net -n 5      one of them, from the command line
+    python examples/own_data.py                                                         all three, in half a minute
+    cd examples && copfl run -d own_data:wine -m own_data:Net -n 5 -r 20 --lr 0.01      one of them, as a command
 
 Data are arrays: x of any shape and type that the model takes, y whole numbers from 0. A model is any nn.Module that
 makes a number per class out of a batch; where it needs the samples' shape or the number of classes, give its

@@ -29,6 +29,7 @@ def test_variants_obey_the_contract_too() -> None:
     check_algorithm(FedAvg(Adam(keep=True), epochs=2, keeps=("norms",)), rounds=2)
     letter = ALGORITHMS["copfl"](merge="union_kept", phases="sequence", without="letter", among="tensor")
     check_algorithm(letter, rounds=2)
+    check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

@@ -39,3 +39,15 @@ def test_an_argument_without_client_axis_is_the_same_for_all() -> None:
     x, common = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0])
     mapped = torch.func.vmap(lambda a: elementwise(line, a, torch.tensor(1.0), common, 0.0)[1])
     assert mapped(x).tolist() == [[11.0, 22.0], [13.0, 24.0]]
+
+
+def test_a_long_vector_goes_block_by_block_to_the_same_bits() -> None:
+    x, active = torch.randn(2 * room.BLOCK + 77), torch.rand(2 * room.BLOCK + 77) > 0.5
+
+    @room.of_many_steps
+    def moved(x: Tensor, active: Tensor, speed: float) -> tuple[Tensor, Tensor]:
+        return torch.where(active, x - speed * torch.sqrt(x.abs()), x), active & (x > 0)
+
+    for found, wanted in zip(elementwise(moved, x, active, 0.3), moved(x, active, 0.3), strict=True):
+        assert torch.equal(found, wanted)
+        assert found.dtype == wanted.dtype

@@ -203,3 +203,9 @@ def test_what_cannot_be_run_is_said_before_anything_is_written(
     with pytest.raises(CopflError, match=message):
         copfl.run(out=tmp_path / "run", **how)
     assert not list(tmp_path.iterdir())
+
+
+def test_models_are_not_written_where_nobody_wants_them(tmp_path: Path) -> None:
+    copfl.run("local", "digits", rounds=1, save_models=False, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "models").exists()
+    assert (tmp_path / "run" / "rounds.jsonl").exists()

@@ -40,8 +40,21 @@ for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, tor
     values[:, ::3], values[1, :500] = values[:, :1], -1
     for count in ([0, 5, 3000], [1, 2500, 1000], [1000, 0, 1]):
         keys = values.view(bits)
-        found = gpu_kernels.threshold(keys, torch.tensor(count), width)
-        assert torch.equal(found, selection._threshold(keys, torch.tensor(count), width)), count
+        low, above, equal = gpu_kernels.threshold(keys, torch.tensor(count), width)
+        assert torch.equal(low, selection._threshold(keys, torch.tensor(count), width)), count
+        assert above.tolist() == (keys > low[:, None]).sum(1).tolist()
+        assert equal.tolist() == (keys == low[:, None]).sum(1).tolist()
+        wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
+        chosen = gpu_kernels.largest(wide, torch.tensor(count), width)
+        assert torch.equal(chosen, selection._largest(values, torch.tensor(count))), count
+masks = (torch.rand(3, 20000) > 0.3)[:, :19001]
+assert gpu_kernels.count(masks).tolist() == masks.sum(1).tolist()
+for dtype in (torch.float32, torch.bool):
+    new, old = (torch.rand(3, 5008) > 0.5).to(dtype)[:, :5000], (torch.rand(3, 5000) > 0.5).to(dtype)
+    before = new.clone()
+    put = gpu_kernels.put_back(torch.tensor([True, False, True]), new, old)
+    assert put is new
+    assert torch.equal(new, torch.stack([before[0], old[1], before[2]]))
 print("equal")
 """
 

@@ -15,18 +15,32 @@ SOURCE = Path(copfl.__file__).parent
 # A room is a package, or the files of one level that stand directly under copfl/. A file of a package may have a level
 # of its own, below its room's.
 LEVELS: dict[float, set[str]] = {
-    0: {"errors", "tree", "layout", "models", "selection", "elementwise", "folded", "side_by_side", "gpu_kernels"},
+    0: {
+        "errors",
+        "tree",
+        "layout",
+        "models",
+        "selection",
+        "elementwise",
+        "folded",
+        "side_by_side",
+        "gpu_kernels",
+        "noise",
+    },
     1: {"task"},
     2: {"data", "optim"},
     3: {"parts"},
     4: {"algorithms"},
+    4.2: {"around", "exchange"},  # an algorithm inside another, and what its messages say
     4.5: {"configure", "wire"},  # names to values, records to bytes: for engine and flower alike
+    4.7: {"attacks", "levers", "presets", "robust", "privacy"},  # what stands around an algorithm
     5: {"engine", "flower"},
     5.5: {"report.records", "report.progress", "comparison.intervals"},  # what is written and shown while a run goes on
     6: {"contract", "own", "run_folder", "settings", "prepare", "experiment"},
     6.2: {"trained"},
     6.3: {"export"},
-    6.5: {"report", "comparison", "paper"},
+    6.5: {"report", "comparison", "audit", "paper"},
+    6.7: {"reproduction"},  # stands on the comparison
     7: {"cli"},
     8: {"__init__", "__main__"},  # the front door: it may show everything, and nobody inside looks through it
 }

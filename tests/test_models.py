@@ -111,7 +111,7 @@ def test_batch_norm_without_statistics_is_refused() -> None:
 def test_replacing_keeps_names_values_and_depth() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()))
     before = {name: t.clone() for name, t in model.state_dict().items() if "tracked" not in name}
-    after = models.with_weighted_batch_norm(model).state_dict()
+    after = models.for_tasks(model).state_dict()
     assert before.keys() == after.keys()  # and num_batches_tracked is gone
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -194,3 +194,23 @@ def test_models_say_what_they_cannot_take() -> None:
 
 def test_every_model_is_described() -> None:
     assert models.describe().keys() == models.MODELS.keys()
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [
+        ((1, 1), 3, 1, 1), ((2, 2), 3, 2, 1), ((1, 1), 5, 1, 2), ((2, 2), 5, 3, 2), ((1, 2), 3, 2, 1),
+        ((1, 5), 3, 1, 1), ((5, 1), 3, 1, 1), ((3, 3), 3, 1, 1), ((3, 3), 3, 1, 0), ((1, 1), 1, 1, 0),
+    ],
+)  # fmt: skip
+def test_taps_that_meet_nothing_but_padding_are_left_out(
+    size: tuple[int, int], kernel: int, stride: int, padding: int
+) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, kernel, stride, padding)).double()
+    x = torch.randn(5, 4, *size, dtype=torch.float64, requires_grad=True)
+    found = []
+    for one in (model, models.for_tasks(copy.deepcopy(model))):
+        y = one(x)
+        found.append((y, *torch.autograd.grad((y**3).sum(), [x, *one.parameters()])))
+    assert type(next(one.children())) is models.Convolution
+    torch.testing.assert_close(found[0], found[1])

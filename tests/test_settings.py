@@ -13,7 +13,7 @@ from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.configure import Tables
 from copfl.data.partition import Partition
 from copfl.errors import UsageError
-from copfl.settings import KINDS, SUITS, Loop, resolve
+from copfl.settings import AROUND, KINDS, SUITS, Loop, resolve
 
 
 def resolved(*layers: Tables, **fixed: object) -> Tables:
@@ -136,3 +136,16 @@ def test_a_value_stands_in_for_its_table() -> None:
 def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, Any]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolved(tables)
+
+
+def test_what_stands_around_the_algorithm_is_there_only_if_it_was_given() -> None:
+    assert not set(AROUND) & resolved({"attack": {}, "guard": {}}).keys()
+    tables = resolved({"attack": {"name": "noise"}, "guard": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}})
+    assert tables["attack"] == {"name": "noise", "share": 0.2, "strength": 0.0}
+    assert tables["guard"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
+    assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
+    assert resolved(configure.read_toml(configure.as_toml(tables), "it")) == tables
+    other = resolved(tables, {"guard": {"name": "median"}})
+    assert other["guard"] == {"name": "median"}
+    with pytest.raises(UsageError, match='no guard "medan"'):
+        resolved({"guard": {"name": "medan"}})

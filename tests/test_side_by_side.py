@@ -188,3 +188,22 @@ def test_unpatch_is_the_adjoint_of_patches(
     r = torch.randn(rows.shape, dtype=torch.float64)
     back = unpatch(r, (size, size), stride, padding)
     torch.testing.assert_close((rows * r).sum(), (x * back).sum())
+
+
+def test_it_is_tried_in_float64_whatever_the_run_computes_in() -> None:
+    """In a GPU's short products a right model would seem wrong, and lose its speed without a word."""
+    seen = []
+
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.dtype)
+            return self.head(torch.relu(self.body(x)))  # type: ignore[no-any-return]
+
+    task = task_of(Spy(), 2)
+    assert task.for_many(samples=torch.randn(4, 3)).beside is not None
+    assert set(seen) == {torch.float64}
+    assert task.first.dtype == torch.float32

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import click
 import typer
 
+from copfl.audit import commands as auditing
 from copfl.comparison import commands
 from copfl.flower import cli as federating
 from copfl.report import cli as reporting
+from copfl.reproduction import commands as reproducing
 
 if TYPE_CHECKING:
     from copfl.configure import Tables
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from copfl.prepare import Experiment
     from copfl.run_folder import RunFolder
 
+typer.core.HAS_RICH = False  # or the help says "\[required]", escaped for a renderer that is not used here
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
@@ -98,8 +101,19 @@ def run(
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that train clients, on a CPU.")] = None,
     store: Annotated[str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Some clients lie: label_flip, sign_flip, scaled, noise or free_rider.")
+    ] = None,
+    attackers: Annotated[float | None, typer.Option(help="Share of the clients that lie; default: 0.2.")] = None,
+    guard: Annotated[
+        str | None, typer.Option(help="The server's answer to liars: clip, trimmed_mean or median.")
+    ] = None,
+    privacy: Annotated[
+        float | None, typer.Option(help="Clip and noise uploads: the noise on their sum, in units of privacy.clip.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Settings that go together: paper, CO-PFL by the letter.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2.")
     ] = None,
@@ -110,7 +124,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a federation; with no options, CO-PFL on digits."""
-    from copfl import configure, run_folder
+    from copfl import configure, presets, run_folder
     from copfl.prepare import prepare
 
     line: Tables = {}
@@ -125,10 +139,14 @@ def run(
     say("optimizer", name=optimizer, lr=lr)
     say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
     say("run", device=device, engine=engine, precision=precision, workers=workers, store=store)
+    say("attack", name=attack, share=attackers)
+    say("guard", name=guard)
+    say("privacy", noise=privacy)
     for text in settings or []:
         title, key, value = configure.setting(text)
         say(title, **{key: value})
-    prepared = prepare([{} if config is None else configure.read_file(config), line])
+    below = [presets.preset(preset)] if preset is not None else []
+    prepared = prepare([*below, {} if config is None else configure.read_file(config), line])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:
         result = _executed(prepared, folder, silent=quiet or as_json, track=track)
@@ -139,6 +157,9 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this many rounds in all.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="One more tracker; those that the run has go on by themselves.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +170,7 @@ def resume(
     from copfl import experiment, run_folder
 
     with run_folder.claimed(run, new=False) as folder:
-        result = _executed(experiment.reopen(folder, rounds), folder, silent=quiet or as_json)
+        result = _executed(experiment.reopen(folder, rounds), folder, silent=quiet or as_json, track=track)
     _show(result, quiet, as_json)
 
 
@@ -188,7 +209,9 @@ def list_(
 # The commands of other rooms come after those every user needs.
 app.command()(commands.compare)
 app.command()(commands.sweep)
+app.command()(reproducing.reproduce)
 reporting.add_to(app)
+app.command()(auditing.audit)
 
 
 @data_app.command("check")

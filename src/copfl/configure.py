@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import tomllib
 import types
 import typing
@@ -18,6 +19,7 @@ from copfl.parts.mamo import Mamo
 
 Tables = dict[str, dict[str, Any]]  # by title, as in a TOML file
 
+LARGEST = 1e30  # what is set by name must fit into float32, and so must ten times as much
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 
 
@@ -62,9 +64,13 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
         if option in (int, bool, str) and type(value) is option:
             return value
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise UsageError(f"{name}={value} must be a finite number")
-            return float(value)
+            try:
+                number = float(value)
+            except OverflowError:  # a whole number of hundreds of digits
+                number = math.inf
+            if not abs(number) <= LARGEST:
+                raise UsageError(f"{name}={str(value)[:40]} must be a finite number of at most {LARGEST:g}")
+            return number
         if typing.get_origin(option) is tuple:
             inner = typing.get_args(option)[0]
             parts = value if isinstance(value, list | tuple) else (value,)  # one is a list of one
@@ -106,18 +112,36 @@ def setting(text: str) -> tuple[str, str, Any]:
     if not (equals and dot and table and key):
         raise UsageError(f'--set "{text}" must look like TABLE.KEY=VALUE, such as --set copfl.rate=0.15')
     try:
-        return table, key, tomllib.loads(f"v = {value.strip()}")["v"]
-    except tomllib.TOMLDecodeError:
+        return table, key, _toml_of(f"v = {value.strip()}")["v"]
+    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits, or brackets without end
         return table, key, value.strip()
 
 
-def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """The tables as TOML text."""
+def _toml_of(text: str) -> dict[str, Any]:
+    """What the TOML says; ValueError for what is none, and for hexadecimal numbers of thousands of digits."""
+    found = tomllib.loads(text)
+    waiting: list[Any] = [found]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print the longest
+            raise ValueError("a whole number has more than 1024 bits")
+    return found
+
+
+def as_toml(tables: Mapping[str, Mapping[str, Any]] | Mapping[tuple[str, ...], Mapping[str, Any]]) -> str:
+    """The tables as TOML text; a tuple of names is the title of a table in tables."""
     parts = []
     for name, table in tables.items():
-        lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
-        parts.append("\n".join([f"[{name}]", *lines]) + "\n")
+        lines = [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
+        title = ".".join(_key(part) for part in ((name,) if isinstance(name, str) else name))
+        parts.append("\n".join([f"[{title}]", *lines]) + "\n")
     return "\n".join(parts)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _toml(value: Any) -> str:
@@ -145,8 +169,8 @@ def read_file(path: Path) -> Tables:
 def read_toml(text: str, source: str) -> Tables:
     """The tables in the text of a run file."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables = _toml_of(text)
+    except (ValueError, RecursionError) as error:  # what is no TOML, and numbers or brackets without end
         raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}; mend it there") from error
     for name, table in tables.items():
         if not isinstance(table, dict):

@@ -10,7 +10,7 @@ import importlib.util
 import types
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ def _into(function: Function) -> Function:
 ALIGN = 32  # numbers; rows that begin at such multiples let matrix products read in the widest pieces
 
 
-def _aligned_like(results: tuple[Tensor, ...], rows: int, length: int) -> tuple[Tensor, ...]:
+def aligned_like(results: tuple[Tensor, ...], rows: int, length: int) -> tuple[Tensor, ...]:
+    """Empty rows of this length for each result, which begin where a GPU reads best."""
     padded = -(-length // ALIGN) * ALIGN
     return tuple(torch.empty(rows, padded, dtype=r.dtype, device=r.device)[:, :length] for r in results)
 
@@ -70,11 +71,44 @@ def can_compile() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
 
 
+BLOCK = 2**15  # numbers; the intermediate results of a block stay in a core's cache
+F = TypeVar("F", bound=Function)
+LONG: set[Function] = set()
+
+
+def of_many_steps(function: F) -> F:
+    """Marks a function of half a dozen operations or more: block by block, those are worth one more copy."""
+    LONG.add(function)
+    return function
+
+
+def _in_blocks(function: Function, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """function(*arguments), of long vectors on a CPU block by block: one pass over memory instead of a dozen."""
+    vectors = [a for a in arguments if isinstance(a, Tensor) and a.dim() == 1]
+    length = max((len(v) for v in vectors), default=0)
+    if (
+        function not in LONG
+        or length <= 2 * BLOCK
+        or vectors[0].device.type != "cpu"
+        or any(len(v) != length for v in vectors)
+    ):
+        whole: tuple[Tensor, ...] = function(*arguments)
+        return whole
+    results: tuple[Tensor, ...] = ()
+    for start in range(0, length, BLOCK):
+        part = slice(start, start + BLOCK)
+        found = function(*(a[part] if isinstance(a, Tensor) and a.dim() == 1 else a for a in arguments))
+        if start == 0:
+            results = tuple(torch.empty(length, dtype=f.dtype) for f in found)
+        for result, piece in zip(results, found, strict=True):
+            result[part] = piece
+    return results
+
+
 class _Elementwise(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = function(*arguments)
-        return results
+        return _in_blocks(function, arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -100,7 +134,7 @@ class _Elementwise(torch.autograd.Function):
             results = function(*given)
         else:
             first = [g[:, :1] if isinstance(g, Tensor) and g.dim() == 2 else g for g in given]  # tells the dtypes
-            results = _aligned_like(function(*first), *like.shape)
+            results = aligned_like(function(*first), *like.shape)
             _compiled(_into(function), (like.shape, like.stride(), like.dtype))(results, *given)
         return results, tuple(0 for _ in results)
 

@@ -155,7 +155,7 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
                     folder.checkpoint(state, marks)
             if on_round is not None:
                 on_round(round, seconds)
-    if folder is not None:
+    if folder is not None and loop.save_models:
         folder.save_models(e.algorithm, e.task, state, e.clients)
     return result
 

@@ -49,13 +49,19 @@ def unpatch(rows: Tensor, size: tuple[int, int], stride: tuple[int, int], paddin
     return x[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
 
 
-def product(a: Tensor, b: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """a @ b over the clients, in this dtype, back in a's own."""
-    return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
+def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, place: Tensor | None = None) -> Tensor:
+    """a @ b over the clients, in this dtype, back in a's own; written to `place` where that is given."""
+    if place is None:
+        return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
+    flat = place.flatten(2)
+    return torch.bmm(a, b, out=flat) if dtype is None else flat.copy_(torch.bmm(a.to(dtype), b.to(dtype)))
 
 
 class _Convolve(torch.autograd.Function):
-    """x [N*B, H, W, C] with a kernel per client [N, O, C, kh, kw]: [N*B, Ho, Wo, O]."""
+    """x [N*B, H, W, C] with a kernel per client [N, O, C, kh, kw]: [N*B, Ho, Wo, O].
+
+    The kernels' gradient is written to `place` where that is given: to its part of a long vector, say.
+    """
 
     @staticmethod
     def forward(
@@ -67,26 +73,27 @@ class _Convolve(torch.autograd.Function):
         stride: Any,
         padding: Any,
         products: torch.dtype | None,
+        place: Tensor | None,
     ) -> Tensor:
         windows = patches(x, kernel, stride, padding)
         high, wide = windows.shape[1:3]
         rows = windows.reshape(n, -1, windows[0, 0, 0].numel())  # [N, B*Ho*Wo, C*kh*kw]
         ctx.save_for_backward(rows, weight)
-        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products)
+        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products, place)
         y = product(rows, weight.flatten(2).transpose(1, 2), products)
         return y.view(x.shape[0], high, wide, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        shape, out, kernel, stride, padding, products = ctx.how
+        shape, out, kernel, stride, padding, products, place = ctx.how
         grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
-        to_weight = product(grad.transpose(1, 2), rows, products).view(weight.shape)
+        to_weight = product(grad.transpose(1, 2), rows, products, place).view(weight.shape)
         to_x = None
         if ctx.needs_input_grad[0]:
             back = product(grad, weight.flatten(2), products).view(shape[0], *out, shape[3], *kernel)
             to_x = unpatch(back, shape[1:3], stride, padding)
-        return to_x, to_weight, None, None, None, None, None
+        return to_x, to_weight, None, None, None, None, None, None
 
 
 class _Normalise(torch.autograd.Function):

@@ -99,14 +99,24 @@ def unpatch(rows: Tensor, size: tuple[int, int], stride, padding) -> Tensor:
 
 
 @triton.jit
-def _digits(keys, low, counts, length, stride, PLACE: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr):
-    """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE."""
+def _digits(
+    keys, low, counts, length, stride, spare,
+    PLACE: tl.constexpr, TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE.
+
+    With TIES the keys are the places, counted from behind, of the entries that equal `spare`'s threshold.
+    """
     row = tl.program_id(1).to(tl.int64)
+    if TIES and tl.load(spare + row * 3 + 2) == 0:  # all that are equal are taken: there is nothing to choose
+        return
     prefix = 0 if TOP else tl.load(low + row) >> (PLACE + 4)
     total = tl.zeros([32], dtype=tl.int32)
     for part in tl.static_range(8):
         place = (tl.program_id(0) * 8 + part) * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(keys + row * stride + place, mask=place < length, other=-1)
+        if TIES:
+            key = tl.where((place < length) & (key == tl.load(spare + row * 3)), length - 1 - place, -1).to(tl.int64)
         fits = key >= 0
         if not TOP:  # the highest digit has nothing above it
             fits = fits & ((key >> (PLACE + 4)) == prefix)
@@ -116,22 +126,96 @@ def _digits(keys, low, counts, length, stride, PLACE: tl.constexpr, TOP: tl.cons
     tl.atomic_add(counts + row * 32 + bins, total, mask=bins < 16)
 
 
-def threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
-    """The largest whole number below 2^width that at least `count` keys of the row reach, [N]."""
+def threshold(keys: Tensor, count: Tensor, width: int, ties: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest number below 2^width that at least `count` keys of the row reach, how many exceed and equal it: [N]s.
+
+    With `ties` [N, 3] the keys are the places, counted from behind, of the keys that equal its first column; rows
+    whose last column is 0 are passed over.
+    """
     rows, length = keys.shape
     low, above = torch.zeros_like(count, dtype=keys.dtype), torch.zeros_like(count, dtype=torch.int32)
-    wanted = count.to(torch.int32)
+    wanted, equal = count.to(torch.int32), above
     for place in range((width - 1) // 4 * 4, -1, -4):
         counts = torch.zeros(rows, 32, dtype=torch.int32, device=keys.device)
         grid = (triton.cdiv(length, 8 * 1024), rows)
-        _digits[grid](keys, low, counts, length, keys.stride(0), PLACE=place, TOP=place + 4 >= width, BLOCK=1024)
+        _digits[grid](
+            keys, low, counts, length, keys.stride(0), low if ties is None else ties,
+            PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=1024,
+        )  # fmt: skip
         tops = 1 << min(4, width - place)  # the highest digit may have fewer bits
         reached = counts[:, :tops].flip(1).cumsum(1).flip(1) + above[:, None]  # keys with this digit or a higher one
         digit = ((reached >= wanted[:, None]).sum(1) - 1).clamp(min=0)
         at = torch.arange(tops, device=keys.device)
         above = above + torch.where(at > digit[:, None], counts[:, :tops], 0).sum(1, dtype=torch.int32)
+        equal = torch.where(at == digit[:, None], counts[:, :tops], 0).sum(1, dtype=torch.int32)
         low = low + (digit.to(keys.dtype) << place)
-    return low
+    return low, above, equal
+
+
+@triton.jit
+def _reach(keys, chosen, ties, last, length, stride, BLOCK: tl.constexpr):
+    """True on the keys above the threshold, and on those equal to it whose place from behind is `last` or more."""
+    row = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + row * stride + place, mask=place < length, other=-1)
+    low, spare = tl.load(ties + row * 3), tl.load(ties + row * 3 + 1)
+    early = (length - 1 - place) >= tl.load(last + row)
+    value = (key > low) | ((key == low) & early & (spare > 0))
+    tl.store(chosen + row * length + place, value.to(tl.uint8), mask=place < length)
+
+
+def largest(keys: Tensor, count: Tensor, width: int) -> Tensor:
+    """True on the `count` largest keys of each row [N, d]; equal ones in the order they stand."""
+    rows, length = keys.shape
+    low, above, equal = threshold(keys, count, width)
+    spare = count.to(torch.int64) - above
+    ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], 1).contiguous()
+    last, _, _ = threshold(keys, spare, max(1, (length - 1).bit_length()), ties)
+    last = torch.where(ties[:, 2] > 0, last.to(torch.int64), 0)
+    chosen = torch.empty(rows, length, dtype=torch.bool, device=keys.device)
+    _reach[(triton.cdiv(length, BLOCK), rows)](
+        keys, chosen.view(torch.uint8), ties, last, length, keys.stride(0), BLOCK=BLOCK
+    )
+    return chosen
+
+
+@triton.jit
+def _count(mask, counts, length, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(mask + row * stride + place, mask=place < length, other=0).to(tl.int32)
+    tl.atomic_add(counts + row, tl.sum(found, 0))
+
+
+def count(mask: Tensor) -> Tensor:
+    """How many entries of each row [N, d] are True; PyTorch's own sum first writes eight bytes for each."""
+    rows, length = mask.shape
+    counts = torch.zeros(rows, dtype=torch.int32, device=mask.device)
+    _count[(triton.cdiv(length, 8 * BLOCK), rows)](
+        mask.view(torch.uint8), counts, length, mask.stride(0), BLOCK=8 * BLOCK
+    )
+    return counts.to(torch.int64)
+
+
+@triton.jit
+def _put_back(healthy, new, old, length, new_stride, old_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    if tl.load(healthy + row) == 0:
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(old + row * old_stride + place, mask=place < length)
+        tl.store(new + row * new_stride + place, value, mask=place < length)
+
+
+def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` [N, d] with the rows that are not healthy written over by those of `old`; the others are not touched."""
+    rows, length = new.shape
+    old = old.contiguous()
+    whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
+    _put_back[(triton.cdiv(length, 4 * BLOCK), rows)](
+        healthy.view(torch.uint8), whole(new), whole(old),
+        length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
+    )  # fmt: skip
+    return new
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from copfl import tree
-from copfl.elementwise import elementwise
+from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError
 from copfl.task import Batch, Data, Objective, Pass, Task, cross_entropy
 
@@ -71,9 +71,9 @@ def _sgd(
     w: Tensor, grad: Tensor, speed: Tensor | None, active: Tensor | None, lr: float, momentum: float, decay: float
 ) -> tuple[Tensor, ...]:
     if decay:
-        grad = grad + decay * w
-    step = grad if speed is None else momentum * speed + grad
-    moved = w - lr * step
+        grad = torch.add(grad, w, alpha=decay)
+    step = grad if speed is None else torch.add(grad, speed, alpha=momentum)
+    moved = torch.sub(w, step, alpha=lr)
     if active is not None:
         moved = torch.where(active, moved, w)
     if speed is None:
@@ -120,6 +120,7 @@ class Adam:
         return state  # one pair for both halves: that is what leaks
 
 
+@of_many_steps
 def _adam(
     w: Tensor, grad: Tensor, u: Tensor, v: Tensor, weight_u: Tensor, weight_v: Tensor, active: Tensor | None,
     lr: float, beta1: float, beta2: float, eps: float,
@@ -144,10 +145,38 @@ def kept(optimizer: Optimizer, state: State) -> State:
 
 def faster(optimizer: Optimizer, factor: float) -> Optimizer:
     """The same optimizer at a multiple of its learning rate; the state of the one is the state of the other."""
+    if isinstance(optimizer, Scaled):
+        return Scaled(faster(optimizer.optimizer, factor), optimizer.pace)
     lr = getattr(optimizer, "lr", None)
     if not isinstance(lr, float) or not dataclasses.is_dataclass(optimizer) or isinstance(optimizer, type):
         raise UsageError(f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr")
     return dataclasses.replace(optimizer, lr=factor * lr)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The optimizer with its steps, and so its learning rate, multiplied by a number that only a round knows."""
+
+    optimizer: Optimizer
+    pace: Tensor  # []
+
+    @property
+    def keep(self) -> bool:
+        return self.optimizer.keep
+
+    def init(self, parameters: Tensor) -> State:
+        return self.optimizer.init(parameters)
+
+    def step(self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
+        moved, state = self.optimizer.step(parameters, grad, state, active)
+        return elementwise(_scaled, parameters, moved, self.pace)[0], state
+
+    def forget(self, state: State, entries: Tensor) -> State:
+        return self.optimizer.forget(state, entries)
+
+
+def _scaled(start: Tensor, end: Tensor, pace: Tensor) -> tuple[Tensor]:
+    return (start + pace * (end - start),)
 
 
 class Trained(NamedTuple):

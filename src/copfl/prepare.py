@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from copfl import configure, models, own
 from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.attacks import Attacked, attacked
 from copfl.configure import Tables
 from copfl.data import datasets
 from copfl.data.federation import Federation
@@ -25,7 +26,11 @@ from copfl.data.samples import Dataset
 from copfl.engine import choose, mapping
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import UsageError
-from copfl.settings import PRECISIONS, Loop, resolve
+from copfl.exchange import example
+from copfl.levers import levered
+from copfl.privacy import Private, check_sums
+from copfl.robust import guarded
+from copfl.settings import AROUND, PRECISIONS, Loop, resolve
 from copfl.task import Data, Task, task_of
 
 
@@ -63,6 +68,7 @@ class Experiment:
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
             "algorithm": repr(self.algorithm),
+            **({"attackers": list(self.algorithm.attackers)} if isinstance(self.algorithm, Attacked) else {}),
             "data": self.federation.dataset.note,
             "partition": list(self.federation.partition.notes),
             # For a reader that has neither the data nor the model: what is trained, and who holds how much of what.
@@ -82,6 +88,7 @@ class Experiment:
             "threads",
             "workers",
             "mkldnn",
+            "save_models",
             "dir",
             "code",
         }
@@ -132,6 +139,7 @@ def prepare(
         algorithm = configure.algorithm_of(ALGORITHMS, given["algorithm"]["name"], options, given["optimizer"])
     if wanted := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unheld(wanted))
+    algorithm = _around(algorithm, given, task, federation, loop)
     engine = _engine(loop, task, federation, algorithm)
     if engine.name != "one_by_one":
         samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
@@ -143,6 +151,30 @@ def prepare(
     loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision)
     loop = dataclasses.replace(loop, mkldnn="on" if choose.mkldnn_enabled() else "off")
     return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
+
+
+def _around(algorithm: AnyAlgorithm, given: Tables, task: Task, federation: Federation, loop: Loop) -> AnyAlgorithm:
+    """The algorithm with what stands around it: the guard at the server, noise at the clients, and those who lie."""
+    if not any(kind in given for kind in AROUND):
+        return algorithm
+    shape, augment = federation.shape, federation.dataset.augment
+    if "levers" in given:
+        algorithm = levered(algorithm, **given["levers"])
+    if "guard" in given:
+        algorithm = guarded(given["guard"]["name"], algorithm, _options(given["guard"]))
+    if "privacy" in given:
+        check_sums(algorithm, task, example(algorithm, task, shape, augment, 2))
+        count = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
+        algorithm = Private(algorithm, federation.clients, count, **given["privacy"], seed=loop.seed)
+    if "attack" in given:
+        name, options = given["attack"]["name"], _options(given["attack"])
+        algorithm = attacked(algorithm, name, federation.clients, **options, seed=loop.seed)
+    tried = example(algorithm, task, shape, augment, federation.clients)  # what does not fit is found before the run
+    server = algorithm.server_init(task, federation.clients)
+    with torch.no_grad():
+        total = algorithm.summand(task, server, torch.tensor(0, device=task.device), tried)
+        algorithm.server_update(task, server, total)
+    return algorithm
 
 
 def _options(table: Mapping[str, Any], *others: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from copfl.report import records
 from copfl.task import Experts, Task
 
 LOCK = ".lock"
+ENDS, END = " Its last line says that it ends.", "# The end."  # of run.toml
 FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json")
 FOLDERS = ("checkpoint", "models")
 
@@ -83,8 +84,8 @@ class RunFolder:
 
     def write_tables(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
         """Writes run.toml."""
-        head = f"# copfl {__version__}. `copfl run -c run.toml` does this again, to the same rounds.jsonl.\n\n"
-        checkpoint.write_bytes(self.path / "run.toml", (head + configure.as_toml(tables)).encode())
+        head = f"# copfl {__version__}. `copfl run -c run.toml` does this again, to the same rounds.jsonl.{ENDS}\n\n"
+        checkpoint.write_bytes(self.path / "run.toml", f"{head}{configure.as_toml(tables)}\n{END}\n".encode())
 
     def tables(self) -> Tables:
         """What run.toml says."""
@@ -93,7 +94,17 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no run.toml. If a run was stopped before its first round, "
                 f"start it again. Known runs: {_known(self.path.parent)}"
             )
-        return configure.read_file(self.path / "run.toml")
+        tables = configure.read_file(self.path / "run.toml")
+        first, *rest = (self.path / "run.toml").read_text("utf-8").split("\n")
+        if first.endswith(ENDS) and END not in rest:  # cut between two lines it would still be TOML
+            raise RunError(f"{self.path / 'run.toml'} is cut short; restore it from a copy, or start the run again")
+        for kind in ("algorithm", "data", "partition", "model", "run"):
+            if kind not in tables:
+                raise RunError(
+                    f"{self.path / 'run.toml'} has no table [{kind}], which every run has: it is damaged; restore it "
+                    "from a copy, or start the run again"
+                )
+        return tables
 
     def partition(self) -> Partition:
         """What partition.json says."""

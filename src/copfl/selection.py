@@ -40,7 +40,12 @@ class _Largest(torch.autograd.Function):
 def _largest(values: Tensor, count: Tensor) -> Tensor:
     """`largest` of every row: values [N, d], count [N]."""
     double = values.dtype == torch.float64
-    bits = values.contiguous().view(torch.int64 if double else torch.int32)
+    bits = values.view(torch.int64 if double else torch.int32)
+    if compiles(bits) and bits.stride(-1) == 1:
+        from copfl import gpu_kernels
+
+        return gpu_kernels.largest(bits, count, 63 if double else 31)
+    bits = bits.contiguous()
     low = _threshold(bits, count, 63 if double else 31)
     above, equal = bits > low[:, None], bits == low[:, None]
     spare = count - above.sum(1)
@@ -53,10 +58,6 @@ def _largest(values: Tensor, count: Tensor) -> Tensor:
 
 def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
     """The largest whole number below 2^width that at least `count` keys of the row reach, [N]."""
-    if compiles(keys):
-        from copfl import gpu_kernels
-
-        return gpu_kernels.threshold(keys, count, width)
     if keys.device.type == "cpu":  # looking at a count costs nothing here, and one selection a row beats many passes
         most = keys.shape[1]
         found = [
@@ -72,14 +73,14 @@ def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
 
 
 def count(mask: Tensor) -> Tensor:
-    """How many entries are True; vmap's own sum would first turn every bit into eight bytes."""
+    """How many entries are True; a plain sum would first turn each of them into eight bytes."""
     return _number(mask)
 
 
 class _Count(torch.autograd.Function):
     @staticmethod
     def forward(mask: Tensor) -> Tensor:
-        return mask.sum()
+        return mask.count_nonzero()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -88,8 +89,37 @@ class _Count(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor) -> tuple[Tensor, int]:
         rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
-        return rows.sum(1), 0
+        return _in_rows(rows), 0
+
+
+def _in_rows(rows: Tensor) -> Tensor:
+    if compiles(rows) and rows.stride(1) == 1:
+        from copfl import gpu_kernels
+
+        return gpu_kernels.count(rows)
+    return rows.sum(1)
+
+
+def counts(mask: Tensor, parts: int) -> Tensor:
+    """How many entries are True in each of so many parts of nearly equal length, [parts]."""
+    return _numbers(mask, parts)
+
+
+class _Counts(torch.autograd.Function):
+    @staticmethod
+    def forward(mask: Tensor, parts: int) -> Tensor:
+        return torch.stack([part.count_nonzero() for part in mask.tensor_split(parts)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, parts: int) -> tuple[Tensor, int]:
+        rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
+        return torch.stack([_in_rows(part) for part in rows.tensor_split(parts, 1)], 1), 0
 
 
 _choose: Callable[[Tensor, Tensor], Tensor] = _Largest.apply
 _number: Callable[[Tensor], Tensor] = _Count.apply
+_numbers: Callable[[Tensor, int], Tensor] = _Counts.apply

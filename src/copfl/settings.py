@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,13 @@ import torch
 
 from copfl import configure, models, own
 from copfl.algorithms import ALGORITHMS
+from copfl.attacks import ATTACKS, attacked
 from copfl.configure import Tables
 from copfl.data.partition import SCHEMES, Partition
 from copfl.errors import UsageError, unknown
+from copfl.levers import levered
+from copfl.privacy import Private
+from copfl.robust import GUARDS
 
 # "auto" is tf32 on a GPU and fp32 elsewhere; in tf32 and bf16 only the matrix products are short.
 PRECISIONS = {
@@ -23,7 +28,11 @@ PRECISIONS = {
 ENGINES = ("auto", "one_by_one", "all_at_once", "captured")
 STORES = ("memory", "disk")
 SWITCH = ("auto", "on", "off")
+MOST = {"clients": 10**7, "threads": 1024, "workers": 1024}  # beyond, memory is gone before there is an error
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
+AROUND = ("levers", "guard", "privacy", "attack")  # around the algorithm: tables that a run has only if given
+ATTACKED = ("algorithm", "attack", "clients", "seed")  # what `attacked` and `Private` get from other tables
+PRIVATE = ("algorithm", "clients", "taking_part", "seed")
 
 # What suits a data set where the user says nothing: the paper's protocol, and for the embedded digits a federation
 # that is scarce and skewed enough for personalisation to matter and small enough to finish in seconds.
@@ -62,11 +71,13 @@ class Loop:
     workers: int = 1  # processes that train clients, on a CPU
     store: str = "memory"  # where the clients' states are between their turns: "memory", or "disk" for many clients
     mkldnn: str = "auto"  # a CPU's kernels: "on", "off", or what a short measurement finds quicker
+    save_models: bool = True  # whether every client's personal model is written when the run ends
 
     def __post_init__(self) -> None:
         for name in ("clients", "rounds", "batch", "look_every", "checkpoint_every", "threads", "workers"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 1")
+            if not 1 <= getattr(self, name) <= MOST.get(name, 10**9):
+                most = f"at least 1 and at most {MOST.get(name, 10**9):,}"
+                raise UsageError(f"{name}={getattr(self, name)} must be {most}")
         if self.chunk < 0:
             raise UsageError(f"chunk={self.chunk} must be at least 0; 0 leaves the choice to the engine")
         if not 0 <= self.seed < 2**63:
@@ -91,6 +102,7 @@ def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     """
     merged = _merged(layers, fixed)
     for kind, table in merged.items():
+        _check_plain(kind, table)
         if "value" in table and kind not in fixed:
             raise UsageError(
                 f"the {kind} of this run is {table['value']}, a value that a Python program passed; run it again from "
@@ -102,21 +114,57 @@ def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
         "partition": _partition(merged["partition"], fixed.get("partition"), merged["run"]),
         "model": _model(merged["model"], fixed.get("model")),
     }
-    return {**result, "run": vars(Loop(**configure.checked("run", Loop, merged["run"])))}
+    loop = Loop(**configure.checked("run", Loop, merged["run"]))
+    result |= _around(merged, loop.rounds)
+    return {**result, "run": vars(loop)}
+
+
+def _check_plain(kind: str, table: Mapping[str, Any]) -> None:
+    """Nothing, if the table can be written down and read again as it is."""
+    if not isinstance(table.get("name", ""), str):
+        raise UsageError(f"{kind}.name={table['name']!r} must be a word")
+    for key, value in table.items():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, dict | list | datetime.date | datetime.time):
+                raise UsageError(f"{kind}.{key}={value!r} must be a number, a word, or a list of them")
+
+
+def _around(merged: Tables, rounds: int) -> Tables:
+    """The tables of what stands around the algorithm, as far as there are any, with their defaults."""
+    result: Tables = {}
+    for kind, known in (("guard", GUARDS), ("attack", ATTACKS)):
+        if table := merged[kind]:
+            name = table.get("name")
+            if name is None:
+                raise UsageError(f"[{kind}] needs a name: {', '.join(known)}")
+            if name not in known:
+                raise unknown(kind, str(name), known)
+            factory, skip = (GUARDS[name], ("algorithm",)) if kind == "guard" else (attacked, ATTACKED)
+            options = configure.checked(kind, factory, _without(table, "name"), skip)
+            result[kind] = {"name": name, **configure.keywords_of(factory, skip), **options}
+    if merged["levers"]:
+        options = configure.checked("levers", levered, merged["levers"], ("algorithm",))
+        result["levers"] = configure.keywords_of(levered, ("algorithm",)) | options
+        if result["levers"]["schedule"] != "constant" and not result["levers"]["over"]:
+            result["levers"]["over"] = rounds  # said once, so that a run which goes on to more rounds keeps its pace
+    if merged["privacy"]:
+        options = configure.checked("privacy", Private, merged["privacy"], PRIVATE)
+        result["privacy"] = configure.keywords_of(Private, PRIVATE) | options
+    return {kind: result[kind] for kind in AROUND if kind in result}
 
 
 def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, object]) -> Tables:
     """One table of each kind, its name in it, out of all layers and of what suits the data set."""
-    merged: Tables = {kind: {} for kind in KINDS}
+    merged: Tables = {kind: {} for kind in (*KINDS, *AROUND)}
     for layer in layers:
-        for kind in KINDS:
+        for kind in merged:
             name = layer.get(kind, {}).get("name")
             if name is not None and str(name) != _names(merged, fixed).get(kind):
                 # Options of what is no longer chosen go with it, and another algorithm brings its own optimizer.
                 for gone in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
                     merged[gone] = {}
                 merged[kind]["name"] = str(name)
-        titles = {title: kind for kind, title in _names(merged, fixed).items()} | {kind: kind for kind in KINDS}
+        titles = {title: kind for kind, title in _names(merged, fixed).items()} | {kind: kind for kind in merged}
         for title, table in layer.items():
             if title not in titles:
                 raise unknown("table", title, titles)
@@ -170,7 +218,7 @@ def _data(table: dict[str, Any], value: object) -> dict[str, Any]:
     if own.is_reference(name):
         own.attribute("data", name, table.get("code"))
         return table | _code(name)
-    if len(Path(name).parts) > 1 or Path(name).exists():
+    if len(Path(name).parts) > 1 or os.path.exists(name):  # which does not mind names that no file can have
         from copfl.data.datasets import DATASETS
 
         table["name"] = name if name in DATASETS else str(Path(name).absolute())

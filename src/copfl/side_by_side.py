@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from copfl.elementwise import aligned_like
 from copfl.folded import convolve, normalise, product
 from copfl.layout import Layout
-from copfl.models import BatchNorm
+from copfl.models import BatchNorm, Convolution
 
 
 class Side(nn.Module):
@@ -34,6 +35,7 @@ class Side(nn.Module):
         self.real: Tensor | None = None  # [N, B] bool
         self.after: dict[str, Tensor] = {}  # the buffers after the call
         self.products: torch.dtype | None = None  # the dtype of matrix products; None: that of the numbers
+        self.places: dict[str, Tensor] = {}  # where a parameter's gradient is wanted; a layer may leave that to others
 
     def clients(self) -> int:
         return next(iter(self.values.values())).shape[0]
@@ -55,7 +57,10 @@ class SideConv2d(Side):
         like: Any = self.like[0]
         n = self.clients()
         inside = x.permute(0, 2, 3, 1)
-        y = convolve(inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding, self.products)
+        place = self.places.pop("weight", None)  # a layer that is called twice has two gradients: autograd adds them up
+        y = convolve(
+            inside, self.values["weight"], n, like.kernel_size, like.stride, like.padding, self.products, place
+        )
         if "bias" in self.values:
             y = y + self.values["bias"].repeat_interleave(x.shape[0] // n, 0)[:, None, None]
         return y.permute(0, 3, 1, 2)
@@ -118,6 +123,7 @@ def _affine(layer: Side, x: Tensor, channel: int) -> Tensor:
 LAYERS: dict[type[nn.Module], type[Side]] = {
     nn.Linear: SideLinear,
     nn.Conv2d: SideConv2d,
+    Convolution: SideConv2d,
     BatchNorm: SideBatchNorm,
     nn.GroupNorm: SideGroupNorm,
     nn.LayerNorm: SideLayerNorm,
@@ -137,13 +143,17 @@ class SideBySide:
             layer.products = products
 
     def __call__(
-        self, tensors: dict[str, Tensor], x: Tensor, real: Tensor | None, training: bool
+        self,
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        real: Tensor | None,
+        training: bool,
+        places: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Logits [N, B, classes], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
         n, batch = x.shape[:2]
         for name, layer in self.layers.items():
-            layer.values = {key.rpartition(".")[2]: t for key, t in tensors.items() if key.rpartition(".")[0] == name}
-            layer.real = real
+            layer.values, layer.places, layer.real = _of(tensors, name), _of(places or {}, name), real
         folded = x.flatten(0, 1)
         if folded.dim() == 4:
             folded = folded.contiguous(memory_format=torch.channels_last)
@@ -156,8 +166,13 @@ class SideBySide:
             hook.remove()
         after = {f"{name}.{key}": t for name, layer in self.layers.items() for key, t in layer.after.items()}
         for layer in self.layers.values():
-            layer.values, layer.real, layer.after = {}, None, {}
+            layer.values, layer.places, layer.real, layer.after = {}, {}, None, {}
         return logits.reshape(n, batch, -1), seen[-1].reshape(n, batch, -1), after
+
+
+def _of(tensors: dict[str, Tensor], layer: str) -> dict[str, Tensor]:
+    """The tensors of one layer, by their names within it."""
+    return {key.rpartition(".")[2]: t for key, t in tensors.items() if key.rpartition(".")[0] == layer}
 
 
 def side_by_side(module: nn.Module, head: str, products: torch.dtype | None = None) -> SideBySide | None:
@@ -198,7 +213,9 @@ def _replace(module: nn.Module, path: str, layers: dict[str, Side]) -> None:
 class Tape:
     """One forward pass, waiting for its backward pass."""
 
-    parameters: Tensor
+    parameters: list[Tensor]
+    gradient: Tensor  # [N, d], where the backward pass will write
+    places: list[Tensor]  # its parts, one per parameter
     outputs: list[Tensor]
 
 
@@ -267,10 +284,12 @@ def _forward(
     if tape is None:
         with torch.no_grad():
             return (*model.run({**model.layout.split(parameters), **statistics}, x, None, False)[:2], buffers)
+    (tape.gradient,) = aligned_like((parameters,), *parameters.shape)
+    places = model.layout.split(tape.gradient)
+    tensors = {name: t.detach().requires_grad_() for name, t in model.layout.split(parameters).items()}
+    tape.parameters, tape.places = list(tensors.values()), list(places.values())
     with torch.enable_grad():
-        tape.parameters = parameters.detach().requires_grad_()
-        tensors = {**model.layout.split(tape.parameters), **statistics}
-        logits, features, after = model.run(tensors, x, real, True)
+        logits, features, after = model.run({**tensors, **statistics}, x, real, True, places)
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
     return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers
@@ -280,8 +299,13 @@ def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
     outputs, tape.outputs = tape.outputs, []  # what autograd remembers may go
     pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
     with torch.enable_grad():  # the features of a model that is all head are the samples: nothing leads back from them
-        (grad,) = torch.autograd.grad([o for o, _ in pairs], tape.parameters, [g for _, g in pairs])
-    return grad
+        found = torch.autograd.grad([o for o, _ in pairs], tape.parameters, [g for _, g in pairs], allow_unused=True)
+    for place, grad in zip(tape.places, found, strict=True):
+        if grad is None:
+            place.zero_()
+        elif grad.data_ptr() != place.data_ptr():  # else a layer wrote it there already
+            place.copy_(grad)
+    return tape.gradient
 
 
 def _in_front(info: Any, dim: int | None, tensor: Tensor) -> Tensor:

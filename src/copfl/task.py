@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from copfl.errors import UsageError
 from copfl.layout import Layout, layout_of
-from copfl.models import BatchNorm, with_weighted_batch_norm
+from copfl.models import BatchNorm, for_tasks
 from copfl.side_by_side import Model, Tape, backward, forward, side_by_side
 
 PASS = 500  # samples in one forward pass when nothing is trained
@@ -111,10 +111,16 @@ class Task:
         if run is None:
             return self
         if samples is not None:
-            exact = side_by_side(self.module, self.layout.head)
-            if exact is None or not self._agrees(replace(self, beside=Model(exact, self.layout)), samples):
+            # In float64: a GPU's short products differ by more from one way to another than a wrong model might.
+            wide = self._double()
+            exact = side_by_side(wide.module, self.layout.head)
+            if exact is None or not wide._agrees(replace(wide, beside=Model(exact, self.layout)), samples):
                 return self
         return replace(self, beside=Model(run, self.layout))
+
+    def _double(self) -> Task:
+        mean, std = (None if t is None else t.double() for t in (self.mean, self.std))
+        return replace(self, module=copy.deepcopy(self.module).double(), first=self.first.double(), mean=mean, std=std)
 
     def _agrees(self, other: Task, samples: Tensor) -> bool:
         """Whether both give two different clients the same gradients and statistics on these samples."""
@@ -125,7 +131,7 @@ class Task:
 
         def both(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
             mine, theirs = (t.gradient(w[: self.d], w[self.d :], x, y) for t in (self, other))
-            return tuple((a - b).norm() <= 1e-3 * (1e-6 + b.norm()) for a, b in zip(mine, theirs, strict=True))
+            return tuple((a - b).norm() <= 1e-6 * (1e-6 + b.norm()) for a, b in zip(mine, theirs, strict=True))
 
         with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             return all(bool(close.all()) for close in torch.func.vmap(both, randomness="different")(w, x))
@@ -169,6 +175,9 @@ class Task:
             toward, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
             return backward(*toward, tape), value, after
 
+        if not _mapped():
+            return self._gradient_alone(parameters, buffers, x, y, real, objective)
+
         def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             # Each buffer gets a tensor of its own: under vmap, statistics written into views of a vector are lost.
             own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
@@ -179,6 +188,27 @@ class Task:
 
         grads, (value, after) = torch.func.grad(loss, has_aux=True)(parameters)
         return grads, value, after
+
+    def _gradient_alone(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`gradient` of one client outside of vmap, where every tensor can be a leaf."""
+        own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
+        leaves = {name: t.detach().requires_grad_() for name, t in self.layout.split(parameters).items()}
+        grads = torch.empty_like(parameters)
+        places = list(self.layout.split(grads).values())
+        for leaf, place in zip(leaves.values(), places, strict=True):
+            # At once, while what is copied is in the processor's cache.
+            leaf.register_hook(place.copy_)  # type: ignore[no-untyped-call]
+        with torch.enable_grad():
+            logits, features = self._call({**leaves, **own}, x, real, training=True)
+            value = objective(logits, features, y, real)
+            found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        for place, grad in zip(places, found, strict=True):
+            if grad is None:
+                place.zero_()
+        after = torch.cat([b.reshape(-1) for b in own.values()]).detach() if own else buffers
+        return grads, value.detach(), after
 
     def forward(
         self, w: Tensor, x: Tensor, training: bool = False, real: Tensor | None = None
@@ -191,6 +221,30 @@ class Task:
         if training:
             buffers = {name: b.clone() for name, b in buffers.items()}  # w is only lent
         return self._call({**self.layout.split(w[: self.d]), **buffers}, x, real, training)
+
+    def restated(self, w: Tensor, data: Data) -> Tensor:
+        """w with the batch-norm statistics of these samples, each layer's behind layers that look at them alike."""
+        if w.shape[0] == self.d:
+            return w
+        paces = _paces(self)
+        sums, weight = torch.zeros_like(w[self.d :]), w.new_zeros(())
+        for start in range(0, data.y.shape[0], PASS):
+            x = self.numbers(data.x[start : start + PASS])
+            real = torch.arange(start, start + x.shape[0], device=w.device) < data.size
+            after = self._statistics(w[: self.d], torch.zeros_like(sums), x, real)
+            count = real.sum().to(w.dtype)
+            sums, weight = sums + count * after, weight + count
+        # Running statistics that start at nothing end at a known share of the batch's own.
+        found = sums / weight.clamp(min=1) / torch.where(paces > 0, paces, 1)
+        return torch.cat([w[: self.d], torch.where((paces > 0) & (weight > 0), found, w[self.d :])])
+
+    def _statistics(self, parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor) -> Tensor:
+        """The buffers after the model has seen this batch in training."""
+        if self.beside is not None:
+            return forward(parameters, buffers, x, real, self.beside, Tape())[2]
+        own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
+        self._call({**self.layout.split(parameters), **own}, x, real, training=True)
+        return torch.cat([b.reshape(-1) for b in own.values()])
 
     def _call(
         self, tensors: dict[str, Tensor], x: Tensor, real: Tensor | None, training: bool
@@ -252,7 +306,7 @@ def task_of(
     """The task of any nn.Module that maps a batch of samples to logits; the module itself is left as it was."""
     if buffers not in ("local", "average"):
         raise UsageError(f'buffers="{buffers}": batch-norm statistics are kept "local" or shared by "average"')
-    module = with_weighted_batch_norm(copy.deepcopy(model)).to(device=device, dtype=dtype)
+    module = for_tasks(copy.deepcopy(model)).to(device=device, dtype=dtype)
     normalising = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
     norms = [name for name, m in module.named_modules() if isinstance(m, normalising)]
     layout = layout_of(module, head, norms)
@@ -261,6 +315,31 @@ def task_of(
     channel = [torch.tensor(v, device=device, dtype=dtype).view(-1, 1, 1) if v else None for v in (mean, std)]
     public = None if public is None else public.to(device)
     return Task(module.requires_grad_(False), layout, first, classes, channel[0], channel[1], buffers, public=public)
+
+
+def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:
+    """The model with another's batch-norm statistics."""
+    statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
+    if isinstance(personal, Experts):
+        w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
+        return Experts(w, personal.share)
+    return torch.cat([personal[: task.d], statistics])
+
+
+def _mapped() -> bool:
+    """Whether this is called from within vmap or another of torch.func's transforms."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@lru_cache(maxsize=8)  # a copy from the host has no place inside a recorded program
+def _paces(task: Task) -> Tensor:
+    """How much of a batch's statistics goes into each buffer; 0 for what is no statistic."""
+    norms = {name: m for name, m in task.module.named_modules() if isinstance(m, BatchNorm)}
+    layout, pieces = task.layout, []
+    for name, size in list(zip(layout.names, layout.sizes, strict=True))[layout.trained :]:
+        norm = norms.get(name.rpartition(".")[0])
+        pieces.append(torch.full((size,), float(norm.momentum or 0) if norm is not None else 0.0))
+    return torch.cat([*pieces, torch.zeros(0)]).to(task.device, task.first.dtype)
 
 
 @lru_cache(maxsize=256)

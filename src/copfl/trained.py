@@ -57,7 +57,10 @@ class Trained:
             raise UsageError(f"there is no client {number}; the run has clients 0 to {clients - 1}")
         path = self.path / "models" / f"client-{number:04d}.safetensors"
         if not path.is_file():
-            raise RunError(f"{path} is not there: models are saved when a run ends. `copfl resume {self.path}` ends it")
+            raise RunError(
+                f"{path} is not there: models are saved when a run ends, unless run.save_models is off. "
+                f"`copfl resume {self.path}` ends it"
+            )
         try:
             return self._flat(load_file(path))
         except (SafetensorError, KeyError, ValueError) as error:

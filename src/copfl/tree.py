@@ -5,13 +5,14 @@ Every record that an engine touches is such a tree. A tree of rows has one more 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from copfl.selection import count
+from copfl.selection import count, counts
 
 T = TypeVar("T")
 
@@ -24,6 +25,15 @@ class Masked(NamedTuple):
 
     values: Tensor  # [D], zero where personal
     personal: Tensor  # [D] bool, True = stays home
+
+
+class Gathered(NamedTuple):
+    """A part of a total that is put side by side instead of added up, for a server that must see everybody at once.
+
+    Each summand has one row; sums have a row per client, in no particular order, and so much memory.
+    """
+
+    rows: Any  # [clients, ...] each
 
 
 def each(change: Callable[..., Any], first: T, *others: T) -> T:
@@ -109,13 +119,26 @@ def placed(tree: T, id: Tensor, clients: int) -> T:
 
 
 def add(a: T, b: T) -> T:
-    """The sum of two trees, tensor by tensor."""
-    return each(torch.add, a, b)
+    """The sum of two trees, tensor by tensor; what is Gathered is put side by side."""
+    sums = zip(leaves(a), leaves(b), gathered(a), strict=True)
+    return rebuild(a, [torch.cat([x, y]) if keeps else x + y for x, y, keeps in sums])
 
 
 def total(tree: T) -> T:
-    """The sum of a tree of rows over the clients."""
-    return each(lambda t: t.sum(0), tree)
+    """The sum of a tree of rows over the clients; what is Gathered is put side by side."""
+    return rebuild(tree, [t.flatten(0, 1) if k else _sum(t) for t, k in zip(leaves(tree), gathered(tree), strict=True)])
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows[0] if len(rows) == 1 and rows.is_floating_point() else rows.sum(0)
+
+
+def gathered(tree: object, inside: bool = False) -> list[bool]:
+    """Whether each tensor of the tree, in the order of the fields, is in a Gathered part."""
+    if isinstance(tree, Tensor):
+        return [inside]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
+    return [known for part in parts for known in gathered(part, inside or isinstance(tree, Gathered))]
 
 
 def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
@@ -131,15 +154,41 @@ def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
     return sum((nbytes(part, float_bytes) for part in parts), start=0)
 
 
-def mask_bytes(tree: object) -> int:
-    """How many of those bytes are masks of Masked vectors: they travel only when they changed."""
-    return sum((masked.personal.numel() + 7) // 8 for masked in _masked(tree))
+def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:
+    """How many of those bytes are masks of Masked vectors, and how many they are as the wire sends them.
+
+    The wire deflates what changed since the mask that the server holds, which comes to the entropy of the changes.
+    The server holds what the client sent last, and so does the client's record: where it has this mask `after` the
+    turn, it has that one `before`. A mask that no record keeps counts as changed from nothing.
+    """
+    whole: int = 0
+    sent: float | Tensor = 0.0
+    old = {id(now): was for now, was in zip(leaves(after), leaves(before), strict=True)}
+    for personal in (masked.personal for masked in _masked(upload)):
+        base = old.get(id(personal))
+        whole += (personal.numel() + 7) // 8
+        changed = personal if base is None else personal ^ base
+        # In stretches, for what compresses well in one layer need not in another.
+        size = max(1.0, changed.numel() / STRETCHES)
+        share = (counts(changed, STRETCHES).double() / size).clamp(max=1.0)  # they differ by one entry in length
+        bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
+        sent = sent + bits * size / 8
+    return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
+
+
+def finite(tree: object, device: torch.device | None = None) -> Tensor:
+    """Whether every number of the tree is finite: then their sum is, and one pass over memory tells."""
+    checks = [torch.isfinite(t.sum()) for t in leaves(tree) if t.is_floating_point()]
+    return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
 
 
 def mask_mark(tree: object) -> int | Tensor:
     """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
-    stretches = [part.sum() for masked in _masked(tree) for part in masked.personal.tensor_split(STRETCHES)]
-    return sum((count * (2654435761 * (place + 1) % 2**24) for place, count in enumerate(stretches)), start=0)
+    found = [counts(masked.personal, STRETCHES) for masked in _masked(tree)]
+    if not found:
+        return 0
+    places = torch.arange(1, len(found) * STRETCHES + 1, device=found[0].device)
+    return (torch.cat(found) * (2654435761 * places % 2**24)).sum()
 
 
 def _masked(tree: object) -> Iterator[Masked]:

@@ -2,7 +2,8 @@
 
 The head is JSON: the format, what both sides must agree on (`Head`), the masks' fingerprints, whatever small facts go
 `about` the record, and a SHA-256 over all of it and the body. The body is a safetensors file. A `tree.Masked` travels
-as its shared values alone; its mask is packed to bits, and left out when the receiver already holds it.
+as its shared values alone. Its mask is left out when the receiver holds it already; else it travels as the bits that
+changed since the mask that the receiver does hold, deflated: a mask that grows by a few entries costs a few bits.
 
 A receiver knows what it waits for. What is not exactly that is refused by a WireError that says what differs.
 The checksum finds damage; that nobody else wrote the bytes is the business of TLS and of the nodes' keys.
@@ -13,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,10 +29,10 @@ from copfl.tree import Masked
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 EXACT = "exact"  # every number as it is: for files, and for comparing engines
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MASK = "#mask"  # behind the path of a Masked record: its bits
+MASK = "#mask"  # behind the path of a Masked record: what changed in its mask
 MAGIC = b"copfl\n"
 
 
@@ -81,23 +83,35 @@ def encode(
     wire: str = EXACT,
     *,
     holds: Mapping[str, str] | None = None,
+    known: Iterable[Tensor] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Packet:
-    """The packet of a record. `holds` names the masks, by path and fingerprint, that the receiver has already."""
+    """The packet of a record. `holds` names the masks, by path and fingerprint, that the receiver has already.
+
+    Where one of them is among the masks `known` here, what travels is the difference to it.
+    """
     from safetensors.torch import save
 
     _check_wire(wire)
-    tensors, masks = {}, {}
+    tensors, masks, since = {}, {}, {}
+    bases = {fingerprint(mask): mask for mask in known} if holds else {}
     for path, piece in pieces(record):
         if isinstance(piece, Masked):
             masks[path] = fingerprint(piece.personal)
             tensors[path] = _narrow(path, piece.values[~piece.personal], wire, piece.values.numel())
-            if (holds or {}).get(path) != masks[path]:
-                tensors[path + MASK] = _packed(piece.personal)
+            held = (holds or {}).get(path)
+            if held != masks[path]:
+                base = bases.get(held) if held is not None else None
+                if held is not None and base is not None and base.shape == piece.personal.shape:
+                    since[path] = held
+                    tensors[path + MASK] = _deflated(piece.personal ^ base.to(piece.personal.device))
+                else:
+                    tensors[path + MASK] = _deflated(piece.personal)
         else:
             tensors[path] = _packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
-    body = save({path: t.detach().cpu().contiguous() for path, t in tensors.items()})
-    fields = {"format": FORMAT, **head._asdict(), "wire": wire, "masks": masks, "about": dict(about or {})}
+    body = save(_apart({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
+    fields = {"format": FORMAT, **head._asdict(), "wire": wire, "masks": masks, "since": since}
+    fields["about"] = dict(about or {})
     return Packet(_canonical({**fields, "sha256": _checksum(fields, body)}), body)
 
 
@@ -147,7 +161,7 @@ def opened_head(packet: Packet) -> dict[str, Any]:
     claimed = head.pop("sha256", None)
     if claimed != _checksum(head, packet.body):
         raise WireError(f"it was damaged on its way: its {len(packet.body):,} bytes do not have its checksum")
-    if not isinstance(head.get("about"), dict) or not isinstance(head.get("masks"), dict):
+    if not all(isinstance(head.get(field), dict) for field in ("about", "masks", "since")):
         raise WireError("its head lacks what every copfl message has")
     return head
 
@@ -225,13 +239,40 @@ def _bits(path: str, found: dict[str, Tensor], like: Tensor) -> Tensor:
     return torch.from_numpy(bits).reshape(tuple(like.shape))
 
 
+def _deflated(mask: Tensor) -> Tensor:
+    # Scattered bits have no repetitions to look for but runs of zeros: so it is ten times as quick, and shorter.
+    deflater = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    content = deflater.compress(_packed(mask).numpy().tobytes()) + deflater.flush()
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _inflated(path: str, deflated: Tensor, like: Tensor) -> Tensor:
+    """The bits; never more of them than expected are unpacked, however many a few bytes claim to be."""
+    size = (like.numel() + 7) // 8
+    if deflated.dtype != torch.uint8 or deflated.dim() != 1:
+        raise WireError(f"its {path} is {deflated.dtype} {list(deflated.shape)}; expected bytes")
+    inflater = zlib.decompressobj()
+    try:
+        packed = inflater.decompress(deflated.numpy().tobytes(), size + 1)  # 0 would mean: without a limit
+    except zlib.error as error:
+        raise WireError(f"its {path} cannot be unpacked ({error})") from error
+    if len(packed) != size or not inflater.eof or inflater.unused_data:
+        raise WireError(f"its {path} does not unpack to the expected {size:,} bytes, one bit for each entry")
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=like.numel()).astype(bool)
+    return torch.from_numpy(bits).reshape(tuple(like.shape))
+
+
 def _mask(
     path: str, found: dict[str, Tensor], like: Tensor, head: dict[str, Any], held: Mapping[str, Tensor]
 ) -> Tensor:
     """The mask out of the packet, or else the one held from before; either way it must be the one the sender used."""
-    used = head["masks"].get(path)
+    used, since = head["masks"].get(path), head["since"].get(path)
     if path + MASK in found:
-        mask, source = _bits(path + MASK, found, like), "that it carries"
+        mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "that it carries"
+        if since is not None:
+            if path not in held or held[path].shape != like.shape or fingerprint(held[path]) != since:
+                raise WireError(f"it changes a mask of {path} ({since}) that is not held here; it must be sent again")
+            mask = mask ^ held[path].cpu()
     elif path in held:
         mask, source = held[path], "held from before"
     else:
@@ -239,6 +280,17 @@ def _mask(
     if mask.shape != like.shape or fingerprint(mask) != used:
         raise WireError(f"the mask of {path} {source} is not the one it was made with ({used}); it must be sent again")
     return mask
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, none of which shares its memory with another: a record may hold one twice, a file may not."""
+    seen: set[int] = set()
+    result = {}
+    for path, t in tensors.items():
+        place = t.untyped_storage().data_ptr()
+        result[path] = t.clone() if place in seen and t.numel() else t
+        seen.add(place)
+    return result
 
 
 def _tensors(body: bytes) -> dict[str, Tensor]:

@@ -104,6 +104,24 @@ def test_the_second_round_by_hand() -> None:
     np.testing.assert_allclose(server.w, [w_b[0], alpha_a * w_a[1] + (1 - alpha_a) * w_b[1], w_a[2]], atol=1e-12)
 
 
+def test_trust_is_earned_by_what_the_client_has_learned() -> None:
+    _, clients, _ = two_rounds(replace(BY_HAND, contribution=Cowa(trust="learned")), rounds=1)
+    # A ends in A / 2 and B in B / 2, see above; exp(-loss) of log(1 + exp(-z)) is sigma(z).
+    gamma = 1 + math.log(2)
+    assert clients.score.tolist() == pytest.approx([gamma * sigma(dot(x, x) / 2) for x in (A, B)])
+
+
+def test_what_is_held_out_is_not_trained_on() -> None:
+    # Five samples: four copies of A, and B, the fifth, held out. One pass of gradient descent over each half; no half
+    # sees B, so its score is judged by B with what four samples of A leave.
+    algorithm = replace(BY_HAND, contribution=Cowa(trust="held_out"))
+    state, _ = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A, A, A, A, B], [1] * 5)), 1, batch=5)
+    client = tree.row(state.clients.rows(torch.arange(1)), 0)
+    assert client.w.tolist() == pytest.approx([x / 2 for x in A])
+    half = tuple(x / 2 for x in A)
+    assert float(client.score) == pytest.approx((1 + math.log(2)) * sigma(dot(half, B)))
+
+
 def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
     _, _, shown = two_rounds(replace(BY_HAND, contribution=Cowa(without="letter")))
     # alpha = 1/2 for both in the first round, so x_{-n} = 2 x - x_n for the step and for the model.
@@ -323,11 +341,12 @@ def test_nobody_answered() -> None:
 def test_the_factory_hands_every_keyword_to_its_part() -> None:
     made = copfl(
         Mamo(lr=1e-3), rate=0.1, budget=0.2, among="all", limit="check_before", count="all", warmup=3, every=4,
-        score="gradient", without="letter", prefer="agreement", merge="union", phases="sequence", epochs=2,
+        score="gradient", without="letter", prefer="agreement", trust="learned", merge="union",
+        phases="sequence", epochs=2,
     )  # fmt: skip
     assert made == COPFL(
-        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4), Cowa("gradient", "letter", "agreement"),
-        epochs=2, merge="union", phases="sequence",
+        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4),
+        Cowa("gradient", "letter", "agreement", "learned"), epochs=2, merge="union", phases="sequence",
     )  # fmt: skip
     assert made.passes == 4
     assert copfl() == COPFL()

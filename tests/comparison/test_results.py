@@ -21,8 +21,11 @@ def run(path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 
     lines = [
         {
             "round": k,
-            "clients": line.pop("clients", [0, 1, 2]),
-            "per_client": {"bytes_up": [8], "bytes_down": [6], **line},
+            "clients": (clients := line.pop("clients", [0, 1, 2])),
+            "left_out": [],
+            "federation": {},
+            "mean": {},
+            "per_client": {"bytes_up": [8] * len(clients), "bytes_down": [6] * len(clients), **line},
         }
         for k, line in enumerate(rounds, 1)
     ]

@@ -16,10 +16,11 @@ from copfl.algorithms import ALGORITHMS
 from copfl.data.federation import Federation
 from copfl.engine.mapping import one_by_one
 from copfl.engine.simulate import begin, simulate
-from copfl.errors import DataError, RunError, UsageError
+from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
 from copfl.flower.folder import Folder
 from copfl.flower.newcomer import welcome
+from copfl.flower.post import TRAIN
 from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, Called, client_of, digits, farthest, play, simulated, write_nodes
@@ -151,7 +152,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "corrupted": (lambda p: Packet(p.head, p.body[:-1] + bytes([p.body[-1] ^ 1])), "damaged on its way"),
     "truncated": (lambda p: Packet(p.head, p.body[: len(p.body) // 2]), "damaged on its way"),
     "headless": (lambda p: Packet("", p.body), "head cannot be read"),
-    "version": (lambda p: forged(p, format=2), "format 2"),
+    "version": (lambda p: forged(p, format=1), "format 1"),
     "model": (lambda p: forged(p, layout="0123"), "layout '0123'"),
     "run": (lambda p: forged(p, run="other"), "run 'other'"),
     "client": (lambda p: forged(p, client=2), "client 2; expected 1"),
@@ -189,6 +190,20 @@ def test_a_bad_upload_is_refused_and_named_and_the_run_goes_on(
         "round-000000.copfl",
         "round-000002.copfl",
     ]
+
+
+def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(federation: Federation, tmp_path: Path) -> None:
+    """Local training shares nothing but a count: only the client's record shows that it diverged."""
+    config = CONFIG | {"algorithm": "local", "rounds": 1}
+    _, _, _, post = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    asked = next(packet for _, question, packet in post.sent if question == TRAIN)
+    settings, others = settings_of(config | {"optimizer.lr": 1e30}), write_nodes(federation, tmp_path / "others")
+    with pytest.raises(WireError, match="its training diverged: its model or its upload is not finite"):
+        node.answer(settings, others[0], asked)
+    assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
+    state = begin(settings.algorithm, settings.task, 3)
+    shown = next(simulate(settings.algorithm, settings.task, federation, one_by_one(), state, rounds=1, batch=64))
+    assert shown.clients["healthy"].tolist() == [0, 0, 0]
 
 
 def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, tmp_path: Path) -> None:

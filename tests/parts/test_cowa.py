@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from copfl.errors import UsageError
-from copfl.parts.cowa import SCORES, Cowa, Scores, cosine, leave_one_out
+from copfl.parts.cowa import SCORES, Cowa, Scores, cosine, held_out, kept_back, leave_one_out
+from copfl.task import Batch, Data
 
 EAST, NORTH, WEST = (torch.tensor(v, dtype=torch.float64) for v in ([2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]))
 LOSS = torch.tensor(0.7, dtype=torch.float64)
@@ -90,7 +91,7 @@ def test_side_by_side_is_the_same_as_alone() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    for wrong in ({"score": "grad"}, {"without": "me"}, {"prefer": "deviations"}):
+    for wrong in ({"score": "grad"}, {"without": "me"}, {"prefer": "deviations"}, {"trust": "me"}):
         with pytest.raises(UsageError, match=f'no {next(iter(wrong))} "'):
             Cowa(**wrong)
 
@@ -139,3 +140,37 @@ def test_one_client_alone_falls_back_and_stays_finite() -> None:
 def test_where_nobody_shared_the_fallback_stands() -> None:
     zero = torch.zeros(2)
     assert leave_one_out(torch.ones(2), torch.ones(2), zero, zero, torch.tensor([8.0, 9.0])).tolist() == [8, 9]
+
+
+# -- trust -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", ["learned", "held_out"])
+def test_trust_is_how_likely_the_clients_model_finds_its_labels(trust: str) -> None:
+    # The score is 1 + 0.7; a model that gives every label the probability 1/4 has a loss of log 4.
+    own_loss = torch.tensor(math.log(4), dtype=torch.float64)
+    scores = Cowa(trust=trust).weigh(EAST, NORTH, LOSS, own_loss)
+    assert numbers(scores) == pytest.approx([1, 0.7, 1.7 / 4])  # the parts are told as they are
+    assert float(Cowa(trust=trust).weigh(EAST, NORTH, LOSS, 0 * LOSS).total) == pytest.approx(1.7)
+    assert float(Cowa().weigh(EAST, NORTH, LOSS, own_loss).total) == pytest.approx(1.7)
+    assert float(Cowa("none", trust=trust).weigh(EAST, NORTH, LOSS, own_loss).total) == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_model_that_is_broken_earns_no_trust(broken: float) -> None:
+    total = Cowa(trust="learned").weigh(EAST, NORTH, LOSS, torch.full_like(LOSS, broken)).total
+    assert float(total) == pytest.approx(1e-6)
+
+
+def test_every_fifth_sample_is_kept_back() -> None:
+    real = torch.tensor([True, True, False])
+    plan = ((Batch(torch.tensor([4, 3, 9]), None, None, None), Batch(torch.tensor([0, 14, 1]), real, None, None)),)
+    (first, second) = kept_back(plan)[0]
+    assert first.real is not None
+    assert second.real is not None
+    assert first.real.tolist() == [False, True, False]
+    assert second.real.tolist() == [True, False, False]
+    for size, kept in ((4, 0), (5, 1), (9, 1), (12, 2)):  # of 12 rows, the first `size` are real
+        held = held_out(Data(torch.arange(12), torch.arange(12), torch.tensor(size)))
+        assert int(held.size) == kept
+        assert held.y[:kept].tolist() == [4, 9][:kept]

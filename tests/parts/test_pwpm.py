@@ -146,17 +146,17 @@ def test_masks_only_grow_and_never_beyond_the_budget(
     for k in range(5):
         change = torch.randn(d, generator=generator, dtype=dtype).mul(2).round()  # ties, and entries that rest
         after = growth.grow(layout, mask, change, torch.tensor(k))
-        counted = int((moves(change) | mask).sum()) if count == "moving" else d
+        counted = int((moves(change, mask) | mask).sum()) if count == "moving" else d
         fresh = int(after.sum() - mask.sum())
         assert not (mask & ~after).any()
         assert fresh == 0 or int(after.sum()) <= budget * counted
         assert count == "moving" or int(after.sum()) <= budget * d
         if among == "shared":
-            rivals = int((moves(change) & ~mask).sum()) if count == "moving" else d - int(mask.sum())
+            rivals = int((moves(change, mask) & ~mask).sum()) if count == "moving" else d - int(mask.sum())
             room = math.floor(budget * counted) - int(mask.sum())
             assert fresh == max(0, min(round(rate * rivals), room))
         if fresh and among != "all":  # what was taken changed at least as much as what was left
-            left = change.abs()[~after & (moves(change) if count == "moving" else ~after)]
+            left = change.abs()[~after & (moves(change, mask) if count == "moving" else ~after)]
             assert not len(left) or change.abs()[after & ~mask].min() >= left.max()
         mask = after
 

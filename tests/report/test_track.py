@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from copfl.engine.simulate import Round
-from copfl.errors import UsageError
+from copfl.errors import RunError, UsageError
 from copfl.report import track
 from tests.commands import TINY, called
 
@@ -69,9 +69,40 @@ def test_what_mlflow_and_wandb_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     wandb.init().finish.assert_called_once_with()
 
 
+def test_a_resumed_run_goes_on_where_it_was_tracked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint every second round: the third is played again, and is in the file once."""
+    out = tmp_path / "run"
+    words = ("run", *TINY, "-r", 3, "--set", "run.checkpoint_every=2", "--track", "jsonl", "--out", out, "-q")
+    assert called(capsys, *words).code == 0
+    with (out / "track.jsonl").open("a") as file:
+        file.write('{"round":4,"mea')  # as a run leaves it that was killed
+    assert called(capsys, "resume", out, "-r", 5, "-q") == (0, "", "")
+    lines = [json.loads(line) for line in (out / "track.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+
+
+def test_trackers_with_a_server_find_their_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow, wandb = mock.Mock(), mock.Mock()
+    mlflow.start_run().info.run_id, wandb.init().id = "of mlflow", "of wandb"
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with track.tracking(["mlflow", "wandb"], tmp_path, SETTINGS) as on_round:
+        on_round(round_of(0), 0.1)
+    mlflow.reset_mock()
+    with track.tracking([], tmp_path, SETTINGS) as on_round:
+        on_round(round_of(1), 0.1)
+    mlflow.start_run.assert_called_once_with(run_id="of mlflow")
+    mlflow.log_params.assert_not_called()
+    assert wandb.init.call_args.kwargs["id"] == "of wandb"
+    assert wandb.init.call_args.kwargs["resume"] == "allow"
+    (tmp_path / "track.json").write_text("[")
+    with pytest.raises(RunError, match=r"track.json cannot be read"), track.tracking([], tmp_path, SETTINGS):
+        pass
+
+
 def test_trackers_are_closed_when_a_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
-    opened: Any = lambda *_: (lambda *_: None, lambda: closed.append("closed"))  # noqa: E731
+    opened: Any = lambda *_: (lambda *_: None, lambda: closed.append("closed"), "")  # noqa: E731
     monkeypatch.setattr(track, "TRACKERS", {"mine": ("json", opened)})
     with contextlib.suppress(RuntimeError), track.tracking(["mine"], tmp_path, {}) as on_round:
         on_round(round_of(0), 0.1)

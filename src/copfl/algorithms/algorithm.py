@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from copfl.task import Data, Personal, Plan, Task
+from copfl.task import Data, Personal, Plan, Task, with_statistics
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -67,3 +68,18 @@ class Algorithm(Protocol[S, C, D, U, T]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
+
+
+def look(algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, trained: Personal, test: Data) -> Figures:
+    """Accuracy and loss on a client's test samples: after its turn, before it, and of the model for everybody."""
+    before = algorithm.personal(task, client, down)
+    everybody = algorithm.personal(task, algorithm.client_init(task), down)
+    if task.buffers == "local":  # a model from outside is tried with the client's own statistics
+        everybody = with_statistics(task, everybody, trained)
+    figures = {}
+    for name, personal in (("", trained), ("_before", before), ("_global", everybody)):
+        loss, accuracy = task.evaluate(personal, test)
+        known = torch.isfinite(loss) & (test.size > 0)  # no samples or a broken model: nan, not a number
+        figures[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
+        figures[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)
+    return figures

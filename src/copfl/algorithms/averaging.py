@@ -71,7 +71,7 @@ def part(task: Task, keeps: tuple[str, ...], w: Tensor, home: bool) -> Tensor:
     """The entries of w that stay home, or those that are shared."""
     pieces = torch.split(w, [length for length, _ in _runs(task, keeps)])
     wanted = [p for p, (_, stays) in zip(pieces, _runs(task, keeps), strict=True) if stays == home]
-    return torch.cat(wanted) if wanted else w.new_zeros(0)
+    return wanted[0] if len(wanted) == 1 else torch.cat(wanted) if wanted else w.new_zeros(0)
 
 
 def joined(task: Task, keeps: tuple[str, ...], own: Tensor, shared: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl import tree
 from copfl.algorithms.algorithm import Figures, Turn
-from copfl.elementwise import elementwise
+from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError, unknown
 from copfl.optim import Optimizer, State, begin, kept, train
-from copfl.parts.cowa import Cowa, leave_one_out
+from copfl.parts.cowa import Cowa, held_out, kept_back, leave_one_out
 from copfl.parts.mamo import Mamo
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
@@ -28,6 +29,7 @@ class Server(NamedTuple):
     score: Tensor  # [], the sum of Gamma over the last round's clients
     union: Tensor  # [D] bool, m_0^k: personal for at least one client
     round: Tensor  # [] int64, k
+    bounds: Tensor | None = None  # [2], what a score is held between in the next round; None: it is not held
 
 
 class Down(NamedTuple):
@@ -36,6 +38,7 @@ class Down(NamedTuple):
     score: Tensor
     union: Tensor
     round: Tensor
+    bounds: Tensor | None = None
 
 
 class Client(NamedTuple):
@@ -69,6 +72,9 @@ class COPFL:
             every entry after three rounds. "union_kept": the same, and clients keep their own value there.
     phases  "restart": both halves train from the same point and are put together (Paper: Algorithm 2, default).
             "sequence": the shared half trains on from where the personal half ended (FedSelect).
+    most    no client gets more than this share of the weight; 1: no bound (Paper). Scores are then held between two
+            bounds around the last round's mean, whose ratio leaves no client more than that. The server holds them
+            again: it need not trust what clients say of themselves
     """
 
     optimizer: Optimizer = field(default_factory=Mamo)
@@ -77,6 +83,7 @@ class COPFL:
     epochs: int = 1
     merge: str = "sharers"
     phases: str = "restart"
+    most: float = 1.0
 
     def __post_init__(self) -> None:
         if self.merge not in MERGES:
@@ -85,16 +92,22 @@ class COPFL:
             raise unknown("phases", self.phases, PHASES)
         if self.epochs < 1:
             raise UsageError(f"epochs={self.epochs} must be at least 1")
+        if not 0 < self.most <= 1:
+            raise UsageError(f"most={self.most} must be above 0 and at most 1: it is a share of the weight")
 
     @property
     def passes(self) -> int:
         return 2 * self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
+        if self.most * clients < 1 - 1e-9:
+            raise UsageError(
+                f"most={self.most}: shares of {clients} clients add up to 1, so it must be at least {1 / clients:.3g}"
+            )
         zeros, nobody = torch.zeros_like(task.first), torch.zeros_like(task.first, dtype=torch.bool)
-        return Server(
-            task.first, zeros, zeros.new_zeros(()), nobody, torch.zeros((), dtype=torch.int64, device=task.device)
-        )
+        start = torch.zeros((), dtype=torch.int64, device=task.device)
+        bounds = None if self.most == 1 else zeros.new_ones(2)  # at first everybody counts the same
+        return Server(task.first, zeros, zeros.new_zeros(()), nobody, start, bounds)
 
     def client_init(self, task: Task) -> Client:
         moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
@@ -103,7 +116,7 @@ class COPFL:
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         n = len(ids)
-        return Down(*(field.expand(n, *field.shape) for field in server))
+        return tree.each(lambda field: field.expand(n, *field.shape), Down(*server))
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n^k: own values where personal, the broadcast elsewhere."""
@@ -112,6 +125,8 @@ class COPFL:
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         """Algorithm 2."""
+        trust = self.contribution.trust
+        plan = kept_back(plan) if trust == "held_out" else plan
         start = self.personal(task, client, down)
         personal = client.mask[: task.d]
         moments = begin(self.optimizer, client.moments, start[: task.d])
@@ -120,27 +135,31 @@ class COPFL:
         again = start if self.phases == "restart" else first
         second, moments, loss = train(task, self.optimizer, again, moments, data, plan[self.epochs :], active=~personal)
         trained = torch.arange(len(start), device=start.device) < task.d
-        w = elementwise(_either, client.mask & trained, first, second)[0]  # the statistics are those of the last phase
+        w, update = elementwise(_merged, client.mask & trained, first, second, start)  # statistics: of the last phase
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
-        update = (start - w)[: task.d]
+        update = update[: task.d]
         grown = self.growth.grow(task.layout, personal, update, down.round)
         moments = self.optimizer.forget(moments, grown & ~personal)
         mask = torch.cat([grown, client.mask[task.d :]])
         # COWA: what the others lack without this client, Eqs. (9)-(10).
         step, model = self._without(task, client, down, update)
         loss_without, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
-        scores = self.contribution.weigh(update, step, loss_without)
+        judged = held_out(data) if trust == "held_out" else data
+        own_loss = None if trust == "all" else task.evaluate(w, judged)[0]
+        scores = self.contribution.weigh(update, step, loss_without, own_loss)
+        score = held(scores.total, down.bounds)
         share, moving = personal_share(grown, update)
         figures = {
             "loss": loss,
-            "weight": scores.total,
+            "weight": score,
             "gradient_score": scores.gradient,
             "prediction_score": scores.prediction,
             "personal_share": share,
             "personal_share_of_moving": moving,
         }
-        after = Client(w, mask, kept(self.optimizer, moments), down.w, scores.total, down.round)
-        return Turn(after, Upload(Masked(torch.where(mask, 0, w), mask), scores.total), w, figures)
+        after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round)
+        (shared,) = elementwise(_without_personal, mask, w)
+        return Turn(after, Upload(Masked(shared, mask), score), w, figures)
 
     def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
@@ -160,8 +179,9 @@ class COPFL:
         return without_step, without_model
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
-        w, weight, personal = elementwise(_weighed, *upload.shared, upload.score)
-        return Total(w, weight, personal, upload.score, torch.ones_like(upload.score))
+        score = held(upload.score, server.bounds)
+        w, weight, personal = elementwise(_weighed, *upload.shared, score)
+        return Total(w, weight, personal, score, torch.ones_like(score))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """Algorithm 1, lines 4-6."""
@@ -177,9 +197,30 @@ class COPFL:
             "shared_by_all": (total.personal[:d] == 0).to(w.dtype).mean(),
         }
         weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
-        return Server(w, weights, total.score, union, server.round + 1), figures
+        bounds = None if server.bounds is None else bounds_of(total.score, total.clients, self.most, server.bounds)
+        return Server(w, weights, total.score, union, server.round + 1, bounds), figures
 
 
+def bounds_of(score: Tensor, clients: Tensor, most: float, before: Tensor) -> Tensor:
+    """[2], a span around the mean score in which none of so many clients can take more than `most`.
+
+    It stays as it was where nobody came.
+    One at the upper bound among n - 1 at the lower one has the share high / (high + (n - 1) low), which is `most` where
+    high / low = most (n - 1) / (1 - most).
+    """
+    ratio = (most * (clients - 1) / (1 - most)).clamp(min=1)
+    mean = score / clients.clamp(min=1)
+    return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
+
+
+def held(score: Tensor, bounds: Tensor | None) -> Tensor:
+    """The score, between the bounds; a client that is left out, or claims less than nothing, has none."""
+    if bounds is None:
+        return score
+    return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
+
+
+@of_many_steps
 def _exactly_without(
     broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -195,6 +236,16 @@ def _exactly_without(
 
 def _either(choice: Tensor, yes: Tensor, no: Tensor) -> tuple[Tensor]:
     return (torch.where(choice, yes, no),)
+
+
+def _merged(personal: Tensor, first: Tensor, second: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Both halves put together, and how far they came: w and start - w, Eqs. (6) and (8)."""
+    w = torch.where(personal, first, second)
+    return w, start - w
+
+
+def _without_personal(personal: Tensor, w: Tensor) -> tuple[Tensor]:
+    return (torch.where(personal, 0, w),)
 
 
 def _weighed(values: Tensor, personal: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,10 +266,12 @@ def copfl(
     score: str = "both",
     without: str = "exact",
     prefer: str = "deviation",
+    trust: str = "all",
     merge: str = "sharers",
     phases: str = "restart",
     epochs: int = 1,
+    most: float = 1.0,
 ) -> COPFL:
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
     growth = Pwpm(rate, budget, among, limit, count, warmup, every)
-    return COPFL(optimizer, growth, Cowa(score, without, prefer), epochs, merge, phases)
+    return COPFL(optimizer, growth, Cowa(score, without, prefer, trust), epochs, merge, phases, most)

@@ -15,6 +15,7 @@ from copfl.errors import UsageError, unknown
 
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 
+MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
 COMMON: dict[str, tuple[str, ...] | None] = {"data": None, "partition": None, "run": ("seed", "clients")}
@@ -125,11 +126,13 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     """The seeds in "0,1,2" or "0-4"."""
     seeds: list[int] = []
     for part in split(text):
-        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         if ends is None:
             raise UsageError(f'{option} "{text}": "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
-        first = int(ends[1])
-        seeds += range(first, int(ends[2] or first) + 1)
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if last - first >= MOST_SEEDS:
+            raise UsageError(f'{option} "{text}" names {last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed')
+        seeds += range(first, last + 1)
     return check_seeds(seeds, option)
 
 
@@ -190,7 +193,7 @@ def read_file(path: Path) -> File:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no text, or numbers or brackets without end
         raise UsageError(f"{path} is not valid TOML: {error}; mend it there") from error
     given, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:

@@ -24,7 +24,11 @@ from copfl.report import records
 from copfl.run_folder import RunFolder, claimed
 from copfl.settings import resolve
 
-FREE = {"data": {"dir", "code"}, "model": {"code"}, "run": {"checkpoint_every"}}  # where things are, not what they are
+FREE = {
+    "data": {"dir", "code"},
+    "model": {"code"},
+    "run": {"checkpoint_every", "save_models"},
+}  # where things are, not what they are
 PAUSE = 60.0  # seconds between checkpoints: a run that is quicker than that is begun again instead
 
 
@@ -113,12 +117,13 @@ def carry_out(job: Job) -> None:
     with claimed(job.path, new=not RunFolder(job.path).begun) as held:
         try:
             experiment = reopen(held) if held.begun else prepare([job.tables])
-            execute(experiment, LeanFolder(job.path, start=_start(experiment), rounds=experiment.loop.rounds))
+            execute(experiment, LeanFolder(job.path, start=started_with(experiment), rounds=experiment.loop.rounds))
         except RunError as error:
             raise damaged(job, error) from error
 
 
-def _start(experiment: Experiment) -> dict[str, str]:
+def started_with(experiment: Experiment) -> dict[str, str]:
+    """Fingerprints of what a run of the experiment begins with, as `start_of` gives them back."""
     first = experiment.task.first.detach().cpu().numpy().tobytes()
     return {
         "partition": experiment.federation.partition.fingerprint[:16],

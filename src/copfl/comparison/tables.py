@@ -160,13 +160,19 @@ def as_text(comparison: Comparison, width: int = 100) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     """The table as Markdown."""
-    parts = []
-    for sheet in sheets(comparison):
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in sheet.rows]
-        lines = [_line(sheet.head), _line(["---", *["---:"] * (len(sheet.head) - 1)]), *map(_line, rows)]
-        parts.append("\n\n".join(filter(None, [f"**{sheet.title}**", "\n".join(lines), sheet.below])))
+    parts = [
+        "\n\n".join(filter(None, [f"**{sheet.title}**", as_lines(sheet.head, sheet.rows), sheet.below]))
+        for sheet in sheets(comparison)
+    ]
     parts += [f"Note: {note}" for note in comparison.notes]
     return "\n\n".join(parts) + "\n"
+
+
+def as_lines(head: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False) -> str:
+    """A grid of words as Markdown; all but the first column are numbers, or `text`."""
+    side = "---" if text else "---:"
+    plain = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join([_line(head), _line(["---", *[side] * (len(head) - 1)]), *map(_line, plain)])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import operator
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -50,12 +52,12 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
     name = str(name_or_path)
     if name in DATASETS:
         loader, place, how = DATASETS[name].load, data_dir, f". {advice(name)}"
-    elif (path := Path(name_or_path)).is_dir():
+    elif os.path.isdir(path := Path(name_or_path)):  # which does not mind names that no file can have
         loader, place, how = image_folder, path, ""
-    elif path.suffix == ".npz" and path.exists():
+    elif path.suffix == ".npz" and os.path.exists(path):
         loader, place, how = npz_file, path, ""
-    elif path.exists() or len(path.parts) > 1 or path.suffix:
-        found = "is neither a .npz file nor a folder" if path.exists() else "does not exist"
+    elif os.path.exists(path) or len(path.parts) > 1 or path.suffix:
+        found = "is neither a .npz file nor a folder" if os.path.exists(path) else "does not exist"
         raise DataError(f"{path} {found}; data of your own is a .npz file with x and y, or a folder of images")
     else:
         raise unknown("data set", name, DATASETS)
@@ -453,9 +455,14 @@ def _one_sample_per_corruption(
     else:
         base, group = np.arange(len(y)), rank_within_class(y) % len(CORRUPTIONS)
     x = np.empty((len(base), 3, 32, 32), dtype=np.uint8)
-    for corruption in range(len(CORRUPTIONS)):
+
+    def put(corruption: int) -> None:
         chosen = group == corruption
         x[chosen] = images(corruption, base[chosen]).transpose(0, 3, 1, 2)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy lets go of the interpreter lock in its loops
+        for _ in pool.map(put, range(len(CORRUPTIONS))):
+            pass
     return Samples(x, y[base], group)
 
 
@@ -572,8 +579,8 @@ def _checked(x: ArrayLike, y: ArrayLike, group: ArrayLike | None, suffix: str) -
         raise DataError(f"x{suffix} has dtype {x.dtype}; numbers were expected")
     if x.ndim < 2:
         raise DataError(f"x{suffix} has shape {list(x.shape)}; [n, ...] with at least two axes was expected")
-    if len(x) == 0:
-        raise DataError(f"x{suffix} is empty; at least one sample was expected")
+    if x.size == 0:
+        raise DataError(f"x{suffix} is empty, of shape {list(x.shape)}; at least one sample of a value was expected")
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         bad = int(np.argwhere(~finite)[0][0])
         raise DataError(f"x{suffix} holds NaN or infinity, first in sample {bad}; every value must be a finite number")

@@ -6,6 +6,7 @@ import http.client
 import os
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,7 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
         if found != md5:
             raise DataError(f"{target} is there, but has md5 {found} instead of {md5}; delete it and get it again")
         return target
-    part = target.with_name(target.name + ".part")
+    part, shown = target.with_name(target.name + ".part"), _shown(url)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _transfer(url, part, progress)
@@ -80,19 +81,25 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
         if found != md5:
             part.unlink()
             raise DataError(
-                f"{url} gave a file with md5 {found} instead of {md5}; it has been removed. "
+                f"{shown} gave a file with md5 {found} instead of {md5}; it has been removed. "
                 "Get it again, or from another address (--url)"
             )
         os.replace(part, target)
     except urllib.error.HTTPError as why:
         with why:
-            raise DataError(f"{url} answers {why.code} {why.reason}; name another address with --url") from why
+            raise DataError(f"{shown} answers {why.code} {why.reason}; name another address with --url") from why
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as why:
         reason = getattr(why, "reason", None) or why
-        raise DataError(f"{url} cannot be reached: {reason}. Run the same command again to go on from there") from why
+        raise DataError(f"{shown} cannot be reached: {reason}. Run the same command again to go on from there") from why
     except OSError as why:
         raise DataError(f"{part} cannot be written: {why.strerror or why}") from why
     return target
+
+
+def _shown(url: str) -> str:
+    """The address without what may be a secret in it: a password before the host, a token behind the path."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:

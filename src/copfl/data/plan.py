@@ -32,7 +32,7 @@ def hashed(*counters: int | Bits) -> Bits:
 
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL = range(6)
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, HOSTILE, NOISE = range(8)
 
 
 def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]:

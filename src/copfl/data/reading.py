@@ -9,8 +9,11 @@ import hashlib
 import io
 import lzma
 import math
+import os
 import pickle
+import pickletools
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +110,10 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
             return Inert
 
     try:
+        for code, place, _ in pickletools.genops(raw):
+            # Python makes room for as many remembered objects as a number in the file claims, gigabytes for five bytes.
+            if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(place or 0) > len(raw):
+                raise DataError(f"{source} is refused: its pickle claims to remember {place} objects")
         content = Reader(io.BytesIO(raw), encoding="bytes").load()
     except DataError:
         raise
@@ -189,7 +196,7 @@ def decode_all(
             raise DataError(f"{name} is an image of {width} x {height} pixels; {size[1]} x {size[0]} were expected")
         decoded[position] = pixels
 
-    with ThreadPoolExecutor(2) as pool:  # Pillow lets go of the interpreter lock while it decodes
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter lock while it decodes
         for _ in pool.map(put, range(len(images))):
             pass
     return decoded
@@ -280,6 +287,8 @@ def _damage_named(source: str) -> Iterator[None]:
         MemoryError,
         NotImplementedError,
         RuntimeError,  # an encrypted zip file
+        SyntaxError,  # the header of a .npy file is a Python literal
+        tokenize.TokenError,
     ) as why:
         reason = str(why).partition("\n")[0].rstrip(":") or type(why).__name__
         raise DataError(f"{source} cannot be read: {reason}. The file is damaged or incomplete") from why

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from copfl import tree
-from copfl.algorithms.algorithm import AnyAlgorithm, Figures
+from copfl.algorithms.algorithm import AnyAlgorithm, Figures, look
+from copfl.elementwise import compiles, quick
 from copfl.engine.graph import Recorder
-from copfl.task import Data, Experts, Personal, Plan, Task
+from copfl.task import Data, Plan, Task
 
 A = TypeVar("A")
 B = TypeVar("B")
+T = TypeVar("T")
+
+LONG = 2**16  # entries from which a vector is worth a kernel of its own
 
 
 class Given(NamedTuple):
@@ -67,7 +71,7 @@ def captured(chunk: int = 64) -> Mapping:
 
 def alone(f: Callable[[A], B], rows: A) -> B:
     """f of the only row."""
-    return tree.stack([f(tree.row(rows, 0))])
+    return tree.each(lambda t: t.unsqueeze(0), f(tree.row(rows, 0)))
 
 
 def vectorised(f: Callable[[A], B], rows: A) -> B:
@@ -94,16 +98,24 @@ class Chunk(NamedTuple):
 
 
 def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: bool) -> Done:
-    """These clients' turns, their summands added up."""
+    """These clients' turns, their summands added up.
+
+    A client whose upload or own record is not finite is left out of the round: it adds nothing and keeps the state it
+    had. The record counts too, because a client that shares little or nothing can break without its upload showing it.
+    """
 
     def run(chunk: Chunk) -> Done:
         down = algorithm.downlink(chunk.server, chunk.ids)
         rows = Given(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan)
         done: Done = mapping.over(lambda one: turn(algorithm, task, chunk.server, one, look), rows)
-        return done._replace(total=tree.total(done.total))
+        healthy = done.figures["healthy"] > 0
+        total = added_up(healthy, done.total)
+        return done._replace(client=kept(healthy, done.client, chunk.clients), total=total)
 
     with torch.no_grad():
         result: Done = mapping.call(run, chunk, look)
+        if mapping.call is as_it_is:
+            return result
         # A recording writes its next result where it wrote this one, so what is kept beyond the next call is copied;
         # the clients' records are taken over by the store before that.
         return result._replace(
@@ -111,51 +123,70 @@ def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk
         )
 
 
-def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look: bool) -> Done:
-    """One client's turn: train, add up, look.
-
-    A client whose upload or own record is not finite is left out of the round: it adds nothing and keeps the state it
-    had. The record counts too, because a client that shares little or nothing can break without its upload showing it.
-    """
+def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look_too: bool) -> Done:
+    """One client's turn: train, add up, look. Whether what came of it is finite is the figure "healthy"."""
     done = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
     summand = algorithm.summand(task, server, given.id, done.upload)
-    healthy = finite((done.client, done.upload), given.id.device)
+    healthy = tree.finite((done.client, done.upload), given.id.device)
     figures = {name: figure.to(torch.float64) for name, figure in done.figures.items()}
     figures["healthy"] = healthy.to(torch.float64)
     nothing = torch.zeros((), dtype=torch.float64, device=given.id.device)
-    figures.setdefault("bytes_up", nothing + tree.nbytes(done.upload))  # split learning counts its own
+    masks, sent = tree.mask_bytes(done.upload, given.client, done.client)
+    figures.setdefault("bytes_up", nothing + tree.nbytes(done.upload) - masks + sent)  # split learning counts its own
     figures.setdefault("bytes_down", nothing + tree.nbytes(given.down))
-    if tree.mask_bytes(done.upload):  # the round loop takes them off again where the server holds the mask already
-        figures["mask_bytes"], figures["mask_mark"] = (
-            nothing + number(done.upload) for number in (tree.mask_bytes, tree.mask_mark)
-        )
-    if look:
-        before = algorithm.personal(task, given.client, given.down)
-        everybody = algorithm.personal(task, algorithm.client_init(task), given.down)
-        if task.buffers == "local":  # a model from outside is tried with the client's own statistics
-            everybody = with_statistics(task, everybody, done.trained)
-        for name, personal in (("", done.trained), ("_before", before), ("_global", everybody)):
-            loss, accuracy = task.evaluate(personal, given.test)
-            known = torch.isfinite(loss) & (given.test.size > 0)  # no samples or a broken model: nan, not a number
-            figures[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
-            figures[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)
-    return Done(
-        client=tree.each(lambda new, old: torch.where(healthy, new, old), done.client, given.client),
-        total=tree.each(lambda t: torch.where(healthy, t, torch.zeros_like(t)), summand),
-        figures=figures,
-    )
+    if masks:  # the round loop takes them off again where the server holds the very mask already
+        figures["mask_bytes"], figures["mask_mark"] = nothing + sent, nothing + tree.mask_mark(done.upload)
+    if look_too:
+        figures |= look(algorithm, task, given.client, given.down, done.trained, given.test)
+    return Done(done.client, summand, figures)
 
 
-def finite(record: object, device: torch.device) -> Tensor:
-    """Whether every number of the record is finite: then their sum is, and one pass over memory tells."""
-    checks = [torch.isfinite(t.sum()) for t in tree.leaves(record) if t.is_floating_point()]
-    return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
+def added_up(healthy: Tensor, total: T) -> T:
+    """The sum of the healthy clients' summands, rows [N, ...]; what is Gathered has zeros for the others."""
+    if not healthy.is_cuda:
+        return tree.total(total if bool(healthy.all()) else tree.each(lambda t: _only(healthy, t), total))
+    gathered = tree.gathered(total)
+    return tree.rebuild(total, [_sum(healthy, t, keeps) for t, keeps in zip(tree.leaves(total), gathered, strict=True)])
 
 
-def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:
-    """The model with another's batch-norm statistics."""
-    statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
-    if isinstance(personal, Experts):
-        w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
-        return Experts(w, personal.share)
-    return torch.cat([personal[: task.d], statistics])
+def _only(healthy: Tensor, rows: Tensor) -> Tensor:
+    return torch.where(healthy.view(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
+
+
+def _sum_of(healthy: Tensor, rows: Tensor) -> Tensor:
+    return _only(healthy, rows).sum(0)
+
+
+def _sum(healthy: Tensor, rows: Tensor, gathered: bool) -> Tensor:
+    if gathered:
+        return _only(healthy, rows).flatten(0, 1)
+    # Of a long vector, choosing and adding in one pass is worth a compiler's time.
+    return (quick(_sum_of, rows) if rows[0].numel() > LONG else _sum_of)(healthy, rows)
+
+
+def kept(healthy: Tensor, new: T, old: T) -> T:
+    """The new records of the healthy clients and the old ones of the others, rows [N, ...].
+
+    What is rarely needed must not cost a pass over all records: on a CPU one looks first, on a GPU a kernel does.
+    """
+    if not healthy.is_cuda:
+        if bool(healthy.all()):
+            return tree.each(torch.Tensor.contiguous, new)  # what is the same for all gets a row for each
+        return tree.each(lambda n, o: _either(healthy, n, o), new, old)
+    taken = {t.untyped_storage().data_ptr() for t in tree.leaves(old)}  # memory that is not ours to write to
+
+    def keep(n: Tensor, o: Tensor) -> Tensor:
+        home = n.untyped_storage().data_ptr()
+        own = n.dim() == 2 and n.stride(1) == 1 and n.stride(0) >= n.shape[1] > LONG and home not in taken
+        taken.add(home)
+        if not (own and compiles(n)):
+            return _either(healthy, n, o)
+        from copfl import gpu_kernels
+
+        return gpu_kernels.put_back(healthy, n, o)
+
+    return tree.each(keep, new, old)
+
+
+def _either(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(healthy.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -152,24 +152,26 @@ def _pyproject(name: str, run: Mapping[str, Any], data: str, host: str, port: in
         if dot:
             tables[table][option] = value
     plain = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "federation"
-    return as_toml(
-        {
-            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-            "project": {
-                "name": plain,
-                "version": "1.0.0",
-                "description": "A federation with copfl",
-                "license": "Apache-2.0",
-                "dependencies": ["copfl[flower]"],
-            },
-            "tool.hatch.build.targets.wheel": {"packages": ["."]},
-            "tool.copfl": {"data": data, "host": host, "port": port, "secure": secure},
-            "tool.flwr.app": {"publisher": "copfl"},
-            "tool.flwr.app.components": {"serverapp": f"{PACKAGE}.server:app", "clientapp": f"{PACKAGE}.client:app"},
-            "tool.flwr.app.config": flat,
-            **{f"tool.flwr.app.config.{table}": options for table, options in tables.items() if options},
-        }
-    )
+    config = ("tool", "flwr", "app", "config")
+    titled: dict[tuple[str, ...], Mapping[str, Any]] = {
+        ("build-system",): {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        ("project",): {
+            "name": plain,
+            "version": "1.0.0",
+            "description": "A federation with copfl",
+            "license": "Apache-2.0",
+            "dependencies": ["copfl[flower]"],
+        },
+        ("tool", "hatch", "build", "targets", "wheel"): {"packages": ["."]},
+        ("tool", "copfl"): {"data": data, "host": host, "port": port, "secure": secure},
+        ("tool", "flwr", "app"): {"publisher": "copfl"},
+        ("tool", "flwr", "app", "components"): {
+            "serverapp": f"{PACKAGE}.server:app",
+            "clientapp": f"{PACKAGE}.client:app",
+        },
+        config: flat,
+    }
+    return as_toml(titled | {(*config, table): options for table, options in tables.items() if options})
 
 
 def _options(algorithm: str, run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

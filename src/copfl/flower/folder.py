@@ -86,11 +86,14 @@ class Folder:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds' records so far."""
         result = []
-        for line in self.lines.read_text().splitlines() if self.lines.exists() else []:
+        for line in self.lines.read_bytes().split(b"\n") if self.lines.exists() else []:
             try:
-                result.append(json.loads(line))
-            except ValueError:
+                record = json.loads(line)
+                if type(record["round"]) is not int:
+                    break
+            except (ValueError, KeyError, TypeError, RecursionError):  # cut short, or damaged
                 break
+            result.append(record)
         return result
 
     # -- masks ---------------------------------------------------------------------------------------------------

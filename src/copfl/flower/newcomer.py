@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.folder import Folder
 from copfl.flower.post import JOIN, Post
 from copfl.flower.registry import Say
-from copfl.flower.server import begin, head_of, numbers
+from copfl.flower.server import begin, head_of, numbers, refusal
 from copfl.flower.settings import Settings
 from copfl.wire import Packet
 
@@ -47,10 +46,14 @@ def welcome(
             node = waiting.pop(reply.ticket)
             try:
                 if reply.error or reply.head.startswith('{"refused"'):
-                    raise WireError(reply.error or str(json.loads(reply.head)["refused"]))
+                    raise WireError(reply.error or refusal(reply.head))
                 about = wire.decode(Packet(reply.head, reply.body), (), head._replace(kind="newcomer")).about
-                results.append({"node": node, **numbers(about)})
-                say(f"node {node}: accuracy {about['accuracy_before']:.4f} before, {about['accuracy_after']:.4f} after")
+                found = numbers(about)
+                before, after = found.get("accuracy_before"), found.get("accuracy_after")
+                if before is None or after is None:
+                    raise WireError("it does not say its accuracy before and after")
+                results.append({"node": node, **found})
+                say(f"node {node}: accuracy {before:.4f} before, {after:.4f} after")
             except CopflError as error:
                 say(f"node {node}: {error}")
                 results.append({"node": node, "why": str(error)})

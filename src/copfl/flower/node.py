@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from copfl import tree, wire
+from copfl.algorithms.algorithm import look
 from copfl.data.datasets import load
 from copfl.data.plan import plan
 from copfl.data.samples import Dataset, Samples
@@ -23,7 +24,7 @@ from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower.files import write
 from copfl.flower.identity import known_client, state_dir
 from copfl.flower.settings import Settings, own_function
-from copfl.task import Data, Experts, Personal
+from copfl.task import Data
 from copfl.wire import Head, Packet
 
 
@@ -112,12 +113,19 @@ def asked(settings: Settings, node_config: Mapping[str, Any], packet: Packet) ->
     run, round, client = (said.get(name) for name in ("run", "round", "client"))
     if type(run) is not str or type(round) is not int or type(client) is not int:
         raise WireError("it does not say its run, round and client")
+    if not 0 <= round < 2**63:
+        raise WireError(f"it is of round {round}; rounds count from 0")
     mine = known_client(node_config, run)
     head = Head("down", run, settings.layout, round, client if mine < 0 else mine)
     clients = max(settings.clients, 1)
     server = settings.algorithm.server_init(settings.task, clients)
     like = tree.row(settings.algorithm.downlink(server, torch.tensor([min(client, clients - 1)])), 0)
     opened = wire.decode(packet, like, head)
+    about = opened.about
+    if any(type(about.get(name, 0)) is not int for name in ("counted", "turns")) or not isinstance(
+        about.get("holds", {}), dict
+    ):
+        raise WireError("what it says about itself is not what copfl's servers say")
     return Asked(head, opened.record, opened.about)
 
 
@@ -135,14 +143,20 @@ def answer(settings: Settings, node_config: Mapping[str, Any], packet: Packet) -
     )  # fmt: skip
     with torch.no_grad():
         turn = algorithm.client_update(task, client, down, data.train, tree.row(order, 0))
-        if not _finite(turn.upload):
-            raise WireError("its training diverged: the upload is not finite. Nothing was sent, its state is as before")
-        looked = _look(settings, client, down, turn.trained, data.test) if about.get("look") else {}
+        # The record counts too: a client that shares little or nothing can break without its upload showing it.
+        if not tree.finite((turn.client, turn.upload)):
+            raise WireError(
+                "its training diverged: its model or its upload is not finite. Nothing was sent, its state is as before"
+            )
+        looked = look(algorithm, task, client, down, turn.trained, data.test) if about.get("look") else {}
     write(records.folder / "client.json", json.dumps({"client": head.client}).encode())
     records.save(head._replace(kind="client"), turn.client, keep=int(about.get("counted", -1)))
-    figures = {name: wire.plain(float(value)) for name, value in turn.figures.items()} | looked
+    figures = {name: wire.plain(float(value)) for name, value in (turn.figures | looked).items()}
     told = {"note": note, "figures": figures if node_config.get("figures", True) else {}}
-    return wire.encode(turn.upload, head._replace(kind="upload"), settings.wire, holds=about.get("holds"), about=told)
+    masks = [t for t in tree.leaves(client) if t.dtype == torch.bool]  # among them the one that the server holds
+    return wire.encode(
+        turn.upload, head._replace(kind="upload"), settings.wire, holds=about.get("holds"), known=masks, about=told
+    )
 
 
 def _record(settings: Settings, records: Records, head: Head, counted: int) -> tuple[Any, str]:
@@ -159,32 +173,6 @@ def _record(settings: Settings, records: Records, head: Head, counted: int) -> t
     if counted not in there:
         return fresh, f"began anew: it has no record of round {counted + 1}; is its state-dir the one it had?"
     return records.load(head._replace(kind="client", round=counted), fresh), ""
-
-
-def _look(settings: Settings, client: Any, down: Any, trained: Personal, test: Data) -> dict[str, float | None]:
-    """Accuracy and loss on the node's test samples: after training, before it, and of the model for everybody."""
-    algorithm, task = settings.algorithm, settings.task
-    everybody = algorithm.personal(task, algorithm.client_init(task), down)
-    if task.buffers == "local":  # a model from outside is tried with the client's own statistics
-        everybody = _with_statistics(settings, everybody, trained)
-    result: dict[str, float | None] = {}
-    before = algorithm.personal(task, client, down)
-    for name, personal in (("", trained), ("_before", before), ("_global", everybody)):
-        loss, accuracy = task.evaluate(personal, test)
-        result[f"accuracy{name}"], result[f"test_loss{name}"] = wire.plain(float(accuracy)), wire.plain(float(loss))
-    return result
-
-
-def _with_statistics(settings: Settings, personal: Personal, other: Personal) -> Personal:
-    d = settings.task.d
-    statistics = other.w[0, d:] if isinstance(other, Experts) else other[d:]
-    if isinstance(personal, Experts):
-        return Experts(torch.cat([personal.w[:, :d], statistics.expand(len(personal.w), -1)], 1), personal.share)
-    return torch.cat([personal[:d], statistics])
-
-
-def _finite(record: object) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in tree.leaves(record) if t.is_floating_point())
 
 
 def personalise(settings: Settings, node_config: Mapping[str, Any], packet: Packet) -> Packet:

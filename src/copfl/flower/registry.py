@@ -45,7 +45,7 @@ class Registry:
     def _heard(self, node: int, head: str, error: str) -> None:
         try:
             said = json.loads(head)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if error or not isinstance(said, dict) or "client" not in said:
             refused = said.get("refused") if isinstance(said, dict) else None

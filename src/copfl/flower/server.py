@@ -7,6 +7,7 @@ on disk, so that a mask need not travel again until it changes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +17,16 @@ from typing import Any
 import torch
 
 from copfl import tree, wire
-from copfl.data.plan import choose, plan
+from copfl.data.plan import choose
 from copfl.errors import CopflError, WireError
+from copfl.exchange import example
 from copfl.flower.folder import Folder
 from copfl.flower.post import TRAIN, Post
 from copfl.flower.registry import Registry, Say
 from copfl.flower.settings import Settings
-from copfl.task import Data
 from copfl.wire import Head, Packet
+
+LONGEST, MOST_FIGURES = 500, 100  # letters and figures of what a node says that are written down
 
 
 @dataclass
@@ -53,14 +56,7 @@ class Round:
 
 def upload_like(settings: Settings) -> Any:
     """An upload as this algorithm makes them, from a turn over two made-up samples: what the server expects."""
-    algorithm, task = settings.algorithm, settings.task
-    samples = torch.zeros((2, *settings.shape), dtype=torch.uint8 if len(settings.shape) == 3 else torch.float32)
-    data = Data(samples, torch.zeros(2, dtype=torch.int64), torch.tensor(2))
-    order = plan(0, 0, [0], [2], batch=2, passes=algorithm.passes, augment=settings.augment)
-    server = algorithm.server_init(task, settings.clients)
-    down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
-    with torch.no_grad():
-        return algorithm.client_update(task, algorithm.client_init(task), down, data, tree.row(order, 0)).upload
+    return example(settings.algorithm, settings.task, settings.shape, settings.augment, settings.clients)
 
 
 def federate(
@@ -129,7 +125,7 @@ def _play(
                 now.why.pop(client, None)
             except CopflError as error:
                 say(f"round {now.number + 1}: client {client} is left out: {error}")
-                now.why[client], now.again[client] = str(error), clock() + retry
+                now.why[client], now.again[client] = str(error)[:LONGEST], clock() + retry
         enough, late, meeting = len(now.told) >= settings.minimum, clock() >= deadline, bool(registry.greeted)
         if late:
             for client, _ in now.waiting.values():
@@ -173,7 +169,7 @@ def _take(
     if error:
         raise WireError(error)
     if packet.head.startswith('{"refused"'):
-        raise WireError(f"it declined: {json.loads(packet.head)['refused']}")
+        raise WireError(f"it declined: {refusal(packet.head)}")
     if client in now.told:
         raise WireError("its upload was counted in this round already")
     expected = head_of(settings, folder, "upload", now.number, client)
@@ -203,18 +199,36 @@ def _record(now: Round, figures: dict[str, torch.Tensor], seconds: float) -> dic
         "round": now.number + 1,
         "clients": ids,
         "federation": {name: wire.plain(float(value)) for name, value in sorted(figures.items())},
-        "mean": {name: sum(values) / len(values) for name, values in sorted(present.items()) if values},
+        # Nodes may say 1e308, and a mean that is not finite could not be written down.
+        "mean": {name: wire.plain(sum(values) / len(values)) for name, values in sorted(present.items()) if values},
         "left_out": sorted(now.why),
         "why": {str(client): now.why[client] for client in sorted(now.why)},
-        "notes": {str(c): str(now.told[c]["note"]) for c in ids if now.told[c].get("note")},
+        "notes": {str(c): str(now.told[c]["note"])[:LONGEST] for c in ids if now.told[c].get("note")},
         "per_client": dict(sorted(per_client.items())),
         "bytes": {"up": sum(now.up.values()), "down": sum(now.down.values())},
         "seconds": round(seconds, 3),
     }
 
 
+def refusal(head: str) -> str:
+    """Why a node declined, in its own words."""
+    try:
+        said = json.loads(head)["refused"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "what it says cannot be read"
+    return str(said)[:LONGEST]
+
+
 def numbers(figures: object) -> dict[str, float | None]:
-    """What a node said about itself, as far as it is numbers."""
+    """What a node said about itself, as far as it is finite numbers, and no more of it than a record can bear."""
     if not isinstance(figures, dict):
         return {}
-    return {str(k): v if v is None else float(v) for k, v in figures.items() if v is None or isinstance(v, int | float)}
+    found = itertools.islice(figures.items(), MOST_FIGURES)
+    return {str(k)[:LONGEST]: _number(v) for k, v in found if v is None or isinstance(v, int | float)}
+
+
+def _number(value: float | None) -> float | None:
+    try:
+        return None if value is None else wire.plain(float(value))
+    except OverflowError:  # a whole number of hundreds of digits
+        return None

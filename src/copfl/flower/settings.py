@@ -42,10 +42,12 @@ DEFAULTS: dict[str, Any] = {
     "std": "",
     "augment": False,  # random crops and flips in training
     "buffers": "local",  # batch-norm statistics: local or average
+    "guard": "",  # against hostile clients: clip, trimmed_mean or median; see the table guard-options
+    "privacy": 0.0,  # noise on uploads, in the simulation only
     "public": "",  # a .npz file with x, samples that everybody may see: the same on every machine; only ktpfl needs it
     "join": 0,  # above 0: no training, but so many local turns for every newcomer
 }
-TABLES = ("options", "optimizer", "model-options")
+TABLES = ("options", "optimizer", "model-options", "guard-options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ def settings_of(config: Config) -> Settings:
         run=flat["run"], resume=flat["resume"], runs=flat["runs"], rounds=flat["rounds"], clients=flat["clients"],
         participation=flat["participation"], min_replies=flat["min-replies"], deadline=flat["deadline"],
         wire=flat["wire"], seed=flat["seed"], batch=flat["batch"], augment=flat["augment"], join=flat["join"],
-        algorithm=_algorithm(str(flat["algorithm"]), tables), task=task, layout=layout,
+        algorithm=_algorithm(str(flat["algorithm"]), str(flat["guard"]), tables), task=task, layout=layout,
         classes=names, shape=shape,
     )  # fmt: skip
     if not 0 < settings.participation <= 1:
@@ -126,7 +128,7 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
             raise unknown("run config key", key, DEFAULTS)
         else:
             kind = type(DEFAULTS[key])
-            if kind is float and type(value) is int:
+            if kind is float and type(value) is int and value.bit_length() < 1024:
                 value = float(value)
             if kind is str and type(value) is int:
                 value = str(value)
@@ -136,6 +138,11 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
     for key, low in (("rounds", 1), ("clients", 1), ("batch", 1), ("join", 0)):
         if flat[key] < low:
             raise UsageError(f"{key}={flat[key]} must be at least {low}")
+    if flat["privacy"]:
+        raise UsageError(
+            f"privacy={flat['privacy']}: noised uploads are simulated only. Over a network the noise would have to "
+            "come from a secret of each node's, and the epsilon to count the nodes that did not answer; leave it out"
+        )
     if not flat["deadline"] > 0:
         raise UsageError(f"deadline={flat['deadline']} must be a number of seconds above 0")
     if not all(c.isalnum() or c in "-_." for c in flat["run"]) or flat["run"].startswith("."):
@@ -143,20 +150,24 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
     return flat, tables
 
 
-def _algorithm(name: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
+def _algorithm(name: str, guard: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
     from copfl.algorithms import ALGORITHMS
     from copfl.configure import algorithm_of
+    from copfl.robust import guarded
 
     result: AnyAlgorithm = algorithm_of(ALGORITHMS, name, tables["options"], tables["optimizer"])
-    return result
+    return guarded(guard, result, tables["guard-options"]) if guard else result
 
 
 def _model(flat: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...], classes: int) -> Any:
     import torch
 
     from copfl import models
+    from copfl.configure import checked
 
     if ":" not in flat["model"]:
+        if (factory := models.MODELS.get(flat["model"])) is not None:
+            options = checked(flat["model"], factory, options, ("shape", "classes"))
         return models.build(flat["model"], shape, classes, flat["seed"], **options)
     make = own_function("model", flat["model"])
     with torch.random.fork_rng(devices=[]):

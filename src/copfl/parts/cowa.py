@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from copfl.errors import unknown
+from copfl.task import Batch, Data, Plan
 
 SCORES = ("both", "gradient", "prediction", "none")
 WITHOUT = ("exact", "letter")
 PREFER = ("deviation", "agreement")
+TRUST = ("all", "learned", "held_out")
+KEPT_BACK = 5  # of so many samples one is kept back
 
 
 class Scores(NamedTuple):
@@ -35,20 +38,29 @@ class Cowa:
              current update, although that is not yet in the server's step, so every cosine is pushed down
     prefer   "deviation": a higher score counts more (Paper: the equations). "agreement": the reverse, 1 + cos and
              exp(-loss) (Paper: the introduction's words)
+    trust    "all": a score is taken as it is (Paper). Then wrong labels and noise count as something new. "learned":
+             the score times exp(-loss of the client's own model on its own data), in (0, 1]: who deviates must have
+             learned what it deviates for; which wrong labels are in time, by heart. "held_out": the loss is taken on
+             every fifth sample, which the client does not train on: wrong labels stay unlikely, and it has less to
+             learn from
     """
 
     score: str = "both"
     without: str = "exact"
     prefer: str = "deviation"
+    trust: str = "all"
 
     def __post_init__(self) -> None:
-        options = (("score", self.score, SCORES), ("without", self.without, WITHOUT), ("prefer", self.prefer, PREFER))
-        for name, value, known in options:
-            if value not in known:
-                raise unknown(name, value, known)
+        options = {"score": SCORES, "without": WITHOUT, "prefer": PREFER, "trust": TRUST}
+        for name, known in options.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
 
-    def weigh(self, update: Tensor, others: Tensor, loss: Tensor) -> Scores:
-        """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11)."""
+    def weigh(self, update: Tensor, others: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
+        """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11).
+
+        `own_loss`, of the client's own model on the same data, is looked at only where trust has to be earned.
+        """
         closeness, finite = cosine(update, others), torch.isfinite(loss)
         loss = torch.where(finite, loss, 0)
         if self.prefer == "deviation":
@@ -61,10 +73,27 @@ class Cowa:
             "prediction": prediction,
             "none": torch.ones_like(loss),
         }[self.score]
+        if self.trust != "all" and own_loss is not None:
+            total = total * torch.exp(-torch.where(torch.isfinite(own_loss), own_loss, torch.inf))
         # Where all scores are zero the clients count the same instead of not at all; a client without a finite
         # loss or update is left out.
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
+
+
+def kept_back(plan: Plan) -> Plan:
+    """The plan without every fifth of the client's samples."""
+
+    def shorter(batch: Batch) -> Batch:
+        ours = batch.index % KEPT_BACK != KEPT_BACK - 1
+        return batch._replace(real=ours if batch.real is None else batch.real & ours)
+
+    return tuple(tuple(shorter(batch) for batch in one) for one in plan)
+
+
+def held_out(data: Data) -> Data:
+    """Those samples; none of fewer than five."""
+    return Data(data.x[KEPT_BACK - 1 :: KEPT_BACK], data.y[KEPT_BACK - 1 :: KEPT_BACK], data.size // KEPT_BACK)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.elementwise import elementwise
+from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError, unknown
 
 # Paper: not said what becomes of an entry's moments when it turns personal (readings A-5).
@@ -74,6 +74,7 @@ class Mamo:
         return MamoState(u, v, t if self.change == "restart" else state.t)
 
 
+@of_many_steps
 def _step(
     w: Tensor, grad: Tensor, u: Tensor, v: Tensor, t: Tensor, active: Tensor | None,
     lr: float, beta1: float, beta2: float, eps: float,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from copfl.elementwise import elementwise
 from copfl.errors import UsageError, unknown
 from copfl.layout import Layout
 from copfl.selection import count, largest
@@ -57,8 +58,8 @@ class Pwpm:
 
     def grow(self, layout: Layout, mask: Tensor, change: Tensor, round: Tensor) -> Tensor:
         """m^{k+1}: the mask with the top of |change| added, Eq. (7); `round` counts from 0."""
-        size = change.abs()
-        moving = moves(change) | mask if self.count == "moving" else torch.ones_like(mask)
+        moving = moves(change, mask) if self.count == "moving" else torch.ones_like(mask)
+        (size,) = elementwise(_candidates, change, moving, mask if self.among != "all" else torch.zeros_like(mask))
         due = self.due(round)
         if self.among != "tensor":
             return mask | self._top(size, mask, moving, due)
@@ -76,29 +77,40 @@ class Pwpm:
         return torch.cat(grown)
 
     def _top(self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor) -> Tensor:
-        """The entries that this update makes (or finds) personal."""
-        rivals = moving if self.among == "all" else moving & ~mask
+        """The entries that this update makes (or finds) personal; `size` is -1 where an entry cannot be chosen."""
+        entries, personal = count(moving), count(mask)  # personal entries count as moving
         # Counts are sums of whole numbers far below 2^53; in float32 they would not be exact.
-        wanted = torch.round(self.rate * count(rivals).double()).long()
-        room = torch.floor(self.budget * count(moving).double()).long() - count(mask)
+        rivals = entries if self.among == "all" else entries - personal
+        wanted = torch.round(self.rate * rivals.double()).long()
+        room = torch.floor(self.budget * entries.double()).long() - personal
         if self.limit == "exact":
             if self.among == "all":  # only newcomers use up room, so admit the largest newcomers of the top
-                top = largest(torch.where(rivals, size, -1), wanted)
+                top = largest(size, wanted)
                 fresh = torch.where(top & ~mask, size, -1)
                 return largest(fresh, torch.minimum(count(top & ~mask), room.clamp(min=0)) * due)
             wanted = torch.minimum(wanted, room.clamp(min=0))
         else:
             wanted = wanted * (room >= 0)
-        return largest(torch.where(rivals, size, -1), wanted * due)
+        return largest(size, wanted * due)
 
 
-def moves(change: Tensor) -> Tensor:
-    """Where training moved the parameters: more than rounding, which is all that an entry without a gradient shows."""
-    size = change.abs()
-    return size > 1e-6 * size.max()
+def moves(change: Tensor, mask: Tensor) -> Tensor:
+    """Where training moved the parameters, and where they are personal.
+
+    Moved is more than rounding, which is all that an entry without a gradient shows.
+    """
+    return elementwise(_moves, change, mask, torch.linalg.vector_norm(change, torch.inf))[0]
+
+
+def _moves(change: Tensor, mask: Tensor, most: Tensor) -> tuple[Tensor]:
+    return ((change.abs() > 1e-6 * most) | mask,)
+
+
+def _candidates(change: Tensor, moving: Tensor, mask: Tensor) -> tuple[Tensor]:
+    return (torch.where(moving & ~mask, change.abs(), -1),)
 
 
 def personal_share(mask: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     """The personal share of all parameters, and of those that training moves."""
-    moving = moves(change) | mask
-    return count(mask) / mask.numel(), count(mask) / count(moving).clamp(min=1)
+    personal = count(mask)
+    return personal / mask.numel(), personal / count(moves(change, mask)).clamp(min=1)

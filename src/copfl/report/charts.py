@@ -48,6 +48,7 @@ def sections(stories: Sequence[Story]) -> list[Section]:
     found = [
         Section("accuracy", "Accuracy", "How accurate is it, and for whom?", accuracy(stories)),
         Section("contribution", "Contributions", "Who counts, when and why?", contribution(stories)),
+        Section("audit", "Audit", "Is the weight deserved?", audit(stories)),
         Section("personal", "Personal parts", "What is personal, and where?", personal(stories)),
         Section("holdings", "Data", "Who holds which data?", holdings(stories)),
         Section("cost", "Cost", "What does it cost?", cost(stories)),
@@ -102,6 +103,49 @@ def contribution(stories: Sequence[Story]) -> list[Chart]:
             anchor, title = _name(name, stories, place), _titled(f"{title} by round", stories, s)
             charts.append(Heat(anchor, title, about, rows, columns, values, what, "round", digits=3))
     return charts
+
+
+WORTH = {
+    "left_out_others": "left out: the others",
+    "left_out_broadcast": "left out: broadcast",
+    "shapley_broadcast": "Shapley: broadcast",
+    "shapley_personal": "Shapley: personal",
+}
+
+
+def audit(stories: Sequence[Story]) -> list[Chart]:
+    """Each client's place by weight and by worth, and the worth itself; of runs that `copfl audit` has looked at."""
+    charts: list[Chart] = []
+    for place, s in enumerate(stories):
+        if s.audit is None:
+            continue
+        mean, rows = s.audit["mean"], [str(name) for name in s.audit["clients"]]
+        values = {WORTH[name]: mean["values"][name] for name in WORTH if name in mean["values"]}
+        ranked = [
+            Line(name, _places(row), colour=number)
+            for number, (name, row) in enumerate({"weight": mean["scores"]["weight"], **values}.items())
+        ]
+        about = (
+            "1 is the client with the most weight, and the one that is worth most. Where the dots of a row lie far "
+            "apart, its weight says little of its worth. Left out: what the others, or the broadcast, gain by having "
+            "the client. Shapley: its fair part of what the rounds gained."
+        )
+        title = _titled("Rank by weight, and by worth", stories, s)
+        charts.append(Dots(_name("audit-ranks", stories, place), title, about, rows, "rank", ranked))
+        gains = [
+            Line(name, [None if v is None else 100 * v for v in row], colour=number + 1)
+            for number, (name, row) in enumerate(values.items())
+        ]
+        about = f"In points of accuracy. {' '.join(s.audit['remarks'])}"
+        title, name = _titled("What each client is worth", stories, s), _name("audit-worth", stories, place)
+        charts.append(Dots(name, title, about, rows, "gain, points", gains, " points", zero=True))
+    return charts
+
+
+def _places(values: Sequence[Value]) -> list[Value]:
+    """Each value's place, the highest 1; equal ones share the mean of theirs."""
+    known = [v for v in values if v is not None]
+    return [None if v is None else sum(o > v for o in known) + (sum(o == v for o in known) + 1) / 2 for v in values]
 
 
 def personal(stories: Sequence[Story]) -> list[Chart]:

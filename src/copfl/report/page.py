@@ -23,6 +23,7 @@ from copfl.report.figures import figure
 from copfl.report.pairs import Paired, paired
 from copfl.report.progress import span
 from copfl.report.story import Story
+from copfl.settings import AROUND
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -69,7 +70,7 @@ def stamp_of(paths: Sequence[Path]) -> str:
     """What is different when a run folder tells more than before."""
     marks = []
     for path in paths:
-        for name in ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors"):
+        for name in ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json"):
             try:
                 about = (path / name).stat()
                 marks.append(f"{name} {about.st_size} {about.st_mtime_ns}")
@@ -137,7 +138,7 @@ def _tiles(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
         if len(known):
             name = s.label if len(stories) > 1 else "accuracy"
             worst = int(np.nanargmin(s.last("accuracy")))
-            note = f"mean of {len(known)} clients; lowest: client {worst}, {100 * known.min():.1f} %"
+            note = f"mean of {len(known)} clients; lowest: client {worst}, {100 * known.min():.1f}\N{NO-BREAK SPACE}%"
             tiles.append((name, f"{100 * known.mean():.1f} %", note))
     if len(stories) == 1:
         (s,) = stories
@@ -171,6 +172,19 @@ def _facts(stories: Sequence[Story]) -> Table:
     def sent(s: Story, name: str) -> str:
         return _bytes(float(np.nanmean(s.figure(name)))) if s.has(name) else "–"
 
+    def honest(s: Story) -> str:
+        lies, values = np.nan_to_num(s.figure("hostile")).any(0), s.last("accuracy")
+        known = values[~lies & ~np.isnan(values)]
+        who = ", ".join(map(str, np.flatnonzero(lies)))
+        return f"{100 * known.mean():.1f} %; hostile: {who}" if lies.any() and len(known) else "–"
+
+    def spent(s: Story) -> str:
+        last = s.records[-1]["federation"] if s.records else {}
+        if "epsilon" not in last:
+            return "–"
+        delta = s.tables.get("privacy", {}).get("delta")
+        return f"{last['epsilon']:.1f}; to the server {last['epsilon_server']:.1f} (delta {delta})"
+
     def left_out(s: Story) -> str:
         count = sum(len(record["left_out"]) for record in s.records)
         return f"{count} turns, whose numbers were not finite" if count else "none"
@@ -181,13 +195,20 @@ def _facts(stories: Sequence[Story]) -> Table:
         ["accuracy after training", *(mean(s, "accuracy") for s in stories)],
         ["accuracy before training", *(mean(s, "accuracy_before") for s in stories)],
         ["accuracy of the broadcast alone", *(mean(s, "accuracy_global") for s in stories)],
+        *(
+            [["accuracy of honest clients", *(honest(s) for s in stories)]]
+            if any(s.has("hostile") for s in stories)
+            else []
+        ),
+        *([["epsilon spent", *(spent(s) for s in stories)]] if any("privacy" in s.tables for s in stories) else []),
         ["to the server, a client and round", *(sent(s, "bytes_up") for s in stories)],
         ["to the client, a client and round", *(sent(s, "bytes_down") for s in stories)],
         ["median seconds a round", *(f"{np.median(s.seconds):.3f}" if s.seconds else "–" for s in stories)],
         ["turns left out", *(left_out(s) for s in stories)],
         *(
             [kind, *(table(s, kind) for s in stories)]
-            for kind in ("algorithm", "optimizer", "data", "partition", "model")
+            for kind in ("algorithm", "optimizer", "data", "partition", "model", "guard", "attack")
+            if kind not in AROUND or any(kind in s.tables for s in stories)
         ),
         ["parameters", *(f"{s.environment.get('parameters', 0):,}" for s in stories)],
         ["seed", *(str(s.tables["run"].get("seed", "–")) for s in stories)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,34 @@ def read(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}")
-        except (ValueError, TypeError, KeyError) as error:
+            _check(record, timing=path.name == "timing.jsonl")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise RunError(
                 f"line {number} of {path} is damaged ({error}); restore the file, or start the run again"
             ) from error
         records.append(record)
     return records
+
+
+def _check(record: dict[str, Any], timing: bool) -> None:
+    """Raises whatever comes of it if the record is not one that was written here: damage that is still JSON."""
+    if timing:
+        _check_numbers([record["seconds"]])
+        return
+    clients = record["clients"]
+    if not all(type(n) is int and n >= 0 for n in [*clients, *record["left_out"]]) or len(set(clients)) < len(clients):
+        raise ValueError("its clients are not distinct whole numbers")
+    for values in (record["federation"], record["mean"]):
+        _check_numbers(values.values())
+    for name, column in record["per_client"].items():
+        if type(column) is not list or len(column) != len(clients):
+            raise ValueError(f"its {name} is not a number for each of {len(clients)} clients")
+        _check_numbers(column)
+
+
+def _check_numbers(values: Iterable[Any]) -> None:
+    if not all(v is None or (type(v) in (int, float) and math.isfinite(v)) for v in values):
+        raise ValueError("what should be a number is none")
 
 
 def table(records: list[dict[str, Any]], name: str, clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -76,5 +99,10 @@ def table(records: list[dict[str, Any]], name: str, clients: int) -> np.ndarray[
     for place, record in enumerate(records):
         values = record["per_client"].get(name)
         if values is not None:
+            if max(record["clients"], default=-1) >= clients:
+                raise RunError(
+                    f"round {record['round']} names client {max(record['clients'])}, but there are {clients}: its "
+                    "rounds.jsonl or its partition.json was changed; restore them, or start the run again"
+                )
             result[place, record["clients"]] = [math.nan if v is None else v for v in values]
     return result

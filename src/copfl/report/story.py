@@ -35,6 +35,7 @@ class Story:
     sizes: tuple[list[int], list[int]]  # train and test samples of each client
     held: NDArray[np.int64] | None  # [clients, classes], train samples
     masks: Masks | None
+    audit: Mapping[str, Any] | None = None  # what `copfl audit` found, if it was asked
 
     @property
     def algorithm(self) -> str:
@@ -113,7 +114,7 @@ def read(path: Path, label: str) -> Story:
     lines = records.read(path / "rounds.jsonl")
     timing = path / "timing.jsonl"
     seconds = [line["seconds"] for line in records.read(timing)] if timing.exists() else []
-    held = [[int(count) for count in row.split()] for row in environment.get("held", [])]
+    held = _held(path / "environment.json", environment)
     return Story(
         path=path,
         label=label,
@@ -124,17 +125,45 @@ def read(path: Path, label: str) -> Story:
         seconds=seconds[: len(lines)],
         partition=partition.fingerprint,
         sizes=([len(part) for part in partition.train], [len(part) for part in partition.test]),
-        held=np.array(held, np.int64) if held else None,
+        held=held,
         masks=_masks(path / "checkpoint" / "state.safetensors", environment.get("layers", {})),
+        audit=_audit(path / "audit.json", len(partition.train)),
     )
 
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        layers = found.get("layers", {})
+        if not all(type(size) is int and size > 0 for size in layers.values()):
+            raise ValueError("its layers are not sizes")
+        if type(found.get("parameters", 0)) is not int:
+            raise ValueError("its number of parameters is none")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"cannot read {path} ({error}); restore it from a copy, or start the run again") from error
     return dict(found)
+
+
+def _held(path: Path, environment: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    """How many samples of each class every client holds; None where the file does not say."""
+    try:
+        held = [[int(count) for count in row.split()] for row in environment.get("held", [])]
+        if held and {len(row) for row in held} != {len(environment["classes"])}:
+            raise ValueError("it does not count every class for every client")
+        return np.array(held, np.int64) if held else None
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+        raise RunError(f"cannot read {path} ({error}); restore it from a copy, or start the run again") from error
+
+
+def _audit(path: Path, clients: int) -> dict[str, Any] | None:
+    """The audit beside the run; None where there is none, or none of these clients."""
+    if not path.is_file():
+        return None
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        return found if found["format"] == "copfl audit 1" and len(found["clients"]) == clients else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"cannot read {path} ({error}); `copfl audit {path.parent}` makes it again") from error
 
 
 def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:

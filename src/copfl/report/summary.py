@@ -17,12 +17,15 @@ ROWS = 30  # of more clients than this, only the worst are shown
 
 def as_json(result: Result) -> dict[str, Any]:
     """The last look at every client, the means, and where the run is."""
-    last = _last(result)
+    last, hostile = _last(result), _hostile(result)
     return {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: _mean(values) for name, values in last.items()},
+        **({"honest": {name: _mean(values[~hostile]) for name, values in last.items()}} if hostile.any() else {}),
+        **({"attackers": [int(n) for n in np.flatnonzero(hostile)]} if hostile.any() else {}),
+        **({"spent": spent} if (spent := _spent(result)) else {}),
         "clients": {name: [None if np.isnan(v) else float(v) for v in values] for name, values in last.items()},
     }
 
@@ -33,7 +36,7 @@ def show(result: Result, out: IO[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    e, last = result.experiment, _last(result)
+    e, last, hostile = result.experiment, _last(result), _hostile(result)
     data, partition = e.federation.dataset, e.federation.partition
     console = Console(file=out, highlight=False, width=None if out.isatty() else 100)
     names = _columns(console.width)
@@ -46,7 +49,7 @@ def show(result: Result, out: IO[str]) -> None:
     for n in sorted(int(i) for i in worst):
         held = [data.classes[c] for c in np.flatnonzero(counts[n])]
         cells = {
-            "client": str(n),
+            "client": f"{n}{' liar' if hostile[n] else ''}",
             "classes": ", ".join(held[:6]) + (f", ... ({len(held)})" if len(held) > 6 else ""),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
@@ -57,10 +60,19 @@ def show(result: Result, out: IO[str]) -> None:
     grid.add_section()
     means = {name: _percent(_mean(last[figure])) for name, figure in ACCURACIES.items()} | {"client": "mean"}
     grid.add_row(*(means.get(name, "") for name in names))
+    if hostile.any():
+        honest = {name: _percent(_mean(last[figure][~hostile])) for name, figure in ACCURACIES.items()}
+        grid.add_row(*((honest | {"client": "honest"}).get(name, "") for name in names))
     console.print(grid)
     if e.clients > ROWS:
         console.print(f"The {ROWS} clients with the lowest accuracy of {e.clients}; all are in rounds.jsonl.")
     console.print("global: the broadcast alone; before: with the client's own part; after: and trained once more.")
+    if spent := _spent(result):
+        delta = e.tables.get("privacy", {}).get("delta")
+        console.print(
+            f"Privacy spent at delta {delta:g}: epsilon {spent['epsilon']:.1f} against those who see the broadcasts, "
+            f"{spent['epsilon_server']:.1f} against a server that sees each upload."
+        )
     for note in filter(None, (data.note, *partition.notes)):
         console.print(f"Data: {note}.")
     where = "" if result.folder is None else f" Folder: {result.folder}"
@@ -87,6 +99,17 @@ def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
             latest = np.where(np.isnan(row), latest, row)
         newest[name] = latest
     return newest
+
+
+def _hostile(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which clients the simulation made lie."""
+    return np.asarray(np.nan_to_num(result.figure("hostile")).any(0))
+
+
+def _spent(result: Result) -> dict[str, float]:
+    """The epsilons after the last round; none without [privacy]."""
+    last = result.records[-1]["federation"] if result.records else {}
+    return {name: value for name, value in last.items() if name in ("epsilon", "epsilon_server")}
 
 
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:

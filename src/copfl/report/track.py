@@ -1,4 +1,8 @@
-"""A run's figures, each client's included, sent to where people collect them: one small interface, four trackers."""
+"""A run's figures, each client's included, sent to where people collect them: one small interface, four trackers.
+
+The folder's `track.json` remembers the trackers, so that a run that is resumed goes on in the same places. The rounds
+since its last checkpoint are then played again, to the same figures; a tracker that can takes the old ones back first.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,65 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from copfl.engine.checkpoint import write_bytes
 from copfl.engine.simulate import Round
 from copfl.errors import RunError, UsageError, unknown
 
+MEMORY = "track.json"
 Listener = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 Log = Callable[[int, dict[str, float]], None]  # a round, from 1, and its figures by name
-Opened = tuple[Log, Callable[[], None]]  # and what to call at the end
+Opened = tuple[Log, Callable[[], None], str]  # and what to call at the end, and its own name for the run
 Settings = Mapping[str, Mapping[str, Any]]
+
+
+class Place(NamedTuple):
+    """What a tracker is to know of the run."""
+
+    folder: Path
+    settings: Settings
+    first: int  # the first round that it will be told, from 1
+    name: str | None  # what it calls this run, if it was told of it before
 
 
 @contextlib.contextmanager
 def tracking(names: Sequence[str], folder: Path, settings: Settings) -> Iterator[Listener]:
-    """What to call with each round. Trackers open with the first one, so a run that never begins leaves nothing."""
-    modules = [_module(name) for name in names]
+    """What to call with each round. Trackers open with the first one, so a run that never begins leaves nothing.
+
+    Those that the run had before are told too.
+    """
+    known = remembered(folder)
+    modules = {name: _module(name) for name in dict.fromkeys([*names, *known])}
     opened: list[Opened] = []
 
     def on_round(round: Round, seconds: float) -> None:
-        if names and not opened:
-            opened.extend(TRACKERS[n][1](m, folder, settings) for n, m in zip(names, modules, strict=True))
-        for log, _ in opened:
+        if modules and not opened:
+            for name, module in modules.items():
+                opened.append(TRACKERS[name][1](module, Place(folder, settings, round.number + 1, known.get(name))))
+            called = {name: one for name, (_, _, one) in zip(modules, opened, strict=True)}
+            write_bytes(folder / MEMORY, json.dumps(called).encode(), durable=False)
+        for log, _, _ in opened:
             log(round.number + 1, figures(round, seconds))
 
     try:
         yield on_round
     finally:
-        for _, close in opened:
+        for _, close, _ in opened:
             close()
+
+
+def remembered(folder: Path) -> dict[str, str]:
+    """The trackers that were told of this run, and what each calls it."""
+    try:
+        found = json.loads((folder / MEMORY).read_text("utf-8"))
+        return {str(name): str(one) for name, one in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{folder / MEMORY} cannot be read ({error}); delete it and name the trackers by --track"
+        ) from error
 
 
 def to_all(listeners: Sequence[Listener]) -> Listener:
@@ -65,8 +100,13 @@ def flat(settings: Settings) -> dict[str, str]:
     return {f"{title}.{key}": str(value) for title, table in settings.items() for key, value in table.items()}
 
 
-def _jsonl(_: ModuleType, folder: Path, settings: Settings) -> Opened:
-    file = open(folder / "track.jsonl", "a", encoding="utf-8")  # noqa: SIM115 - closed with the run
+def _jsonl(_: ModuleType, place: Place) -> Opened:
+    path = place.folder / "track.jsonl"
+    if path.exists():  # a line cut short, and those of rounds that come again
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["round"] < place.first]
+        write_bytes(path, "".join(kept).encode(), durable=False)
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed with the run
 
     def log(round: int, values: dict[str, float]) -> None:
         try:
@@ -75,34 +115,41 @@ def _jsonl(_: ModuleType, folder: Path, settings: Settings) -> Opened:
         except OSError as error:
             raise RunError(f"cannot write {file.name}: {error.strerror or error}; free some space") from error
 
-    return log, file.close
+    return log, file.close, path.name
 
 
-def _tensorboard(module: ModuleType, folder: Path, settings: Settings) -> Opened:
-    writer = module.SummaryWriter(str(folder / "tensorboard"))
-    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in flat(settings).items()))
+def _tensorboard(module: ModuleType, place: Place) -> Opened:
+    again = None if place.name is None else place.first
+    writer = module.SummaryWriter(str(place.folder / "tensorboard"), purge_step=again)
+    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in flat(place.settings).items()))
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             writer.add_scalar(name, value, round)
         writer.flush()
 
-    return log, writer.close
+    return log, writer.close, "tensorboard"
 
 
-def _mlflow(module: ModuleType, folder: Path, settings: Settings) -> Opened:
-    module.start_run(run_name=folder.name)
-    module.log_params(flat(settings))
-    return lambda round, values: module.log_metrics(values, step=round), module.end_run
+def _mlflow(module: ModuleType, place: Place) -> Opened:
+    if place.name is None:
+        run = module.start_run(run_name=place.folder.name)
+        module.log_params(flat(place.settings))
+    else:
+        run = module.start_run(run_id=place.name)  # its parameters stand, and may not be written again
+    return lambda round, values: module.log_metrics(values, step=round), module.end_run, str(run.info.run_id)
 
 
-def _wandb(module: ModuleType, folder: Path, settings: Settings) -> Opened:
-    run = module.init(project="copfl", name=folder.name, dir=str(folder), config=flat(settings))
-    return lambda round, values: run.log(values, step=round), run.finish
+def _wandb(module: ModuleType, place: Place) -> Opened:
+    again = {} if place.name is None else {"id": place.name, "resume": "allow"}
+    run = module.init(
+        project="copfl", name=place.folder.name, dir=str(place.folder), config=flat(place.settings), **again
+    )
+    return lambda round, values: run.log(values, step=round), run.finish, str(run.id)
 
 
 # The module that a tracker needs, and how it is opened.
-TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Path, Settings], Opened]]] = {
+TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Place], Opened]]] = {
     "jsonl": ("json", _jsonl),
     "tensorboard": ("torch.utils.tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),

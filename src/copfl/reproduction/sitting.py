@@ -1,0 +1,177 @@
+"""The runs that an item lacks, one after the other in this process, for as long as there is time.
+
+A GPU gets one run at a time: processes that share it take turns and lose. What is there as a record is not run again,
+and a run that was stopped in the middle goes on from its checkpoint if its folder is still there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from copfl import run_folder
+from copfl.comparison.jobs import PAUSE, LeanFolder, started_with
+from copfl.configure import Tables
+from copfl.data import datasets
+from copfl.data.partition import SCHEMES, Partition, hold_out
+from copfl.data.samples import Dataset
+from copfl.engine.simulate import Round
+from copfl.errors import CopflError
+from copfl.experiment import execute
+from copfl.prepare import Experiment, prepare
+from copfl.report.progress import span
+from copfl.reproduction.items import Plan, Run, joined
+from copfl.reproduction.store import Record, Store, id_of, record_of
+
+Say = Callable[[str], None]
+
+
+class TimeIsUp(Exception):
+    """The sitting has to end in the middle of a run."""
+
+
+@dataclass
+class Sitting:
+    """How the runs are done, and what is known of the time they take."""
+
+    store: Store
+    folder: Path  # of the run folders
+    place: Tables  # [run] and [data] of this machine: the device, where the data is
+    end: float = math.inf  # by the monotonic clock
+    say: Say = print
+    pace: dict[str, float] = field(default_factory=dict)  # seconds by kind of run, as last seen
+    loaded: tuple[str, Dataset] | None = None  # the last data set: columns share it, and some take a minute
+    loading: float = 0.0  # seconds that went into data sets
+
+    def dataset(self, table: dict[str, Any]) -> Dataset:
+        key = json.dumps(table, sort_keys=True)
+        if self.loaded is None or self.loaded[0] != key:
+            self.loaded = None  # before the next one, or memory holds both
+            options = {k: v for k, v in table.items() if k not in ("name", "dir")}
+            clock = time.monotonic()
+            made = datasets.load(table["name"], Path(table["dir"]) if "dir" in table else None, **options)
+            self.loaded, seconds = (key, made), time.monotonic() - clock
+            self.loading += seconds
+            self.say(f"{table['name']}: loaded in {seconds:.0f} s")
+        return self.loaded[1]
+
+
+def missing(plan: Plan, seeds: Sequence[int], store: Store) -> list[Run]:
+    """The runs of a cell that have no record; the tuning runs first, for the others depend on what they choose."""
+    trials = [trial.run for trial in plan.trials()]
+    left = [run for run in trials if store.get(run) is None]
+    if left:
+        return left
+    return [run for run in plan.runs(chosen(plan, store) or {}, seeds) if store.get(run) is None]
+
+
+def chosen(plan: Plan, store: Store) -> Tables | None:
+    """The best of the tried settings by its accuracy on the validation parts, of equals the first; None: not known."""
+    trials = plan.trials()
+    if not trials:
+        return plan.choices[0]
+    found = [store.get(trial.run) for trial in trials]
+    known = [(record.mean(), -i) for i, record in enumerate(found) if record is not None]
+    return trials[-max(known)[1]].settings if len(known) == len(trials) else None
+
+
+def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int:
+    """How many runs are missing, those that wait for a choice included."""
+    left: set[str] = set()
+    for plan in plans:
+        runs = missing(plan, seeds, store)
+        left |= {id_of(run) for run in runs}
+        if any(run.validation for run in runs):
+            waiting = [plan.column.name, plan.row.algorithm, plan.row.settings, plan.row.recipes[plan.protocol]]
+            left |= {json.dumps([waiting, seed], default=str) for seed in seeds}
+    return len(left)
+
+
+def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> tuple[int, list[str]]:
+    """How many runs are still missing when all are done or time is up, and what went wrong.
+
+    Cells are finished one after the other, over all seeds, so that a table that is not whole is of use.
+    """
+    problems = []
+    failed: set[str] = set()
+    try:
+        for run in _in_order(plans, seeds, sitting.store, failed):
+            if time.monotonic() + expected(run, sitting) > sitting.end:
+                raise TimeIsUp
+            clock, loading = time.monotonic(), sitting.loading
+            try:
+                record = carried_out(run, sitting)
+                sitting.store.add(record)
+            except CopflError as error:  # one run that fails does not stop the others
+                failed.add(id_of(run))
+                problems.append(f"{run.label}: {error}")
+                sitting.say(f"failed: {problems[-1]}")
+                continue
+            gone = time.monotonic() - clock - (sitting.loading - loading)
+            sitting.pace[_kind(run)] = gone / run.tables["run"]["rounds"]
+            sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone)}")
+            gc.collect()  # on a GPU, what the run recorded holds memory that the next one wants
+    except TimeIsUp:
+        sitting.say("the time is up")
+    return count_left(plans, seeds, sitting.store), problems
+
+
+def _in_order(plans: Sequence[Plan], seeds: Sequence[int], store: Store, failed: set[str]) -> Iterator[Run]:
+    for plan in plans:
+        for _ in range(2):  # the tuning runs, then those with what they chose
+            for run in missing(plan, seeds, store):
+                if id_of(run) not in failed and store.get(run) is None:
+                    yield run
+
+
+def _kind(run: Run) -> str:
+    t = run.tables
+    return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']}"
+
+
+def expected(run: Run, sitting: Sitting) -> float:
+    """The seconds a run will take: as the last of its kind, or as the slowest kind of this sitting; at first 0."""
+    rounds = run.tables["run"]["rounds"]
+    return float(rounds * sitting.pace.get(_kind(run), max(sitting.pace.values(), default=0.0)))
+
+
+def carried_out(run: Run, sitting: Sitting) -> Record:
+    """The record of the run, once its rounds are done."""
+    path = sitting.folder / id_of(run)
+    begun = run_folder.RunFolder(path).begun
+    with run_folder.claimed(path, new=not begun) as held:
+        experiment = _experiment(run, sitting, held.partition() if begun else None)
+        # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
+        pause = math.inf if experiment.cuda else PAUSE
+        start, rounds = started_with(experiment), experiment.loop.rounds
+        execute(experiment, LeanFolder(path, start=start, rounds=rounds, pause=pause), _watch(sitting.end, rounds))
+    return record_of(path, run)
+
+
+def _watch(end: float, rounds: int) -> Callable[[Round, float], None]:
+    def watch(round: Round, seconds: float) -> None:
+        if time.monotonic() > end and round.number + 1 < rounds:
+            raise TimeIsUp
+
+    return watch
+
+
+def _experiment(run: Run, sitting: Sitting, partition: Partition | None) -> Experiment:
+    """The experiment of the run, on a data set that is loaded once for many runs."""
+    tables = joined(run.tables, sitting.place)
+    data = sitting.dataset(tables["data"])
+    if partition is None and run.validation:
+        table = tables["partition"]
+        options = {key: value for key, value in table.items() if key != "name"}
+        whole = SCHEMES[table["name"]](data, tables["run"]["clients"], run.seed, **options)
+        partition = hold_out(whole, run.validation, data, run.seed)
+    rest = {title: table for title, table in tables.items() if title != "data"}
+    made = prepare([rest], data=data, partition=partition)
+    return dataclasses.replace(made, tables={**made.tables, "data": tables["data"]})

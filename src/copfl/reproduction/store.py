@@ -1,0 +1,245 @@
+"""A small record of every run, which is all that tables and figures are made of.
+
+A record says which run it is of (all its tables), what came out, and where. What identifies a run is neither the
+machine nor a path, and not the item that asked for it: a table may be finished over several sittings on several
+machines by carrying the records, and items share runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.comparison.intervals import Numbers
+from copfl.comparison.jobs import Job, start_of
+from copfl.comparison.results import ACCURACIES, outcome_of
+from copfl.configure import Tables
+from copfl.engine.checkpoint import write_bytes
+from copfl.errors import CopflError, RunError
+from copfl.report import records as lines
+from copfl.reproduction.items import Run
+from copfl.run_folder import RunFolder
+from copfl.settings import resolve
+
+FORMAT = "copfl record 1"
+# Where and how quickly a run is done, not what it is.
+FREE = {
+    "data": {"dir", "code"},
+    "model": {"code"},
+    "run": {"device", "engine", "chunk", "threads", "workers", "store", "mkldnn", "checkpoint_every"},
+}
+USUAL = ("auto", "fp32", "tf32")  # precisions that count as one: what is usual on a machine
+WHERE = ("copfl", "python", "torch", "numpy", "device")
+
+
+class Record(NamedTuple):
+    """What is kept of a run."""
+
+    tables: Tables  # what it is
+    validation: float
+    last: int
+    rounds: list[int]  # those with a look, from 1
+    curves: dict[str, list[float]]  # by figure, its mean over the clients at each look
+    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last looks; nan: it was never looked at
+    cost: dict[str, float]  # bytes up and down per client and round, seconds a round, looks without a finite answer
+    start: dict[str, str]  # fingerprints of the partition, the samples and the first weights
+    data: str  # what the data set says of itself
+    where: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return identity(self.tables, self.validation, self.last)
+
+    @property
+    def seed(self) -> int:
+        return int(self.tables["run"]["seed"])
+
+    def values(self, accuracy: str) -> Numbers:
+        return np.array(self.clients[accuracy], np.float64)
+
+    def mean(self, accuracy: str = "accuracy") -> float:
+        return float(np.nanmean(self.values(accuracy)))
+
+
+def kept(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """The tables as far as they say what a run is."""
+    result = {
+        title: {k: v for k, v in table.items() if v is not None and k not in FREE.get(title, ())}
+        for title, table in tables.items()
+    }
+    if result["run"].get("precision") in USUAL:
+        del result["run"]["precision"]
+    plain: Tables = json.loads(json.dumps(result, default=str))
+    return plain
+
+
+def identity(tables: Mapping[str, Mapping[str, Any]], validation: float, last: int) -> str:
+    """Twelve hexadecimal digits that differ where two runs may differ in more than rounding.
+
+    The tables are completed first: an option that is younger than a record has its default there.
+    """
+    return _digest(resolve([kept(tables)], {}), validation, last)
+
+
+def id_of(run: Run) -> str:
+    return _digest(run.tables, run.validation, run.last)  # its tables are complete
+
+
+def _digest(tables: Tables, validation: float, last: int) -> str:
+    text = json.dumps([kept(tables), validation, last], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# From a run folder
+
+
+def record_of(folder: Path, run: Run) -> Record:
+    """What is kept of the finished run in this folder."""
+    job = Job(run.label, run.seed, run.tables, folder)
+    found = outcome_of(job, run.last)
+    rounds = lines.read(folder / "rounds.jsonl")
+    if len(rounds) != run.tables["run"]["rounds"]:
+        raise RunError(f"{folder} has {len(rounds)} of {run.tables['run']['rounds']} rounds: the run is not finished")
+    looks = [line["mean"] for line in rounds if line["round"] in set(found.rounds.tolist())]
+    environment = json.loads((folder / "environment.json").read_text("utf-8"))
+    ran = RunFolder(folder).tables()["run"]
+    notes = [environment.get("data", ""), *environment.get("partition", [])]
+    return Record(
+        tables=kept(run.tables),
+        validation=run.validation,
+        last=run.last,
+        rounds=found.rounds.tolist(),
+        curves={name: [_short(look.get(name)) for look in looks] for name in (*ACCURACIES, "loss")},
+        clients={name: [_short(v) for v in found.clients[name].tolist()] for name in ACCURACIES},
+        cost={
+            "bytes_up": round(found.bytes_up, 1),
+            "bytes_down": round(found.bytes_down, 1),
+            "seconds": round(found.seconds, 4),
+            "broken": found.broken,
+        },
+        start=start_of(job),
+        data="; ".join(note for note in notes if note),
+        where={key: str(environment[key]) for key in WHERE if key in environment}
+        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
+    )
+
+
+def _short(value: float | None) -> float:
+    """Six digits behind the point: more than test samples can tell apart."""
+    return math.nan if value is None else round(float(value), 6)
+
+
+def run_in(folder: Path, last: Mapping[bool, int]) -> Run:
+    """The run that a folder of `copfl compare` holds; `last` looks if it is a tuning run (True) or not."""
+    held = RunFolder(folder)
+    tables, partition = held.tables(), held.partition()
+    validation = 0.0
+    if partition.test_from == "train":
+        told = re.search(r"validation: ([0-9.]+) of", " ".join(partition.notes))
+        if told is None:
+            raise RunError(f"{folder}: its partition does not say how much was held out")
+        validation = float(told[1])
+    if str(tables["partition"].get("name", "")).endswith(".json"):
+        options = {key: value for key, value in partition.keywords.items() if key != "seed"}
+        tables["partition"] = {"name": partition.scheme, **options}
+    return Run(folder.name, resolve([tables], {}), validation, last[validation > 0])
+
+
+# Files
+
+
+@dataclass(frozen=True)
+class Store:
+    """The records of a folder, by what they are of."""
+
+    folder: Path
+    found: dict[str, Record] = field(default_factory=dict)
+    odd: list[str] = field(default_factory=list)  # what could not be used, and why
+    begun: dict[str, tuple[str, str]] = field(default_factory=dict)  # what runs of the same clients began with
+
+    def get(self, run: Run) -> Record | None:
+        return self.found.get(id_of(run))
+
+    def add(self, record: Record) -> Path:
+        """Keeps the record, once it is on disk."""
+        self.check_common(record)
+        path = self.folder / file_name(record)
+        write_bytes(path, as_json(record).encode())
+        self.found[record.id] = record
+        return path
+
+    def check_common(self, record: Record) -> None:
+        """Nothing, if the record began with what those of the same clients and seed began with."""
+        for what, group, mark in starts_of(record):
+            other, name = self.begun.setdefault(group, (mark, file_name(record)))
+            if mark != other:
+                raise RunError(
+                    f"{file_name(record)} and {name} began with different {what.replace('first', 'first weights')}, so "
+                    f"they cannot be compared; the data sets differ (this one: {record.data or 'no note'}): use the "
+                    "data of the records that are there, or another folder with --results DIR"
+                )
+
+
+def opened(folder: Path) -> Store:
+    """The records in a folder; those that this version does not understand are named, not used."""
+    store = Store(folder)
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = from_json(path.read_text("utf-8"))
+            store.check_common(record)
+            store.found.setdefault(record.id, record)
+        except (OSError, ValueError, KeyError, TypeError, CopflError) as error:
+            store.odd.append(f"{path}: {error}")
+    return store
+
+
+def file_name(record: Record) -> str:
+    """Such as cifar10-10-copfl-mamo-seed0-0123456789ab.json."""
+    t = record.tables
+    what = [Path(str(t["data"]["name"])).stem, t["run"]["clients"], t["algorithm"]["name"], t["optimizer"]["name"]]
+    words = [*map(str, what), *(["tuning"] if record.validation else []), f"seed{record.seed}", record.id]
+    return "-".join(words) + ".json"
+
+
+def as_json(record: Record) -> str:
+    """The record as text, a line per part; nan is null."""
+    parts = {"format": FORMAT, **record._asdict()}
+    return "{\n" + ",\n".join(f'"{key}": {_text(value)}' for key, value in parts.items()) + "\n}\n"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_plain(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(text: str) -> Record:
+    """The record in the text."""
+    content = json.loads(text)
+    if content.pop("format", None) != FORMAT:
+        raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')
+    for part in ("curves", "clients"):
+        content[part] = {n: [math.nan if v is None else v for v in own] for n, own in content[part].items()}
+    return Record(**content)
+
+
+def starts_of(record: Record) -> Iterator[tuple[str, str, str]]:
+    """Of the partition, the samples and the first weights: what it is, what all records with it share, and its mark."""
+    t = record.tables
+    clients = [t["data"], t["partition"], t["run"]["clients"], record.seed, record.validation]
+    for what, group in (("partition", clients), ("samples", clients), ("first", [*clients, t["model"]])):
+        yield what, json.dumps([what, group], sort_keys=True), record.start[what]

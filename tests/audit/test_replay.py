@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl import tree
+from copfl.algorithms import ALGORITHMS
+from copfl.audit import replay
+from copfl.experiment import Result, execute
+from copfl.prepare import Experiment
+from tests.audit.small import SIZES, experiment
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "one_by_one": {"engine": "one_by_one"},
+    "all_at_once": {"engine": "all_at_once", "chunk": 64},
+    "in chunks": {"engine": "all_at_once", "chunk": 3},
+    "some clients": {"engine": "all_at_once", "chunk": 64, "participation": 0.5},
+}
+
+
+def moments_of(e: Experiment) -> list[replay.Moment]:
+    """The rounds of a run; what their clients hold is that of the last."""
+    moments: list[replay.Moment] = []
+    replay.watched(e, lambda number, moment: moments.append(moment))
+    return moments
+
+
+def worths_of(e: Experiment) -> tuple[list[Any], Result]:
+    """What nobody and everybody is worth in each round, and the run."""
+    worths: list[Any] = []
+    found = replay.watched(
+        e, lambda number, moment: worths.append(moment.worth([frozenset(), frozenset(moment.players)]))
+    )
+    return worths, found.result
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *(("copfl", engine) for engine in ENGINES),
+        ("fedavg", "in chunks"),
+        ("fedce", "one_by_one"),
+        ("fedpac", "in chunks"),
+    ],
+)
+def test_of_all_uploads_the_servers_own_step_comes_out_bit_by_bit(name: str, engine: str) -> None:
+    e = experiment(ALGORITHMS[name](), **ENGINES[engine], rounds=3)
+    seen: list[list[int]] = []
+    found = replay.watched(e, lambda number, moment: seen.append(moment.players))
+    assert found.same
+    plain = execute(e, None)
+    assert same(found.result.state.server, plain.state.server)
+    assert found.result.records == plain.records
+    assert seen == [record["clients"] for record in plain.records]
+
+
+def test_a_subsets_server_by_hand() -> None:
+    moment = moments_of(experiment(ALGORITHMS["fedavg"]()))[1]
+    parts = [heard.parts for heard in moment.heard]  # n · w and n, of one client each
+    by_hand = (parts[0].w[0] + parts[2].w[0]) / (SIZES[0] + SIZES[2])
+    torch.testing.assert_close(moment.server_of(frozenset({0, 2})).w, by_hand)
+    assert moment.server_of(frozenset()) is moment.server
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedavg", "ditto"])
+def test_without_the_last_client_is_the_federation_of_the_others(name: str) -> None:
+    left = replay.without(experiment(ALGORITHMS[name]()), [3])
+    others = execute(experiment(ALGORITHMS[name](), SIZES[:3]), None)
+    assert same(left.state.server, others.state.server)
+    np.testing.assert_array_equal(left.accuracy[:, :3], others.accuracy)
+
+
+def test_without_nobody_is_the_run() -> None:
+    e = experiment(ALGORITHMS["copfl"](), engine="all_at_once")
+    assert replay.without(e, []).records == execute(e, None).records
+
+
+def test_the_worth_of_all_is_what_the_next_round_looks_at_before_it_trains() -> None:
+    for how in ENGINES.values():
+        worth, result = worths_of(experiment(ALGORITHMS["copfl"](), **{**how, "participation": 1.0}))
+        before, broadcast = result.accuracy_before.mean(1), result.accuracy_global.mean(1)
+        np.testing.assert_allclose([w[1] for w in worth[:-1]], np.stack([broadcast, before], 1)[1:])
+        np.testing.assert_allclose(worth[1][0][0], worth[0][1][0])  # of nobody: the broadcast that there was
+
+
+def test_many_servers_at_once_are_as_one_by_one() -> None:
+    for how in ENGINES.values():
+        (moment,) = moments_of(experiment(ALGORITHMS["copfl"](), **how, rounds=1))
+        sets = [frozenset(), frozenset({0}), frozenset({1, 3}), frozenset(range(4))]
+        together = moment.worth(sets)
+        assert together.shape == (4, 2)
+        np.testing.assert_allclose(together, np.concatenate([moment.worth([who]) for who in sets]))

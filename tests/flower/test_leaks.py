@@ -1,0 +1,197 @@
+"""Nothing personal leaves a node: recognisable values are planted, and every byte that others see is searched for them.
+
+What is personal: the samples, the personal entries of the model, and where all of it lies on disk. What others see:
+messages, what the server prints and writes, and the report. A simulation's own checkpoint and models
+hold every client by nature, and are not searched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl import tree
+from copfl.algorithms import ALGORITHMS
+from copfl.contract import small_federation
+from copfl.data.federation import Federation
+from copfl.data.holdings import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.exchange import example
+from copfl.experiment import run
+from copfl.flower.settings import settings_of
+from tests.commands import called
+from tests.flower.network import CONFIG, client_of, play, write_nodes
+
+ROOT = Path(__file__).parents[2]
+WIDTH, EACH = 12, 20
+
+
+def planted() -> Federation:
+    """Three clients with samples of twelve numbers, every number unlike any other that a program would make."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(3 * EACH, WIDTH)).astype(np.float32)
+    samples = Samples(x, rng.integers(0, 4, 3 * EACH))
+    parts = tuple(np.split(np.arange(3 * EACH), 3))
+    return Federation(Dataset("planted", samples, samples, ("a", "b", "c", "d")), Partition(parts, parts, "by hand"))
+
+
+def found(secrets: Iterable[float], content: bytes) -> list[float]:
+    """The secrets that are in the content: as a float of either size, or in figures."""
+    secrets = list(secrets)
+    text = content.decode("latin-1")
+    # Longest first, so that 0.12345678 is also found where it was rounded to six digits.
+    numbers = {round(float(n), 6) for n in re.findall(r"-?\d+\.\d{6,}(?:e-?\d+)?", text)}
+    return [
+        s
+        for s in secrets
+        if struct.pack("<f", s) in content or struct.pack("<d", s) in content or round(float(s), 6) in numbers
+    ]
+
+
+def test_the_search_finds_what_is_there() -> None:
+    assert found([0.5772156], b"xx" + struct.pack("<f", 0.5772156)) == [0.5772156]
+    assert found([0.5772156], b'{"w":[1.0,0.577215611934]}') == [0.5772156]
+    assert found([0.5772156], b"0.5772 and 0.577299") == []
+
+
+def config_of(name: str) -> dict[str, Any]:
+    drop = ("optimizer", "shape", "mean", "std", "model-options")
+    kept = {key: value for key, value in CONFIG.items() if not key.startswith(drop)}
+    toy = {"rounds": 3, "batch": 5, "shape": str(WIDTH), "classes": "4", "model-options.width": 8}
+    return kept | toy | {"algorithm": name}
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedper", "ditto", "local"])
+def test_no_message_line_or_file_of_the_server_holds_anything_personal(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    federation, config, secret = planted(), config_of(name), "ward-7-oncology"
+    nodes = write_nodes(federation, tmp_path / secret)
+    records, _, said, post = play(config, nodes, tmp_path / "runs")
+    settings = settings_of(config)
+    messages = b"".join(p.head.encode() + p.body for p in [*post.received, *(sent for _, _, sent in post.sent)])
+    files = b"".join(p.read_bytes() for p in sorted((tmp_path / "runs").rglob("*")) if p.is_file())
+    spoken = "\n".join([*said, *capfd.readouterr(), json.dumps(records)]).encode()
+    seen = messages + files + spoken
+    assert len(messages) > 1000
+    assert len(files) > 500
+    assert not found(federation.dataset.train.x.ravel().tolist(), seen)
+    for client, node_config in enumerate(nodes):
+        kept = own_values(name, client_of(settings, node_config, client, 2))
+        assert len(kept) > 30
+        assert not found(kept, seen)
+    assert secret.encode() not in seen
+
+
+def own_values(name: str, record: Any) -> list[float]:
+    """The weights that a client's record holds as its own.
+
+    Not those that training left as they were when they were still shared, as it does at a unit that never fires: these
+    everybody has seen.
+    """
+    if name == "copfl":
+        values = record.w[record.mask & (record.w != record.seen)].double()
+    else:
+        values = (record.v if name == "ditto" else record.own).double()
+    first = settings_of(config_of(name)).task.first.double()
+    own: list[float] = values[(values != 0) & ~torch.isin(values, first)].tolist()
+    return own  # the first weights are everybody's
+
+
+def test_a_node_does_not_tell_what_is_wrong_with_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken file is refused with a sentence that names neither the file nor what is in it."""
+    pytest.importorskip("flwr", reason="Flower is an extra")
+    from copfl.flower import client_app
+    from copfl.flower.folder import Folder
+    from copfl.flower.server import State, _down
+
+    config = config_of("copfl")
+    settings = settings_of(config)
+    state = State(settings.algorithm.server_init(settings.task, 3))
+    packet = _down(settings, Folder(str(tmp_path / "runs"), "test", goes_on=False), state, 0)
+    path = tmp_path / "ward-7-oncology.npz"
+    path.write_bytes(b"patient 4711")
+    monkeypatch.setattr(client_app, "packet_of", lambda message: message)  # Flower's envelope is of no matter here
+    monkeypatch.setattr(client_app, "content_of", lambda head, body: (head, body))
+    monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
+    node_config = {"data": str(path), "state-dir": str(tmp_path / "s"), "client": 0}
+    context: Any = SimpleNamespace(node_config=node_config, run_config=config)
+    asked: Any = packet
+    answer: Any = client_app.train(asked, context)
+    head, body = answer
+    assert "its data cannot be used" in head
+    assert not body
+    assert "ward" not in head
+    assert "4711" not in head
+
+
+def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = planted()
+    result = run(
+        "copfl", federation.dataset, partition=federation.partition, model="mlp", model_options={"width": 8},
+        rounds=3, engine="all_at_once", out=tmp_path / "run",
+    )  # fmt: skip
+    done = called(capsys, "report", tmp_path / "run", "--out", tmp_path / "report.html")
+    assert done.code == 0, done.err
+    open_files = [p for p in (tmp_path / "run").iterdir() if p.is_file()] + [tmp_path / "report.html"]
+    names = {p.name for p in open_files}
+    assert {"run.toml", "rounds.jsonl", "environment.json", "partition.json", "report.html"} <= names
+    seen = (done.out + done.err).encode() + b"".join(p.read_bytes() for p in open_files)
+    clients = result.state.clients.rows(torch.arange(3))
+    assert not found(federation.dataset.train.x.ravel().tolist(), seen)
+    for client in range(3):
+        record = tree.row(clients, client)
+        assert not found(record.w[record.mask].tolist(), seen)
+
+
+# -- what the server learns, by algorithm ------------------------------------------------------------------------------
+
+WORDS = {
+    "w": "weights", "shared": "which* parameters are personal", "size": "the number of samples", "score": "score",
+    "weight": "score", "head": "the head", "means": "mean features", "features": "mean features",
+    "spread": "variance", "counts": "per class", "answers": "answers to the public samples",
+}  # fmt: skip
+
+
+def rows_of_the_table() -> dict[str, str]:
+    """What docs/deploy.md says the server learns, by algorithm."""
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    start = text.index("| algorithm | from each client, each round |")
+    rows: dict[str, str] = {}
+    for line in text[start:].split("\n\n")[0].splitlines()[2:]:
+        names, said = (cell.strip() for cell in line.strip("|").split("|"))
+        rows |= dict.fromkeys((name.strip() for name in names.split(",")), said)
+    return rows
+
+
+def test_the_table_has_every_algorithm() -> None:
+    assert rows_of_the_table().keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_table_says_what_an_upload_holds(name: str) -> None:
+    said = rows_of_the_table()[name]
+    task, _ = small_federation("batch", (4,))
+    upload = example(ALGORITHMS[name](), task, (1, 8, 8), augment=False)
+    head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
+    for field in upload._fields:
+        word = WORDS[field].replace("*", "")
+        if field == "w" and upload.w.numel() == 0:
+            assert "weights" not in said
+        else:
+            assert word in said.replace("*", ""), f"{name} sends {field}, and the table does not say so"
+    if "w" in upload._fields:
+        sizes = {task.d: "all weights", head: "the head's weights", 0: "the number of samples"}
+        sizes |= {task.d - head: "the weights without the head", task.d - norms: "the weights without the norm layers"}
+        assert said.startswith(sizes[upload.w.numel()])

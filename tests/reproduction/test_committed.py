@@ -1,0 +1,86 @@
+"""The items that come with copfl, and the pages in docs/: they are what the committed records say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from copfl.reproduction import findings, items, store
+from tests.commands import called
+
+ROOT = Path(__file__).parents[2]
+RECORDS, DOCS = ROOT / "results/reproduction", ROOT / "docs"
+
+
+def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails: `copfl reproduce all --from-records` writes them again."""
+    shutil.copy(DOCS / "reproduction.md", tmp_path)
+    words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
+    assert called(capsys, "reproduce", "all", *words).code == 0
+    made = sorted(path.name for path in (tmp_path / "reproduction").glob("*.md"))
+    assert made == [f"{name}.md" for name in items.names()]
+    for name in ("reproduction.md", *(f"reproduction/{page}" for page in made)):
+        assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
+    drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
+    assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
+
+
+def test_every_committed_record_is_understood_and_called_after_its_run() -> None:
+    kept = store.opened(RECORDS)
+    assert kept.odd == []
+    assert len(kept.found) == len(list(RECORDS.glob("*.json"))) > 0
+    for record in kept.found.values():
+        assert len(record.clients["accuracy"]) == record.tables["run"]["clients"]
+        assert record.rounds[-1] == record.tables["run"]["rounds"]
+        assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
+
+
+@pytest.mark.parametrize("name", items.names())
+def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) -> None:
+    item = items.read(name)
+    assert item.budget("short").rounds < item.budget("full").rounds
+    for plan in items.plans(item, item.budget("full"), list(item.protocols)):
+        (run,) = plan.runs(plan.choices[0], [0])  # what it is made of is checked as it is put together
+        assert run.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
+        assert run.tables["model"]["name"] == "resnet18"
+        assert run.validation == 0
+    seen = findings.found(item, "full", list(item.protocols), [0], store.Store(Path("nowhere")))
+    for claim in item.claims:
+        assert {part.word for p in item.protocols for part in findings.verdicts(claim, seen, p)} == {findings.UNKNOWN}
+
+
+def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
+    item = items.read("table1")
+    assert [column.name for column in item.columns] == list(item.numbers)
+    assert {row.like for row in item.rows} == set(item.numbers["cifar10-10"])
+    for column in item.columns:
+        assert set(item.numbers[column.name]) == {row.like for row in item.rows}
+    for plan in items.plans(item, item.budget("full"), ["paper", "equal"]):
+        rates = [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()]
+        used = plan.trials()[0].run.tables["optimizer"]
+        if plan.protocol == "equal":
+            assert rates == [1e-3, 3e-4, 1e-4]
+            assert used["name"] == ("mamo" if plan.row.label == "CO-PFL with MAMO" else "adam")
+        elif plan.row.ours:
+            assert (rates, used["name"]) == ([1e-4, 1e-5], "mamo")
+        else:
+            assert rates == [1e-2, 1e-3, 1e-4]
+            assert (used["name"], used["momentum"], used["weight_decay"]) == ("sgd", 0.5, 5e-4)
+
+
+def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
+    item = items.read("fig-heatmap")
+    assert len(item.rows) == 24
+    for numbers in item.numbers.values():
+        assert numbers.keys() <= {row.label for row in item.rows}
+    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8")
+    algorithm = plan.runs({}, [0])[0].tables["algorithm"]
+    assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
+
+
+def test_the_hand_written_page_has_a_place_for_every_item() -> None:
+    text = (DOCS / "reproduction.md").read_text("utf-8")
+    assert sorted(re.findall(r"<!-- end of (\S+) -->", text)) == items.names()

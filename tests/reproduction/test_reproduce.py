@@ -1,0 +1,316 @@
+"""An item that takes seconds, from nothing to its pages: in one sitting, in several, and on other machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copfl.comparison.plots import available
+from copfl.errors import RunError
+from copfl.reproduction import findings, items, pages, sitting, store
+from tests.commands import Answer, called
+
+SMALL = Path(__file__).parent / "small.toml"
+COLUMN = ("--column", "digits-3")
+Capture = pytest.CaptureFixture[str]
+
+
+def reproduce(capsys: Capture, here: Path, *words: object) -> Answer:
+    where = ("--results", here / "results", "--runs", here / "runs", "--docs", here / "docs")
+    return called(capsys, "reproduce", SMALL, "--device", "cpu", *where, *words)
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """The records by name, without what the clock said."""
+    found = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    for record in found.values():
+        del record["cost"]["seconds"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records of one column, made in one sitting; nobody writes here."""
+    here = tmp_path_factory.mktemp("whole")
+    session = sitting.Sitting(
+        store.opened(here / "results"), here / "runs", {"run": {"device": "cpu"}}, say=lambda text: None
+    )
+    item = items.read(str(SMALL))
+    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    assert sitting.count_left(plans, [0, 1, 2], session.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
+    assert sitting.carry_on(plans, [0, 1, 2], session) == (0, [])
+    return here
+
+
+def test_one_run_gives_two_rows_and_only_the_tuned_rows_are_tuned(whole: Path) -> None:
+    names = sorted(re.sub(r"-[0-9a-f]{12}\.json", "", path.name) for path in (whole / "results").glob("*.json"))
+    fedavg = ["digits-3-fedavg-sgd-seed0", "digits-3-fedavg-sgd-seed1", "digits-3-fedavg-sgd-seed2"]
+    tuning = ["digits-3-fedavg-sgd-tuning-seed0"] * 2
+    assert names == sorted([f"digits-3-copfl-mamo-seed{seed}" for seed in range(3)] + fedavg + tuning)
+
+
+def test_a_record_is_small_and_says_what_the_run_folder_says(whole: Path) -> None:
+    for path in (whole / "results").glob("*.json"):
+        record = store.from_json(path.read_text())
+        assert path.stat().st_size < 4000
+        assert store.as_json(record) == path.read_text()
+        lines = [json.loads(line) for line in (whole / "runs" / record.id / "rounds.jsonl").read_text().splitlines()]
+        assert record.rounds == [line["round"] for line in lines]
+        assert record.curves["loss"] == pytest.approx([line["mean"]["loss"] for line in lines], abs=1e-6)
+        last = [line["per_client"]["accuracy"] for line in lines[-record.last :]]
+        means = [sum(column) / len(last) for column in zip(*last, strict=True)]
+        assert record.clients["accuracy"] == pytest.approx(means, abs=1e-6)
+        assert record.mean() == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_records_alone(
+    whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = reproduce(capsys, tmp_path, *COLUMN, "--minutes", "0")
+    assert answer.code == 0
+    assert "8 runs are left; the same command goes on: copfl reproduce" in answer.err
+    assert "not yet run" in answer.out
+    assert not list(tmp_path.glob("results/*"))
+    # Another sitting: the time is up after the third run, in the middle of a cell.
+    done: list[str] = []
+    real = sitting.carried_out
+
+    def counted(run: items.Run, session: sitting.Sitting) -> store.Record:
+        if len(done) == 3:
+            raise sitting.TimeIsUp
+        done.append(run.label)
+        return real(run, session)
+
+    monkeypatch.setattr(sitting, "carried_out", counted)
+    answer = reproduce(capsys, tmp_path, *COLUMN)
+    assert "the time is up" in answer.err
+    assert "5 runs are left" in answer.err
+    assert "1 of 3 seeds" in answer.out  # a table that is not whole says so
+    monkeypatch.undo()
+    # A third, elsewhere: only the records were carried.
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "results", elsewhere / "results")
+    answer = reproduce(capsys, elsewhere, *COLUMN)
+    assert (answer.code, "left" in answer.err) == (0, False)
+    assert len(list((elsewhere / "runs").iterdir())) == 5
+    assert contents(elsewhere / "results") == contents(whole / "results")
+
+
+def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    for words in (("--row", "CO-PFL", "--seeds", "2-2"), ("--row", "FedAvg+FT"), ("--seeds", "3")):
+        assert reproduce(capsys, tmp_path, *COLUMN, *words, "--quiet").code == 0
+    assert contents(tmp_path / "results") == contents(whole / "results")
+
+
+def test_a_run_is_stopped_at_the_end_of_the_time_and_not_a_round_before_its_last() -> None:
+    class Now:
+        number = 2
+
+    watch = sitting._watch(end=0.0, rounds=4)
+    with pytest.raises(sitting.TimeIsUp):
+        watch(Now(), 0.1)  # type: ignore[arg-type]
+    Now.number = 3
+    watch(Now(), 0.1)  # type: ignore[arg-type]
+
+
+def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(whole: Path, tmp_path: Path) -> None:
+    item = items.read(str(SMALL))
+    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    run = plans[2].runs({}, [0])[0]
+    session = sitting.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
+    assert sitting.expected(run, session) == 0  # nothing is known
+    session.pace = {"digits 3 fedavg": 2.0}
+    assert sitting.expected(run, session) == 8.0  # as the slowest kind so far
+    session.pace["digits 3 copfl"] = 0.5
+    assert sitting.expected(run, session) == 2.0
+
+
+def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(whole / "results", tmp_path / "results")
+    (tmp_path / "docs").mkdir()
+    front = tmp_path / "docs" / "reproduction.md"
+    front.write_text("Mine.\n\n<!-- small -->\nWhat was here\n<!-- end of small -->\n\nMine too.\n")
+    assert reproduce(capsys, tmp_path, "--from-records", "--data-dir", tmp_path / "nowhere").code == 0
+    page = (tmp_path / "docs/reproduction/small.md").read_text()
+    text = front.read_text()
+    assert text.startswith("Mine.\n\n<!-- small -->\n")
+    assert text.endswith("<!-- end of small -->\n\nMine too.\n")
+    assert "What was here" not in text
+    for shown in (page, text):
+        assert "3 of 6 cells have all 3 seeds" in shown
+        assert re.search(r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown)  # what is missing is not hidden
+        assert re.search(r"CO-PFL − best rival\* \| [+-]\d+\.\d \[[+-].*\], FedAvg\S* \| not yet run", shown)
+        assert "| CO-PFL is best | yes | **not measured** (1 not distinguishable, 1 not measured) |" in shown
+        assert "Digits stand in for something else." in shown
+    assert (tmp_path / "docs/reproduction/small-paper.svg").exists() == available()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_data_under_the_same_name_is_refused(whole: Path, tmp_path: Path) -> None:
+    kept = store.opened(whole / "results")
+    record = next(r for r in kept.found.values() if r.seed == 1)
+    other = record._replace(start={**record.start, "samples": "0" * 16})
+    with pytest.raises(RunError, match="began with different samples"):
+        kept.add(other)
+    path = shutil.copytree(whole / "results", tmp_path / "results") / "later.json"
+    path.write_text(store.as_json(other))
+    assert ["later.json" in odd for odd in store.opened(tmp_path / "results").odd] == [True]
+
+
+def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
+    record = next(r for r in store.opened(whole / "results").found.values() if r.tables["algorithm"]["name"] == "copfl")
+    tables = items.joined(record.tables, {"run": {"device": "cuda", "engine": "captured", "precision": "tf32"}})
+    tables["data"]["dir"] = "/somewhere"
+    assert store.identity(tables, 0.0, record.last) == record.id
+    older = {**record.tables, "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "most"}}
+    assert store.identity(older, 0.0, record.last) == record.id
+    for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"copfl": {"rate": 0.2}}):
+        assert store.identity(items.joined(record.tables, change), 0.0, record.last) != record.id
+    assert store.identity(record.tables, 0.2, record.last) != record.id
+
+
+def test_a_damaged_record_is_named_and_not_used(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = shutil.copytree(whole / "results", tmp_path / "results")
+    (folder / "broken.json").write_text("{")
+    answer = reproduce(capsys, tmp_path, "--plan", *COLUMN)
+    assert answer.out == "small: 0 runs are missing\n"
+    assert "not used" in answer.err
+    assert "broken.json" in answer.err
+
+
+def test_finished_runs_of_a_comparison_are_taken_over_if_they_are_what_is_asked_for(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    ours = [path for path in (whole / "runs").iterdir() if path.is_dir()]
+    given = [word for path in ours for word in ("--import", path)]
+    answer = reproduce(capsys, tmp_path, *given, "--column", "digits-4")
+    assert answer.err.count("not what small asks for") == len(ours)
+    assert reproduce(capsys, tmp_path, *given).code == 0
+    assert contents(tmp_path / "results") == contents(whole / "results")
+
+
+def test_a_failing_run_does_not_stop_the_others(
+    whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole / "results", tmp_path / "results")
+    for seed in (0, 1):
+        next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
+    real = sitting.carried_out
+
+    def failing(run: items.Run, session: sitting.Sitting) -> store.Record:
+        if run.seed == 0:
+            raise RunError("it went wrong")
+        return real(run, session)
+
+    monkeypatch.setattr(sitting, "carried_out", failing)
+    answer = reproduce(capsys, tmp_path, *COLUMN)
+    assert answer.code == 2
+    assert "1 runs failed, the others are there" in answer.err
+    assert "it went wrong" in answer.err
+    assert len(list((tmp_path / "results").glob("*copfl*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--protocol", "fair"), 'protocol "fair"'),
+        (("--protocol", "equal"), "not run under the equal protocol"),
+        (("--budget", "huge"), 'budget "huge"'),
+        (("--column", "cifar10-10"), 'column "cifar10-10"'),
+        (("--row", "FedPAC"), 'row "FedPAC"'),
+        (("--seeds", "0"), "seeds=0"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], message: str, tmp_path: Path, capsys: Capture) -> None:
+    answer = reproduce(capsys, tmp_path, *words)
+    assert answer.code == 2
+    assert message in answer.err
+
+
+def test_unknown_and_broken_items_are_told(tmp_path: Path, capsys: Capture) -> None:
+    answer = called(capsys, "reproduce", "table2")
+    assert answer.code == 2
+    assert "table1" in answer.err
+    for text in ("title = ", 'title = "x"\n', 'title = "x"\nshow = ["nowhere"]\n'):
+        (tmp_path / "own.toml").write_text(text)
+        assert called(capsys, "reproduce", tmp_path / "own.toml", "--plan").code == 2
+
+
+# Verdicts
+
+
+def cell_of(label: str, values: dict[int, list[float]], ours: bool = False, losses: tuple[float, ...] = ()) -> Any:
+    """A cell with these accuracies per seed and client."""
+    row = items.Row(label, "copfl", {}, "accuracy", {"paper": items.Recipe({}, {})}, ours, label)
+    budget = items.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
+    plan = items.Plan(items.Column("c", "C", "", {}), "paper", row, {}, budget)
+    curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
+    records = {
+        seed: store.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
+        for seed, own in values.items()
+    }
+    return findings.Cell(plan, {}, [], records)
+
+
+def judged(says: str, *cells: findings.Cell, **how: Any) -> list[str]:
+    rows = [cell.row for cell in cells]
+    column = cells[0].plan.column
+    item = items.Item("x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""})
+    seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells})
+    claim = items.Claim("", says, "", how)
+    return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
+
+
+HIGH = {0: [0.9, 0.8], 1: [0.85, 0.8], 2: [0.9, 0.82]}
+LOW = {0: [0.5, 0.4], 1: [0.46, 0.4], 2: [0.5, 0.43]}
+NOISY = {0: [0.9, 0.2], 1: [0.1, 0.8], 2: [0.99, 0.99]}
+
+
+def test_a_claim_holds_fails_or_cannot_be_told() -> None:
+    mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
+    assert judged("above", mine, low, row="a", other="b") == [findings.HOLDS]
+    assert judged("above", mine, low, row="b", other="a") == [findings.FAILS]
+    assert judged("above", mine, noisy, row="a", other="c") == [findings.OPEN]
+    assert judged("best", mine, low, noisy, row="a") == [findings.OPEN]  # the best of them decides
+    assert judged("best", mine, low, row="a") == [findings.HOLDS]
+    assert judged("not_below_best", mine, noisy, row="a") == [findings.HOLDS]
+
+
+def test_nothing_is_said_of_what_is_not_measured() -> None:
+    mine, two = cell_of("a", HIGH, True), cell_of("b", {0: LOW[0], 1: LOW[1]})
+    nothing = cell_of("c", {})
+    assert judged("above", mine, two, row="a", other="b") == [findings.UNKNOWN]
+    assert judged("above", mine, nothing, row="a", other="c") == [findings.UNKNOWN]
+    low, high = cell_of("d", LOW), cell_of("e", {s: [v + 0.1 for v in own] for s, own in HIGH.items()})
+    assert judged("best", mine, low, nothing, row="a") == [findings.UNKNOWN]  # who is missing might be better
+    assert judged("best", mine, high, nothing, row="a") == [findings.FAILS]  # but one that is better is enough
+
+
+def test_claims_about_curves() -> None:
+    low_loss, high_loss = cell_of("a", HIGH, True, (0.5, 0.01)), cell_of("b", LOW, losses=(2.0, 1.0))
+    assert judged("lower_loss", low_loss, high_loss, row="a", other="b") == [findings.HOLDS]
+    assert judged("lowest_loss", low_loss, high_loss, row="a") == [findings.HOLDS]
+    assert judged("loss_near_zero", low_loss, high_loss, row="a", round=75, below=0.1) == [findings.HOLDS]
+    assert judged("settled", low_loss, high_loss, row="a", round=50, within=1.0) == [findings.FAILS]  # 0 % at round 50
+    assert judged("settled", low_loss, high_loss, row="b", round=100, within=1.0) == [findings.HOLDS]  # above its end
+
+
+def test_a_claim_over_many_places_is_as_strong_as_its_weakest() -> None:
+    def parts(*words: str) -> list[findings.Verdict]:
+        return [findings.Verdict("", word, "") for word in words]
+
+    assert findings.overall(parts(findings.HOLDS, findings.HOLDS)) == findings.HOLDS
+    assert findings.overall(parts(findings.HOLDS, findings.OPEN)) == findings.OPEN
+    assert findings.overall(parts(findings.UNKNOWN, findings.OPEN)) == findings.UNKNOWN
+    assert findings.overall(parts(findings.UNKNOWN, findings.FAILS)) == findings.FAILS
+
+
+def test_marks_must_be_there_once() -> None:
+    assert pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new") == "a <!-- x -->\nnew\n<!-- end of x --> c"
+    with pytest.raises(Exception, match="marks"):
+        pages.put("nothing", "x", "new")

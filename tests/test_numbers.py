@@ -1,0 +1,109 @@
+"""Numbers that go wrong and federations that hardly are any: nothing that is not finite spreads, and runs go on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import copfl
+from copfl import tree, wire
+from copfl.algorithms import ALGORITHMS
+from copfl.data.datasets import from_arrays
+from copfl.data.holdings import Partition
+from copfl.data.samples import Dataset
+from copfl.engine.mapping import one_by_one
+from copfl.engine.simulate import begin, simulate
+from copfl.errors import WireError
+from copfl.experiment import Result
+from copfl.wire import Head
+from tests.toys import divided, slopes
+
+SMALL: dict[str, Any] = {"model": "mlp", "mlp": {"width": 4}, "engine": "one_by_one", "mkldnn": "off", "rounds": 2}
+
+
+def samples(classes: int = 3, each: int = 8) -> Dataset:
+    """Classes apart from each other; more samples than anybody holds, as some algorithms want public ones."""
+    rng = np.random.default_rng(0)
+    y = np.arange(classes * each) % classes
+    x = (rng.normal(size=(len(y), 4)) + 3 * np.eye(classes, 4)[y]).astype(np.float32)
+    return from_arrays(x, y, x, y)
+
+
+FEDERATIONS = {
+    "one client": ((0, 1, 2, 3, 4, 5),),
+    "two that hold the same": ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
+    "one with all classes, two with one": ((0, 1, 2, 3, 4, 5), (6, 9), (7, 10)),
+    "one sample each": ((0,), (1,), (5,)),
+}
+
+
+def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Result:
+    held = tuple(np.array(part, np.int64) for part in parts)
+    return copfl.run(name, samples(), partition=Partition(held, held, "by hand"), batch=64, **{**SMALL, **more})
+
+
+@pytest.mark.parametrize("federation", FEDERATIONS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_federations_that_hardly_are_any(name: str, federation: str) -> None:
+    result = degenerate(name, FEDERATIONS[federation])
+    assert tree.finite((result.state.server, result.state.clients.saved()))
+    assert not any(record["left_out"] for record in result.records)
+    for record in result.records:
+        assert sum(record["per_client"]["weight"]) == pytest.approx(1, abs=1e-5)
+        assert all(0 <= w <= 1 + 1e-6 for w in record["per_client"]["weight"])
+        assert all(0 <= a <= 1 for a in record["per_client"]["accuracy"])
+        assert all(v is None or math.isfinite(v) for v in record["federation"].values())
+    if federation == "two that hold the same":  # the same samples in another order: the same but for rounding
+        assert result.weight[-1] == pytest.approx([0.5, 0.5], abs=1e-3)
+        assert result.accuracy[-1, 0] == result.accuracy[-1, 1]
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedavg", "apfl", "local"])
+def test_a_client_that_breaks_in_one_round_is_named_and_comes_back(name: str) -> None:
+    rng = np.random.default_rng(0)
+    task, algorithm = slopes(0.1, 0.2), ALGORITHMS[name]()
+    federation = divided(rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3), (3, 3, 3))
+    state, healthy = begin(algorithm, task, 3), []
+    good = federation.train.x.clone()
+    for one in simulate(algorithm, task, federation, one_by_one(), state, rounds=4):
+        healthy.append(one.clients["healthy"].tolist())
+        federation.train.x[3:6] = math.nan if one.number == 0 else good[3:6]  # broken for the second round alone
+        federation.train._last = None
+    assert healthy == [[1, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]]
+    assert tree.finite((state.server, state.clients.saved()))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_when_everybody_breaks_the_server_stays_as_it_was(name: str) -> None:
+    result = degenerate(name, FEDERATIONS["one with all classes, two with one"], optimizer={"name": "sgd", "lr": 1e30})
+    e = result.experiment
+    if any(set(record["left_out"]) != {0, 1, 2} for record in result.records):
+        assert tree.finite((result.state.server, result.state.clients.saved()))  # its steps are bounded in another way
+        return
+    first = e.algorithm.server_init(e.task, 3)
+    moved = {"round", "rounds", "step"}  # a counter may count
+    for (place, now), (_, then) in zip(tree.named(result.state.server), tree.named(first), strict=True):
+        assert torch.equal(now, then) or place.rpartition(".")[2] in moved, place
+    assert all(not any(record["per_client"]["weight"]) for record in result.records)
+
+
+def test_products_in_bf16_that_overflow_are_left_out() -> None:
+    parts = FEDERATIONS["one with all classes, two with one"]
+    result = degenerate(
+        "copfl", parts, engine="all_at_once", precision="bf16", optimizer={"name": "sgd", "lr": 1e30}, rounds=3
+    )
+    assert any(record["left_out"] for record in result.records), "steps of 1e30 do not stay finite for long"
+    assert tree.finite((result.state.server, result.state.clients.saved()))
+
+
+def test_a_number_that_overflows_on_the_wire_is_refused() -> None:
+    head, largest = Head("upload", "run", "", 0, 0), float(torch.finfo(torch.float32).max)
+    record = {"w": torch.full((100,), largest)}  # finite, and infinity in bf16
+    with pytest.raises(WireError, match=r"infinity|does not fit"):
+        wire.decode(wire.encode(record, head, "bf16"), record, head)
+    with pytest.raises(WireError, match="does not fit into fp16"):
+        wire.encode(record, head, "fp16")

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from copfl import presets
+from copfl.algorithms import copfl
+from copfl.errors import UsageError
+from copfl.parts.mamo import Mamo
+from copfl.prepare import prepare
+
+
+def test_the_paper_by_the_letter() -> None:
+    made = prepare([presets.preset("paper"), {"run": {"rounds": 2}}]).algorithm
+    letter = copfl(Mamo(lr=1e-4, change="zero"), among="all", count="all", merge="union", without="letter")
+    assert made == letter
+
+
+def test_the_command_line_wins() -> None:
+    made = prepare([presets.preset("paper"), {"copfl": {"rate": 0.1}, "optimizer": {"lr": 0.5}}]).algorithm
+    assert (made.growth.rate, made.optimizer.lr, made.merge) == (0.1, 0.5, "union")  # type: ignore[attr-defined]
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="paper"):
+        presets.preset("papr")
+
+
+def test_every_preset_can_be_prepared() -> None:
+    for name in presets.names():
+        prepare([presets.preset(name)])

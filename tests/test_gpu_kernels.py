@@ -18,11 +18,13 @@ close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 shapes = (((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9))
 for kernel, stride, padding, size in shapes:
     x = torch.randn(2, size, size, 3, dtype=torch.float64)
-    rows = folded.patches(x, kernel, stride, padding).contiguous()
-    close(gpu_kernels.patches(x, tuple(rows.shape[1:3]), kernel, stride, padding), rows)
-    grad = torch.randn_like(rows)
-    back = [room.unpatch(grad, (size, size), stride, padding) for room in (gpu_kernels, folded)]
-    close(*back)
+    rows = folded.patches(x, kernel, stride, padding)
+    turned = rows.view(*rows.shape[:3], *kernel, 3).movedim(5, 3).contiguous()  # as the weights lie, channels first
+    close(gpu_kernels.patches(x, tuple(rows.shape[1:3]), kernel, stride, padding), turned)
+    grad = torch.randn_like(turned)
+    back = gpu_kernels.unpatch(grad, (size, size), stride, padding)
+    flat = grad.movedim(3, 5).flatten(3)
+    close(back, folded.unpatch(flat, (size, size), kernel, stride, padding))
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
     weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)

@@ -6,7 +6,7 @@ Autograd could do both, in several times as many passes over memory. On a GPU th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,37 +16,62 @@ from torch.nn import functional as F
 from copfl.elementwise import compiles
 
 
-def patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """The windows of x [B, H, W, C]: [B, Ho, Wo, C, kh, kw]."""
+Pair = tuple[int, int]
+
+# Windows are kept as the GPU's kernels write them, [..., C, kh, kw], like a convolution's weights; or, on a CPU, as memory
+# lies, [..., kh, kw, C]: then whole pixels are copied and added, and it is the (far smaller) weights that are turned.
+
+
+def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The windows of x [B, H, W, C] as rows [B, Ho, Wo, C * kh * kw]."""
+    high, wide = (
+        (size + 2 * p - k) // s + 1 for size, k, s, p in zip(x.shape[1:3], kernel, stride, padding, strict=True)
+    )
     if kernel == (1, 1) and padding == (0, 0):
-        return x[:, :: stride[0], :: stride[1], :, None, None]
+        return x[:, :: stride[0], :: stride[1]]
     if compiles(x):
         from copfl import gpu_kernels
 
-        high, wide = (
-            (size + 2 * p - k) // s + 1 for size, k, s, p in zip(x.shape[1:3], kernel, stride, padding, strict=True)
-        )
-        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding)
+        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding).flatten(3)
     if padding != (0, 0):
         x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    return x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+    rows = x.new_empty(x.shape[0], high, wide, *kernel, x.shape[3])
+    for i, j, down, across in _taps(kernel, stride, high, wide):
+        rows[:, :, :, i, j] = x[:, down, across]
+    return rows.flatten(3)
 
 
-def unpatch(rows: Tensor, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """The sum of windows [B, Ho, Wo, C, kh, kw] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
-    batch, high, wide, channels, kh, kw = rows.shape
-    if (kh, kw) == (1, 1) and stride == (1, 1):
-        return rows[..., 0, 0]
+def unpatch(rows: Tensor, size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """The sum of windows [B, Ho, Wo, C * kh * kw] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
+    batch, high, wide, entries = rows.shape
+    channels = entries // (kernel[0] * kernel[1])
+    if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0):
+        return rows
     if compiles(rows):
         from copfl import gpu_kernels
 
-        return gpu_kernels.unpatch(rows, size, stride, padding)
+        return gpu_kernels.unpatch(rows.view(batch, high, wide, channels, *kernel), size, stride, padding)
     x = rows.new_zeros(batch, size[0] + 2 * padding[0], size[1] + 2 * padding[1], channels)
-    for i in range(kh):
-        for j in range(kw):
-            down, across = slice(i, i + stride[0] * high, stride[0]), slice(j, j + stride[1] * wide, stride[1])
-            x[:, down, across] += rows[..., i, j]
+    rows = rows.view(batch, high, wide, *kernel, channels)
+    for i, j, down, across in _taps(kernel, stride, high, wide):
+        x[:, down, across] += rows[:, :, :, i, j]
     return x[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def _taps(kernel: Pair, stride: Pair, high: int, wide: int) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each tap of a kernel, and the pixels that it meets."""
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            yield i, j, slice(i, i + stride[0] * high, stride[0]), slice(j, j + stride[1] * wide, stride[1])
+
+
+def turned(weight: Tensor) -> Tensor:
+    """Kernels [N, O, C, kh, kw] as matrices [N, O, C * kh * kw] whose columns are in the order of `patches`."""
+    return weight.flatten(2) if _as_they_are(weight) else weight.movedim(2, 4).flatten(2)
+
+
+def _as_they_are(weight: Tensor) -> bool:
+    return weight.shape[3:] == (1, 1) or compiles(weight)
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, place: Tensor | None = None) -> Tensor:
@@ -77,10 +102,10 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         windows = patches(x, kernel, stride, padding)
         high, wide = windows.shape[1:3]
-        rows = windows.reshape(n, -1, windows[0, 0, 0].numel())  # [N, B*Ho*Wo, C*kh*kw]
+        rows = windows.reshape(n, -1, windows.shape[3])  # [N, B*Ho*Wo, C*kh*kw]
         ctx.save_for_backward(rows, weight)
         ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products, place)
-        y = product(rows, weight.flatten(2).transpose(1, 2), products)
+        y = product(rows, turned(weight).transpose(1, 2), products)
         return y.view(x.shape[0], high, wide, -1)
 
     @staticmethod
@@ -88,11 +113,16 @@ class _Convolve(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         shape, out, kernel, stride, padding, products, place = ctx.how
         grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
-        to_weight = product(grad.transpose(1, 2), rows, products, place).view(weight.shape)
+        if _as_they_are(weight):
+            to_weight = product(grad.transpose(1, 2), rows, products, place).view(weight.shape)
+        else:
+            n, outs, channels = weight.shape[:3]
+            found = product(grad.transpose(1, 2), rows, products).view(n, outs, *kernel, channels).movedim(4, 2)
+            to_weight = found if place is None else place.copy_(found)
         to_x = None
         if ctx.needs_input_grad[0]:
-            back = product(grad, weight.flatten(2), products).view(shape[0], *out, shape[3], *kernel)
-            to_x = unpatch(back, shape[1:3], stride, padding)
+            back = product(grad, turned(weight), products).view(shape[0], *out, -1)
+            to_x = unpatch(back, shape[1:3], kernel, stride, padding)
         return to_x, to_weight, None, None, None, None, None, None
 
 

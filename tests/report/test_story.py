@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from copfl.errors import RunError, UsageError
-from copfl.report import story
+from copfl.report import page, story
 
 
 def test_a_run_tells_what_its_files_hold(runs: dict[str, Path]) -> None:
@@ -77,7 +78,36 @@ def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "run" / "environment.json").write_text("{")
     with pytest.raises(RunError, match=r"cannot read .*environment"):
         story.read_all([tmp_path / "run"])
+    found = json.loads((runs["copfl"] / "environment.json").read_text())
+    for odd in ({"parameters": 10**4000}, {"layers": {"head.weight": 10**4000}}, {"parameters": -1}):
+        (tmp_path / "run" / "environment.json").write_text(json.dumps(found | odd))
+        with pytest.raises(RunError, match=r"cannot read .*environment"):
+            story.read_all([tmp_path / "run"])
     shutil.copy(runs["copfl"] / "environment.json", tmp_path / "run")
     (tmp_path / "run" / "checkpoint" / "state.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="is damaged"):
+        story.read_all([tmp_path / "run"])
+
+
+@pytest.mark.parametrize("rounds", ["[1]", "nan", "inf", '"many"', "0", "-3"])
+def test_a_run_file_that_names_no_number_of_rounds(runs: dict[str, Path], tmp_path: Path, rounds: str) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    path = tmp_path / "run" / "run.toml"
+    path.write_text(re.sub(r"(?m)^rounds = .*$", f"rounds = {rounds}", path.read_text()))
+    with pytest.raises(RunError, match="how many rounds"):
+        story.read_all([tmp_path / "run"])
+
+
+def test_odd_words_in_a_folder_are_shown_as_they_are(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    path = tmp_path / "run" / "environment.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"command": "copfl run 'half", "classes": ["9" * 5000] * len(found["classes"])}))
+    assert "copfl run &#39;half" in page.render(story.read_all([tmp_path / "run"]))
+
+
+def test_a_round_without_seconds_is_damage(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    (tmp_path / "run" / "timing.jsonl").write_text('{"round": 1, "seconds": null}\n')
+    with pytest.raises(RunError, match="it has no seconds"):
         story.read_all([tmp_path / "run"])

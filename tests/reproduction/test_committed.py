@@ -84,3 +84,15 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
 def test_the_hand_written_page_has_a_place_for_every_item() -> None:
     text = (DOCS / "reproduction.md").read_text("utf-8")
     assert sorted(re.findall(r"<!-- end of (\S+) -->", text)) == items.names()
+
+
+def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
+    item = items.read("table1")
+    row = item.rows[-1]._replace(preset="paper", settings={"levers": {"momentum": 0.9}})
+    plain = items.Plan(item.columns[2], "equal", row, item.base, item.budget("full"))
+    adam = plain._replace(row=row._replace(recipes={"equal": item.rows[0].recipes["equal"]}))
+    for plan, optimizer in ((plain, "mamo"), (adam, "adam")):
+        tables = plan.runs(plan.choices[1], [3])[0].tables
+        assert (tables["algorithm"]["merge"], tables["algorithm"]["rate"]) == ("union", 0.15)
+        assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (optimizer, 3e-4)
+        assert (tables["levers"]["momentum"], tables["run"]["seed"]) == (0.9, 3)

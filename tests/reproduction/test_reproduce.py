@@ -118,6 +118,27 @@ def test_a_run_is_stopped_at_the_end_of_the_time_and_not_a_round_before_its_last
     watch(Now(), 0.1)  # type: ignore[arg-type]
 
 
+def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
+    whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def soon(end: float, rounds: int) -> Any:
+        def watch(round: Any, seconds: float) -> None:
+            if round.number == 1:
+                raise sitting.TimeIsUp
+
+        return watch
+
+    words = (*COLUMN, "--row", "CO-PFL", "--seeds", "1")
+    monkeypatch.setattr(sitting, "_watch", soon)
+    assert "1 runs are left" in reproduce(capsys, tmp_path, *words).err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
+    monkeypatch.undo()
+    assert reproduce(capsys, tmp_path, *words).code == 0
+    assert contents(tmp_path / "results").items() <= contents(whole / "results").items()
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+
+
 def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(whole: Path, tmp_path: Path) -> None:
     item = items.read(str(SMALL))
     plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]

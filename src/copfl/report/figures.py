@@ -120,7 +120,9 @@ def _dots(chart: Dots) -> Figure:
 
 
 def _heat(chart: Heat) -> Figure:
-    numbered = all(column.isdecimal() for column in chart.columns)  # then the axis finds room for its ticks
+    numbered = all(
+        column.isdecimal() and len(column) < 16 for column in chart.columns
+    )  # then the axis finds room for its ticks
     trace = {
         "type": "heatmap",
         "x": [int(column) for column in chart.columns] if numbered else list(chart.columns),

@@ -249,7 +249,10 @@ def _notes(stories: Sequence[Story]) -> list[str]:
 
 def _command(text: str) -> str:
     """The command as one types it, without the folder that copfl lies in."""
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an environment.json that was edited
+        return text
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else "–"
 
 

@@ -75,6 +75,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _check(record: dict[str, Any], timing: bool) -> None:
     """Raises whatever comes of it if the record is not one that was written here: damage that is still JSON."""
     if timing:
+        if record["seconds"] is None:
+            raise ValueError("it has no seconds")
         _check_numbers([record["seconds"]])
         return
     clients = record["clients"]

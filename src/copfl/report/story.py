@@ -110,6 +110,9 @@ def read(path: Path, label: str) -> Story:
     """What the folder tells now; a run that is still going on may be read at any time."""
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
+    rounds = tables["run"].get("rounds")
+    if type(rounds) is not int or not 0 < rounds < 2**63:
+        raise RunError(f"{path / 'run.toml'} does not say how many rounds the run is to have; restore it from a copy")
     environment = _environment(path / "environment.json")
     lines = records.read(path / "rounds.jsonl")
     timing = path / "timing.jsonl"
@@ -135,9 +138,9 @@ def _environment(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         layers = found.get("layers", {})
-        if not all(type(size) is int and size > 0 for size in layers.values()):
+        if not all(type(size) is int and 0 < size < 2**63 for size in layers.values()):
             raise ValueError("its layers are not sizes")
-        if type(found.get("parameters", 0)) is not int:
+        if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is none")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"cannot read {path} ({error}); restore it from a copy, or start the run again") from error

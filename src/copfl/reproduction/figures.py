@@ -47,7 +47,7 @@ def curves(findings: Findings, protocol: str) -> Figure:
     from matplotlib.figure import Figure
 
     columns = findings.item.columns
-    figure = Figure(figsize=(1.5 + 3.2 * len(columns), 6), layout="constrained")
+    figure = Figure(figsize=(1 + 3.2 * len(columns), 6.4), layout="constrained")
     axes = figure.subplots(2, len(columns), squeeze=False, sharex=True)
     handles: dict[str, Any] = {}
     for place, column in enumerate(columns):
@@ -70,7 +70,7 @@ def curves(findings: Findings, protocol: str) -> Figure:
         axes[1, place].set_xlabel("round")
     figure.suptitle(f"{findings.item.title}. {findings.item.protocols[protocol]}", wrap=True)
     if handles:
-        figure.legend(handles.values(), handles, loc="outside right upper", frameon=False)
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
 

@@ -15,6 +15,7 @@ from copfl.comparison import entries
 from copfl.comparison.entries import Entry, cells, described, grid_of
 from copfl.configure import Tables
 from copfl.errors import UsageError, unknown
+from copfl.presets import preset
 from copfl.settings import resolve
 
 PROTOCOLS = {
@@ -67,6 +68,7 @@ class Row(NamedTuple):
     recipes: dict[str, Recipe]  # by protocol
     ours: bool
     like: str  # its name in the paper's table
+    preset: str = ""  # settings under the row's own
 
 
 class Claim(NamedTuple):
@@ -165,7 +167,9 @@ class Plan(NamedTuple):
         own = joined(self.row.settings, recipe.settings)
         entry = Entry(self.row.algorithm, self.row.label, own)
         base = joined(self.base, self.column.settings)
-        tables = _complete(json.dumps([*entries.layers(entry, base), *more]))
+        *below, settings = entries.layers(entry, base)
+        named = [preset(self.row.preset)] if self.row.preset else []
+        tables = _complete(json.dumps([*below, *named, settings, *more]))
         chosen = described(more[-1], "optimizer", self.row.algorithm)
         what = f"{self.column.title}: {self.row.label}, {self.protocol} protocol"
         label = ", ".join(filter(None, [what, chosen, "tuning" if validation else "", f"seed {seed}"]))
@@ -285,7 +289,7 @@ def _row(own: Mapping[str, Any], recipes: Mapping[str, Any]) -> Row:
             chosen[protocol] = Recipe(recipe.get("settings", {}), recipe.get("tune", {}))
     return Row(
         own["label"], own["algorithm"], own.get("settings", {}), own.get("value", "accuracy"), chosen,
-        bool(own.get("ours", False)), own.get("as", own["label"]),
+        bool(own.get("ours", False)), own.get("as", own["label"]), own.get("preset", ""),
     )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int
         runs = missing(plan, seeds, store)
         left |= {id_of(run) for run in runs}
         if any(run.validation for run in runs):
-            waiting = [plan.column.name, plan.row.algorithm, plan.row.settings, plan.row.recipes[plan.protocol]]
+            row = plan.row
+            waiting = [plan.column.name, row.algorithm, row.preset, row.settings, row.recipes[plan.protocol]]
             left |= {json.dumps([waiting, seed], default=str) for seed in seeds}
     return len(left)
 

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from copfl.elementwise import compiles
 
-
 Pair = tuple[int, int]
 
-# Windows are kept as the GPU's kernels write them, [..., C, kh, kw], like a convolution's weights; or, on a CPU, as memory
-# lies, [..., kh, kw, C]: then whole pixels are copied and added, and it is the (far smaller) weights that are turned.
+# Windows are kept as the GPU's kernels write them, [..., C, kh, kw], like a convolution's weights; or, on a CPU, as
+# memory lies, [..., kh, kw, C]: whole pixels are copied and added, and it is the (far smaller) weights that are turned.
 
 
 def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:

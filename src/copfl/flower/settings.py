@@ -135,9 +135,11 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
             if type(value) is not kind and not (key == "deadline" and type(value) is float):
                 raise UsageError(f"{key}={value!r} must be of type {kind.__name__}, such as {DEFAULTS[key]!r}")
             flat[key] = value
-    for key, low in (("rounds", 1), ("clients", 1), ("batch", 1), ("join", 0)):
+    for key, low in (("rounds", 1), ("clients", 1), ("batch", 1), ("join", 0), ("min-replies", 0), ("seed", 0)):
         if flat[key] < low:
-            raise UsageError(f"{key}={flat[key]} must be at least {low}")
+            raise UsageError(f"{key} must be at least {low}")
+        if flat[key] >= 2**62:
+            raise UsageError(f"{key} must be below 2^62; so many there will never be")
     if flat["privacy"]:
         raise UsageError(
             f"privacy={flat['privacy']}: noised uploads are simulated only. Over a network the noise would have to "

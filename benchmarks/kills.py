@@ -271,6 +271,25 @@ class Whole(NamedTuple):
     touches: int  # writes, renames and syncs
 
 
+class Capabilities(ctypes.Structure):
+    """What Linux's capget and capset speak of: two words of bits each."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+
+
+def obey_permissions() -> None:
+    """Gives up what lets root write where no permission allows it; others have nothing to give up."""
+    if os.geteuid() != 0:
+        return
+    libc, head, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (Capabilities * 2)()
+    if libc.capget(head, sets) != 0:
+        raise OSError("capget failed")
+    for bit in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        sets[0].effective &= ~(1 << bit)
+    if libc.capset(head, sets) != 0:
+        raise OSError("capset failed")
+
+
 class Kills:
     """The harness: the folder it works in, the draws, and what it has counted."""
 
@@ -406,37 +425,21 @@ class Kills:
             self.check("a disk of 64 KiB is full: exit code 2, said so", how.code == 2 and "No space" in how.err, how)
 
     def read_only(self) -> None:
-        """A folder that may not be written: as another user if we are root, whom no permission stops."""
+        """A folder that may not be written, by a process that permissions stop; root makes itself one."""
         folder = self.home / "read-only"
         variant = "copfl"
         self.child(self.words(variant, folder), Places(folder, self.whole(variant).touches // 2, die).plant)
         before = files(folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
-        nobody = 65534
-
-        def other() -> None:
-            if os.geteuid() == 0:
-                os.setgid(nobody)
-                os.setuid(nobody)
-
-        opened = [self.home, self.home.parent]
-        modes = [path.stat().st_mode for path in opened]
-        for path in opened:
-            with contextlib.suppress(PermissionError):
-                path.chmod(0o755)
-        self.err.touch()
-        self.err.chmod(0o666)
-        pid = started(("resume", str(folder), "--quiet"), other, self.err)
+        pid = started(("resume", str(folder), "--quiet"), obey_permissions, self.err)
         how = ended(pid, self.err)
         right = how.code == 2 and "Permission denied" in how.err and files(folder) == before
         self.check("a read-only folder: exit code 2, said so, nothing changed", right, how)
-        pid = started(self.words(variant, folder / "new"), other, self.err)
+        pid = started(self.words(variant, folder / "new"), obey_permissions, self.err)
         how = ended(pid, self.err)
         right = how.code == 2 and "Permission denied" in how.err and files(folder) == before
         self.check("a new run below a read-only folder: exit code 2, said so", right, how)
-        for path, mode in zip(opened, modes, strict=True):
-            path.chmod(mode)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         self.goes_on("a read-only folder that may be written again", variant, folder)

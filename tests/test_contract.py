@@ -246,7 +246,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a growing tensor": (Grows(kind="tensor"), "the rounds fail|changed its shape"),
     "a count that becomes a fraction": (ChangesItsType(), "the rounds fail|changed its shape"),
     "a downlink by position": (ByPosition(where="downlink"), "against one by one|by position"),
-    "a summand by position": (ByPosition(where="summand"), "against one by one|order in which uploads arrive"),
+    "a summand by position": (
+        ByPosition(where="summand"),
+        "two answers|against one by one|order in which uploads arrive",
+    ),
     "a leak in a masked vector": (LeaksPersonal(), "an upload carries values at personal coordinates"),
     "a leak of statistics": (LeaksStatistics(), "an upload carries local batch-norm statistics: gossip"),
     "0 / 0 when nobody answers": (DividesByNobody(), "not finite after a round that nobody answered"),

@@ -15,6 +15,7 @@ from copfl.contract import check_algorithm, small_federation
 from copfl.engine.mapping import all_at_once, one_by_one
 from copfl.errors import UsageError
 from copfl.levers import Averaged, Moving, MovingServer, Restated, Scheduled, levered
+from copfl.models import BatchNorm
 from copfl.optim import Adam, Scaled, Sgd, faster
 
 from .toys import rounds_of, slopes
@@ -76,20 +77,22 @@ def test_scaled_steps_are_those_of_a_smaller_learning_rate(optimizer: Any) -> No
 
 
 def test_own_statistics_are_those_of_all_own_samples() -> None:
+    """The first batch norm's: mean and unbiased variance, over all samples and pixels, of what it sees."""
     task, federation = small_federation("batch", (5, 9))
-    data = federation.train.rows([0, 1])
-    x, w = task.numbers(data.x[0, :5]), task.first
-    first = next(name for name in task.layout.names if name.endswith("running_mean"))
-    before = torch.nn.Sequential(*list(task.module.children())[:1])  # what the first batch norm sees
-    for one in (task, task.for_many()):
-        found = one.restated(w, data._replace(x=data.x[0], y=data.y[0], size=data.size[0]))
-        seen = before(x.to(w.dtype)) if first.split(".")[0] != "0" else x
-        statistics = task.layout.split(found[task.d :], buffers=True)[first]
-        if seen.shape[1] == statistics.shape[0]:
-            torch.testing.assert_close(statistics, seen.mean((0, 2, 3)))
-        assert torch.equal(found[: task.d], w[: task.d])
-    a, b = (t.restated(w, data._replace(x=data.x[1], y=data.y[1], size=data.size[1])) for t in (task, task.for_many()))
-    torch.testing.assert_close(a, b)
+    rows, w = federation.train.rows([0, 1]), task.first
+    norm = next(name for name, m in task.module.named_modules() if isinstance(m, BatchNorm))
+    for client, size in enumerate((5, 9)):
+        data = tree.row(rows, client)
+        seen: list[torch.Tensor] = []
+        hook = task.module.get_submodule(norm).register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0]))
+        task.forward(w, task.numbers(data.x[:size]))
+        hook.remove()
+        for one in (task, task.for_many()):
+            found = one.restated(w, data)
+            statistics = task.layout.split(found[task.d :], buffers=True)
+            torch.testing.assert_close(statistics[f"{norm}.running_mean"], seen[0].mean((0, 2, 3)))
+            torch.testing.assert_close(statistics[f"{norm}.running_var"], seen[0].var((0, 2, 3)))
+            assert torch.equal(found[: task.d], w[: task.d])
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe", "fedpac"])

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.algorithms import ALGORITHMS, FedAvg, averaging
-from copfl.algorithms.copfl import bounds_of, copfl, held
+from copfl.algorithms.copfl import copfl
 from copfl.contract import check_algorithm
 from copfl.engine.mapping import all_at_once, one_by_one
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
 from copfl.experiment import run
+from copfl.parts.cowa import bounds_of, held
 from copfl.robust import GUARDS, Clipped, Trimmed, guarded, middle_of, trimmed_mean
 from copfl.task import Task
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes

@@ -1,8 +1,8 @@
 """The verbs of an algorithm that stands around another one and leaves them as they are there.
 
-`attacks`, `robust` and `privacy` each make an algorithm out of an algorithm. They take these functions as methods, so
-their own files hold what is their own. A client's record is always that of the algorithm inside: checkpoints, models
-and reports need not know what is around it.
+`attacks`, `levers`, `robust` and `privacy` each make an algorithm out of an algorithm. They take these functions as
+methods, so their own files hold what is their own. A client's record is that of the algorithm inside, or has it as
+`client` where a lever changes what a client predicts with.
 """
 
 from __future__ import annotations
@@ -61,7 +61,20 @@ def personal(self: Around, task: Task, client: Any, down: Any) -> Personal:
     return self.algorithm.personal(task, client, down)
 
 
-__all__ = [
-    "Around", "Figures", "client_init", "client_update", "downlink_of_server", "optimizer", "passes", "personal",
-    "personal_within", "summand_within",
-]  # fmt: skip
+# -- where only the client does something: the server is that of the algorithm inside ----------------------------------
+
+
+def server_init(self: Around, task: Task, clients: int) -> Any:
+    return self.algorithm.server_init(task, clients)
+
+
+def downlink(self: Around, server: Any, ids: Tensor) -> Any:
+    return self.algorithm.downlink(server, ids)
+
+
+def summand(self: Around, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
+    return self.algorithm.summand(task, server, id, upload)
+
+
+def server_update(self: Around, task: Task, server: Any, total: Any) -> tuple[Any, Figures]:
+    return self.algorithm.server_update(task, server, total)

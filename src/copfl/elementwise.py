@@ -73,12 +73,12 @@ def can_compile() -> bool:
 
 BLOCK = 2**15  # numbers; the intermediate results of a block stay in a core's cache
 F = TypeVar("F", bound=Function)
-LONG: set[Function] = set()
+MANY_STEPS: set[Function] = set()
 
 
 def of_many_steps(function: F) -> F:
     """Marks a function of half a dozen operations or more: block by block, those are worth one more copy."""
-    LONG.add(function)
+    MANY_STEPS.add(function)
     return function
 
 
@@ -87,7 +87,7 @@ def _in_blocks(function: Function, arguments: tuple[Any, ...]) -> tuple[Tensor, 
     vectors = [a for a in arguments if isinstance(a, Tensor) and a.dim() == 1]
     length = max((len(v) for v in vectors), default=0)
     if (
-        function not in LONG
+        function not in MANY_STEPS
         or length <= 2 * BLOCK
         or vectors[0].device.type != "cpu"
         or any(len(v) != length for v in vectors)

@@ -120,13 +120,14 @@ class Averaged:
 
     passes = property(around.passes)
     optimizer = property(around.optimizer)
+    server_init = around.server_init
+    downlink = around.downlink
+    summand = around.summand
+    server_update = around.server_update
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise UsageError(f"levers.average={self.decay} must be at least 0 and below 1")
-
-    def server_init(self, task: Task, clients: int) -> Any:
-        return self.algorithm.server_init(task, clients)
 
     def client_init(self, task: Task) -> AveragedClient:
         client = self.algorithm.client_init(task)
@@ -134,9 +135,6 @@ class Averaged:
         down = tree.row(self.algorithm.downlink(self.algorithm.server_init(task, 1), first), 0)
         model = self.algorithm.personal(task, client, down)  # one vector, or a mixture
         return AveragedClient(client, tree.each(torch.zeros_like, model), task.first.new_zeros(()))
-
-    def downlink(self, server: Any, ids: Tensor) -> Any:
-        return self.algorithm.downlink(server, ids)
 
     def client_update(self, task: Task, client: AveragedClient, down: Any, data: Data, plan: Plan) -> Turn[Any, Any]:
         turn = self.algorithm.client_update(task, client.client, down, data, plan)
@@ -152,12 +150,6 @@ class Averaged:
             lambda s, f: torch.where(weight > 0, s / torch.where(weight > 0, weight, 1), f), client.sum, fresh
         )
         return model
-
-    def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
-        return self.algorithm.summand(task, server, id, upload)
-
-    def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Figures]:
-        return self.algorithm.server_update(task, server, total)
 
 
 # -- schedule ----------------------------------------------------------------------------------------------------------
@@ -238,16 +230,14 @@ class Restated:
 
     passes = property(around.passes)
     optimizer = property(around.optimizer)
-
-    def server_init(self, task: Task, clients: int) -> Any:
-        return self.algorithm.server_init(task, clients)
+    server_init = around.server_init
+    downlink = around.downlink
+    summand = around.summand
+    server_update = around.server_update
 
     def client_init(self, task: Task) -> RestatedClient:
         never = torch.zeros((), dtype=torch.bool, device=task.device)
         return RestatedClient(self.algorithm.client_init(task), task.first[task.d :], never)
-
-    def downlink(self, server: Any, ids: Tensor) -> Any:
-        return self.algorithm.downlink(server, ids)
 
     def client_update(self, task: Task, client: RestatedClient, down: Any, data: Data, plan: Plan) -> Turn[Any, Any]:
         turn = self.algorithm.client_update(task, client.client, down, data, plan)
@@ -261,9 +251,3 @@ class Restated:
         one = model.w[0] if isinstance(model, Experts) else model
         chosen = torch.where(client.ever, client.statistics, one[task.d :])
         return with_statistics(task, model, torch.cat([one[: task.d], chosen]))
-
-    def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
-        return self.algorithm.summand(task, server, id, upload)
-
-    def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Figures]:
-        return self.algorithm.server_update(task, server, total)

@@ -13,7 +13,7 @@ from copfl.algorithms.algorithm import Figures, Turn
 from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError, unknown
 from copfl.optim import Optimizer, State, begin, kept, train
-from copfl.parts.cowa import Cowa, held_out, kept_back, leave_one_out
+from copfl.parts.cowa import Cowa, bounds_of, held, held_out, kept_back, leave_one_out
 from copfl.parts.mamo import Mamo
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
@@ -199,25 +199,6 @@ class COPFL:
         weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
         bounds = None if server.bounds is None else bounds_of(total.score, total.clients, self.most, server.bounds)
         return Server(w, weights, total.score, union, server.round + 1, bounds), figures
-
-
-def bounds_of(score: Tensor, clients: Tensor, most: float, before: Tensor) -> Tensor:
-    """[2], a span around the mean score in which none of so many clients can take more than `most`.
-
-    It stays as it was where nobody came.
-    One at the upper bound among n - 1 at the lower one has the share high / (high + (n - 1) low), which is `most` where
-    high / low = most (n - 1) / (1 - most).
-    """
-    ratio = (most * (clients - 1) / (1 - most)).clamp(min=1)
-    mean = score / clients.clamp(min=1)
-    return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
-
-
-def held(score: Tensor, bounds: Tensor | None) -> Tensor:
-    """The score, between the bounds; a client that is left out, or claims less than nothing, has none."""
-    if bounds is None:
-        return score
-    return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
 
 
 @of_many_steps

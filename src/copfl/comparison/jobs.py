@@ -148,15 +148,17 @@ class LeanFolder(RunFolder):
         super().begin(tables, partition, {**about, "start": dict(self.start)})
 
     def checkpoint(self, state: simulate.State, marks: Mapping[str, str]) -> None:
+        if state.round == self.rounds:  # the run has ended, so its checkpoint goes
+            shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+            return
         possible = importlib.util.find_spec("safetensors") is not None
-        due = time.monotonic() - self.clock[0] >= self.pause and state.round < self.rounds
+        due = time.monotonic() - self.clock[0] >= self.pause
         if due and possible:
             super().checkpoint(state, marks)
             self.clock[0] = time.monotonic()
 
     def save_models(self, *given: Any) -> None:
-        """Nothing is saved; the run has ended, so its checkpoint goes."""
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        """Nothing is saved."""
 
 
 def check_common(jobs: Sequence[Job]) -> None:

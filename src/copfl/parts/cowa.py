@@ -81,6 +81,25 @@ class Cowa:
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
 
+def bounds_of(score: Tensor, clients: Tensor, most: float, before: Tensor) -> Tensor:
+    """[2], a span around the mean score in which none of so many clients can take more than `most`.
+
+    It stays as it was where nobody came.
+    One at the upper bound among n - 1 at the lower one has the share high / (high + (n - 1) low), which is `most` where
+    high / low = most (n - 1) / (1 - most).
+    """
+    ratio = (most * (clients - 1) / (1 - most)).clamp(min=1)
+    mean = score / clients.clamp(min=1)
+    return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
+
+
+def held(score: Tensor, bounds: Tensor | None) -> Tensor:
+    """The score, between the bounds; a client that is left out, or claims less than nothing, has none."""
+    if bounds is None:
+        return score
+    return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
+
+
 def kept_back(plan: Plan) -> Plan:
     """The plan without every fifth of the client's samples."""
 

@@ -24,6 +24,7 @@ import torch
 from copfl import configure, settings, tree, wire
 from copfl.comparison import entries
 from copfl.data import datasets, reading
+from copfl.data.arrays import from_arrays
 from copfl.data.federation import Federation
 from copfl.data.partition import SCHEMES, Partition
 from copfl.data.samples import Dataset
@@ -265,7 +266,7 @@ def arrays(data: bytes) -> None:
             given[part] = array
     if draw.number(6) == 0:
         given["group"] = np.arange(count) % draw.choice((1, 2, 5))
-    dataset = datasets.from_arrays(**given)
+    dataset = from_arrays(**given)
     sound(dataset)
     name, clients = draw.choice(sorted(SCHEMES)), draw.choice((1, 2, 3, 10))
     options: dict[str, Any] = {}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from copfl.errors import CopflError, DataError, RunError, UsageError, unknown
+from copfl.errors import CopflError, DataError, RunError, UsageError, above, at_least, one_of, share_of, unknown
 
 
 @pytest.mark.parametrize("kind", [UsageError, DataError, RunError])
@@ -27,3 +27,19 @@ def test_nothing_known_is_said() -> None:
 def test_a_name_that_is_no_text_is_still_an_error_a_person_can_read() -> None:
     assert "Known: both, none" in str(unknown("score", None, ("both", "none")))
     assert 'no score "3"' in str(unknown("score", 3, ("both",)))
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0.0, float("nan"), float("inf")])
+def test_numbers_out_of_range(wrong: float) -> None:
+    with pytest.raises(UsageError, match=f"^b={wrong} must be a number above 0$"):
+        above(0, a=1e-9, b=wrong)
+    with pytest.raises(UsageError, match=f"^b={wrong} must be a number of at least 1$"):
+        at_least(1, a=1, b=wrong)
+    with pytest.raises(UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a share of the cake$"):
+        share_of("the cake", a=1.0, b=wrong)
+
+
+def test_a_name_out_of_a_few() -> None:
+    one_of(("both", "none"), score="both", other="none")
+    with pytest.raises(UsageError, match='no score "bth"; did you mean "both"'):
+        one_of({"both": 1, "none": 2}, score="bth")

@@ -12,7 +12,7 @@ A message says what was wrong with what was given, what is allowed, and what to 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class CopflError(Exception):
@@ -48,3 +48,24 @@ def at_least(low: float, **numbers: float) -> None:
     for name, number in numbers.items():
         if not low <= number < float("inf"):
             raise UsageError(f"{name}={number} must be a number of at least {low}")
+
+
+def above(low: float, **numbers: float) -> None:
+    """Raises the error for a number that is not larger than this, or none at all."""
+    for name, number in numbers.items():
+        if not low < number < float("inf"):
+            raise UsageError(f"{name}={number} must be a number above {low}")
+
+
+def share_of(what: str, **numbers: float) -> None:
+    """Raises the error for a number that is no share of anything, or nothing of it."""
+    for name, number in numbers.items():
+        if not 0 < number <= 1:
+            raise UsageError(f"{name}={number} must be above 0 and at most 1: it is a share of {what}")
+
+
+def one_of(known: Collection[str], **names: str) -> None:
+    """Raises the error for a name nobody knows."""
+    for kind, given in names.items():
+        if given not in known:
+            raise unknown(kind, given, known)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.elementwise import elementwise, of_many_steps
-from copfl.errors import UsageError
+from copfl.errors import UsageError, above
 from copfl.task import Batch, Data, Objective, Pass, Task, cross_entropy
 
 State = Any  # a tree of tensors that the optimizer alone understands
@@ -52,7 +52,7 @@ class Sgd:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        _positive(lr=self.lr)
+        above(0, lr=self.lr)
         _within(0, 1, momentum=self.momentum)
 
     def init(self, parameters: Tensor) -> Velocity:
@@ -99,7 +99,7 @@ class Adam:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        _positive(lr=self.lr, eps=self.eps)
+        above(0, lr=self.lr, eps=self.eps)
         _within(0, 1, beta1=self.beta1, beta2=self.beta2)
 
     def init(self, parameters: Tensor) -> Moments:
@@ -141,6 +141,11 @@ def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:
 def kept(optimizer: Optimizer, state: State) -> State:
     """What of the state lives on to the next round: all or nothing."""
     return state if optimizer.keep else ()
+
+
+def fresh(optimizer: Optimizer, task: Task) -> State:
+    """What of the state is in the record of a client that has never trained."""
+    return kept(optimizer, optimizer.init(task.first[: task.d]))
 
 
 def faster(optimizer: Optimizer, factor: float) -> Optimizer:
@@ -251,12 +256,6 @@ def mean_loss(losses: Sequence[Tensor], batches: Sequence[Batch]) -> Tensor:
     """The mean of the steps' losses, over the steps whose batch holds a real sample."""
     counts = torch.stack([has_real(batch).to(losses[0].dtype) for batch in batches])
     return (torch.stack(list(losses)) * counts).sum() / counts.sum().clamp(min=1)
-
-
-def _positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 < number < float("inf"):
-            raise UsageError(f"{name}={number} must be a number above 0")
 
 
 def _within(low: float, high: float, **numbers: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from copfl.data import datasets
+from copfl.data import arrays
 from copfl.data.samples import Dataset
 from copfl.errors import CopflError, UsageError, unknown
 
@@ -138,20 +138,20 @@ def as_dataset(what: Any, name: str = "own") -> Dataset:
     if isinstance(what, Dataset):
         return what
     if isinstance(what, Mapping):
-        known = tuple(n for n in takes(datasets.from_arrays))
+        known = tuple(n for n in takes(arrays.from_arrays))
         for key in what:
             if key not in known:
                 raise unknown("array", key, known)
-        return datasets.from_arrays(**{"name": name, **what})
+        return arrays.from_arrays(**{"name": name, **what})
     parts = list(what) if isinstance(what, tuple | list) else []
     if not parts and _has_items(what):
-        return datasets.from_torch(what, name=name)
+        return arrays.from_torch(what, name=name)
     if len(parts) in (2, 4) and all(map(_is_array, parts)):
-        return datasets.from_arrays(*map(_plain, parts), name=name)
+        return arrays.from_arrays(*map(_plain, parts), name=name)
     if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 and all(map(_is_array, p)) for p in parts):
-        return datasets.from_arrays(*map(_plain, (*parts[0], *parts[1])), name=name)
+        return arrays.from_arrays(*map(_plain, (*parts[0], *parts[1])), name=name)
     if len(parts) == 2 and all(map(_has_items, parts)):
-        return datasets.from_torch(parts[0], parts[1], name=name)
+        return arrays.from_torch(parts[0], parts[1], name=name)
     raise UsageError(f"data of your own is {DATA}, not {type(what).__name__}")
 
 

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from copfl import tree
-from copfl.data import datasets, reading
+from copfl.data import reading
+from copfl.data.arrays import from_arrays
 from copfl.data.plan import plan
 from copfl.data.samples import Dataset
 from copfl.engine import checkpoint
@@ -141,10 +142,10 @@ class Trained:
             )
         known = "y" in arrays
         if labelled:
-            found = datasets.from_arrays(**arrays, name=path.stem)
+            found = from_arrays(**arrays, name=path.stem)
         else:  # nothing is held back
             y = arrays.get("y", np.zeros(len(arrays["x"]), np.int64))
-            found = datasets.from_arrays(arrays["x"], y, arrays["x"], y, name=path.stem)
+            found = from_arrays(arrays["x"], y, arrays["x"], y, name=path.stem)
         own, classes = self.experiment.federation.dataset.train.x, self.experiment.task.classes
         if (found.train.x.shape[1:], found.train.x.dtype) != (own.shape[1:], own.dtype):
             raise DataError(

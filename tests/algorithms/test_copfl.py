@@ -357,7 +357,7 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
     [
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
         ({"phases": "both"}, 'no phases "both"'),
-        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import reduce
 
 import pytest
@@ -14,9 +13,10 @@ from torch import Tensor
 from copfl import tree
 from copfl.algorithms import fedavg, fedcalm
 from copfl.algorithms.averaging import Upload
-from copfl.algorithms.fedcalm import FedCALM, Server, layers, resolved
+from copfl.algorithms.fedcalm import FedCALM, Server, resolved
 from copfl.contract import small_federation
 from copfl.errors import UsageError
+from copfl.parts.keeping import layers
 from copfl.task import Task
 from tests.algorithms.chain import numbers, vector
 from tests.toys import rounds_of, slopes
@@ -98,16 +98,6 @@ def test_layers_are_judged_apart() -> None:
     step = server_after(fedcalm(limit=0.0), task, [0, 1], [first + u1, first + u2]).w - first
     torch.testing.assert_close(step[start:stop], torch.full_like(step[start:stop], 2.0))
     torch.testing.assert_close(step[begin:end], torch.zeros_like(step[begin:end]))
-
-
-@pytest.mark.parametrize("keeps", [(), ("head",), ("norms",)])
-@pytest.mark.parametrize("buffers", ["local", "average"])
-def test_layers_cover_what_is_shared(keeps: tuple[str, ...], buffers: str) -> None:
-    task = dataclasses.replace(small_federation("batch", (4, 4))[0], buffers=buffers)
-    spans = layers(task, keeps)
-    assert [start for start, *_ in spans] == [0, *(stop for _, stop, _ in spans[:-1])]
-    assert spans[-1][1] == int((~task.home(*keeps)).sum())
-    assert all(trained for *_, trained in spans) is (buffers == "local")
 
 
 def test_with_one_opinion_it_is_fedavg() -> None:

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from copfl import tree
 from copfl.algorithms import fedpac
-from copfl.algorithms.fedpac import FedPAC, Server, Upload, combination
+from copfl.algorithms.fedpac import FedPAC, Server, Upload
 from copfl.errors import UsageError
 from copfl.optim import Adam, Sgd, faster
 from copfl.parts import Mamo
+from copfl.parts.quadratic import combination
 from copfl.task import Task, task_of
 from tests.algorithms.chain import (
     LR,
@@ -72,28 +71,6 @@ def test_the_body_is_pulled_to_the_centroid_of_the_class() -> None:
     assert aligned((True, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 1))
     assert aligned((False, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 4)), "not the own mean, (2 + 6) / 2"
     assert aligned((False, False)) == pytest.approx(plain)
-
-
-def test_two_heads_by_hand() -> None:
-    """P_1 = diag(v1, v2 + |h1 - h2|^2), so a_1 is to a_2 as v2 + |h1 - h2|^2 to v1."""
-    weights = combination(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(weights, torch.tensor([[7 / 8, 1 / 8], [3 / 8, 5 / 8]], dtype=torch.float64))
-
-
-@given(st.integers(1, 10), st.integers(1, 6), st.integers(0, 2**31))
-def test_weights_lie_on_the_simplex_and_no_other_choice_is_better(clients: int, size: int, seed: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    means = torch.randn(clients, size, dtype=torch.float64, generator=draw) + 100
-    spread = torch.rand(clients, dtype=torch.float64, generator=draw)
-    for i, a in enumerate(combination(means, spread)):
-        apart = means[i] - means
-        matrix = torch.diag(spread) + apart @ apart.T
-        assert (a >= 0).all()
-        assert float(a.sum()) == pytest.approx(1)
-        slope = matrix @ a
-        value, scale = float(a @ slope), float(matrix.diagonal().mean())
-        assert value <= float(matrix.diagonal().min()) + 1e-9 * scale, "one head alone is better"
-        assert float(slope.min()) >= value - 1e-7 * scale, "a little more of one head is better"
 
 
 def uploads(task: Task, clients: int) -> list[Upload]:

@@ -11,7 +11,8 @@ import torch
 
 from copfl import tree
 from copfl.algorithms import FedAvg, fedselect
-from copfl.algorithms.fedselect import Server, Total
+from copfl.algorithms.averaging import Server
+from copfl.algorithms.fedselect import Total
 from copfl.contract import small_federation
 from copfl.optim import Optimizer, Sgd
 from copfl.parts import Mamo

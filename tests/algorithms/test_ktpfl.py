@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import copfl
 from copfl import tree
 from copfl.algorithms import ktpfl, local
-from copfl.algorithms.ktpfl import Down, Server, Total, onto_simplex
+from copfl.algorithms.ktpfl import Down, Server, Total
 from copfl.contract import small_federation
 from copfl.data.federation import Federation
 from copfl.data.holdings import Partition
@@ -113,23 +111,6 @@ def test_no_weight_ever_travels() -> None:
     answers = torch.zeros(6, 4, dtype=torch.float64)  # six public samples, four classes
     assert shown[0].clients["bytes_up"].tolist() == [float(tree.nbytes(answers))] * 4
     assert clients_of(state).w.shape == (4, task.layout.size)
-
-
-@given(st.integers(1, 8), st.integers(0, 2**31), st.floats(0.01, 100))
-def test_onto_the_simplex(size: int, seed: int, spread: float) -> None:
-    """The nearest point is max(v - tau, 0) for one tau."""
-    draw = torch.Generator().manual_seed(seed)
-    rows = spread * torch.randn(3, size, dtype=torch.float64, generator=draw)
-    allowed = torch.rand(size, generator=draw) < 0.7
-    allowed[0] = True
-    nearest = onto_simplex(rows, allowed)
-    assert (nearest >= 0).all()
-    assert not nearest[:, ~allowed].any()
-    torch.testing.assert_close(nearest.sum(1), torch.ones(3, dtype=torch.float64))
-    for row, point in zip(rows, nearest, strict=True):
-        tau = (row - point)[point > 0]
-        assert float(tau.max() - tau.min()) < 1e-9 * spread
-        assert (row[allowed & (point == 0)] <= tau.max() + 1e-9 * spread).all()
 
 
 def test_public_samples_are_those_that_no_client_holds() -> None:

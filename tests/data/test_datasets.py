@@ -5,25 +5,20 @@ The tests of the real files run where the environment variable COPFL_DATA names 
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib.util
 import os
 import pickle
 import struct
 import subprocess
 import sys
 import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from copfl.data import datasets, reading
 from copfl.data.corruptions import CORRUPTIONS
@@ -32,14 +27,11 @@ from copfl.data.datasets import (
     DATASETS,
     check,
     describe,
-    from_arrays,
-    from_torch,
-    held_out,
     load,
-    rank_within_class,
 )
 from copfl.data.samples import Dataset
-from copfl.errors import CopflError, DataError, UsageError
+from copfl.errors import DataError, UsageError
+from tests.data.files import Payload, assert_well_formed, saved, write_image
 
 REAL = Path(os.environ.get("COPFL_DATA", "/nonexistent"))
 
@@ -99,11 +91,6 @@ def make_cifar10c(folder: Path, bases: int = 60) -> Path:
     return folder
 
 
-def write_image(path: Path, size: tuple[int, int] = (32, 32), colour: Any = (10, 20, 30), mode: str = "RGB") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)
-
-
 def make_cinic(folder: Path) -> Path:
     for number, label in enumerate(CIFAR_CLASSES):
         for split in ("train", "test"):
@@ -138,37 +125,6 @@ def same(a: Dataset, b: Dataset) -> bool:
     )
 
 
-def assert_well_formed(found: Dataset) -> None:
-    for part in (found.train, found.test):
-        assert len(part) > 0
-        assert len(part.x) == len(part.y)
-        assert part.y.dtype == np.int64
-        assert part.x.flags.c_contiguous
-        assert part.x.flags.writeable  # torch warns of arrays that are not
-        assert 0 <= part.y.min() <= part.y.max() < len(found.classes)
-        assert (part.group is None) == (found.groups == ())
-        if part.group is not None:
-            assert part.group.shape == part.y.shape
-            assert 0 <= part.group.min() <= part.group.max() < len(found.groups)
-    assert len(found.mean) == len(found.std)
-    if found.mean:
-        assert found.train.x.shape[1] == len(found.mean)
-
-
-# The fixed split
-
-
-def test_rank_within_class() -> None:
-    assert rank_within_class(np.array([2, 0, 2, 2, 0, 1])).tolist() == [0, 0, 1, 2, 1, 0]
-
-
-def test_held_out_is_even_in_every_class() -> None:
-    assert held_out(np.zeros(10, np.int64), 1, 5).tolist() == [False] * 4 + [True] + [False] * 4 + [True]
-    assert held_out(np.zeros(10, np.int64), 3, 10).sum() == 3
-    y = np.array([0, 1] * 10)
-    assert held_out(y, 1, 2)[y == 0].tolist() == held_out(y, 1, 2)[y == 1].tolist() == [False, True] * 5
-
-
 # digits
 
 
@@ -184,6 +140,12 @@ def test_digits() -> None:
     assert found.mean[0] == pytest.approx(found.train.x.mean() / 255, abs=1e-5)
     assert found.std[0] == pytest.approx(found.train.x.std() / 255, abs=1e-5)
     np.random.seed(1)  # noqa: NPY002
+    assert same(found, load("digits"))
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load("digits")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # its file is not where we look
     assert same(found, load("digits"))
 
 
@@ -236,14 +198,6 @@ def test_no_folder_no_data(tmp_path: Path) -> None:
             load(name, tmp_path)
     with pytest.raises(DataError, match=r"holds neither mini-imagenet/.*no open address"):
         load("mini_imagenet", tmp_path)
-
-
-class Payload:
-    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self.call, self.arguments = call, arguments
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.call, self.arguments
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -419,12 +373,6 @@ def test_cifar10c_from_its_archive(tmp_path: Path) -> None:
     assert same(load("cifar10c", tmp_path / "a"), load("cifar10c", tmp_path / "b"))
 
 
-def saved(array: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("file", "raw", "message"),
     [
@@ -537,288 +485,6 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
         load("mini_imagenet", tmp_path)
 
 
-# One's own: .npz
-
-
-def arrays(n: int = 20) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    return {"x": rng.random((n, 4)).astype(np.float32), "y": np.arange(n) % 2}
-
-
-def test_npz_without_a_test_part(tmp_path: Path) -> None:
-    np.savez(tmp_path / "mine.npz", **arrays(), group=np.arange(20) % 5)
-    found = load(tmp_path / "mine.npz")
-    assert_well_formed(found)
-    assert (len(found.train), len(found.test)) == (16, 4)
-    assert np.bincount(found.test.y).tolist() == [2, 2]
-    assert found.train.x.dtype == np.float32
-    assert found.mean == ()
-    assert found.name == "mine"
-    assert found.groups == ("0", "1", "2", "3", "4")
-    assert set(found.train.x[:, 0]) & set(found.test.x[:, 0]) == set()
-
-
-def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (10, 6, 5, 3)).astype(np.uint8)
-    y = np.arange(10, dtype=np.uint8) % 3
-    np.savez_compressed(tmp_path / "mine.npz", x=x, y=y, x_test=x[:3], y_test=y[:3])
-    found = load(str(tmp_path / "mine.npz"), augment=True)
-    assert_well_formed(found)
-    assert found.train.x.shape == (10, 3, 6, 5)
-    assert (found.train.x[4, 2] == x[4, :, :, 2]).all()
-    assert found.mean == pytest.approx(x.mean(axis=(0, 1, 2)) / 255, abs=1e-5)
-    assert found.std == pytest.approx(x.std(axis=(0, 1, 2)) / 255, abs=1e-5)
-    assert found.augment
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"x": np.full((20, 4), np.nan)}, "x holds NaN or infinity, first in sample 0"),
-        ({"x": np.zeros((20, 4), complex)}, "x has dtype complex128"),
-        ({"x": np.zeros((20, 4), "U3")}, "x has dtype <U3"),
-        ({"x": np.zeros(20)}, r"x has shape \[20\]"),
-        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "x is empty"),
-        ({"x": np.zeros((19, 4))}, r"y has shape \[20\], but there are 19 samples"),
-        ({"y": np.zeros((20, 1), int)}, r"y has shape \[20, 1\]"),
-        ({"y": np.zeros(20)}, r"y has dtype float64; whole numbers were expected: y.astype"),
-        ({"y": np.full(20, -1)}, "y holds -1"),
-        ({"y": np.full(20, 10**12)}, "y holds 1000000000000"),
-        ({"group": np.zeros(3, int)}, r"group has shape \[3\]"),
-        ({"x_test": np.zeros((3, 4))}, "x_test and y_test must be given together"),
-        ({"x_test": np.zeros((3, 5)), "y_test": np.zeros(3, int)}, "they must be alike"),
-        ({"x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int), "group": np.zeros(20, int)}, "group_test"),
-        ({"labels": np.zeros(20)}, "holds an array labels; known are x, y"),
-        ({"x": np.zeros((2, 4)), "y": np.array([0, 1])}, "too few samples"),
-    ],
-)
-def test_npz_names_what_is_wrong(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "mine.npz", **{**arrays(), **changes})
-    with pytest.raises(DataError, match=rf"mine\.npz: .*{message}"):
-        load(tmp_path / "mine.npz")
-
-
-def test_npz_without_y_with_objects_or_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "mine.npz"
-    np.savez(path, x=np.zeros((3, 2)))
-    with pytest.raises(DataError, match="lacks the array y; it holds x"):
-        load(path)
-    np.savez(path, x=np.array([[Payload(os.mkdir, str(tmp_path / "trap"))]]), y=np.array([0]))
-    with pytest.raises(DataError, match=r"x\.npy\) holds Python objects"):
-        load(path)
-    assert not (tmp_path / "trap").exists()
-    np.savez(path, x=np.asfortranarray(np.ones((3, 2))), y=np.zeros(3, int))
-    with pytest.raises(DataError, match="Fortran order"):
-        load(path)
-    path.write_bytes(b"no zip file")
-    with pytest.raises(DataError, match="damaged or incomplete"):
-        load(path)
-    with pytest.raises(DataError, match=r"gone\.npz does not exist"):
-        load(tmp_path / "gone.npz")
-    (tmp_path / "mine.csv").write_text("1,2")
-    with pytest.raises(DataError, match=r"neither a \.npz file nor a folder"):
-        load(tmp_path / "mine.csv")
-
-
-def test_a_truncated_or_flipped_npz_never_escapes_as_anything_else(tmp_path: Path) -> None:
-    path = tmp_path / "mine.npz"
-    np.savez_compressed(path, **arrays())
-    whole = path.read_bytes()
-    for cut in range(0, len(whole), 37):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(DataError):
-            load(path)
-    for position in range(0, len(whole), 5):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 255]) + whole[position + 1 :])
-        with contextlib.suppress(CopflError):
-            load(path)
-
-
-def npy_claiming(shape: str) -> bytes:
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(16)
-
-
-@pytest.mark.parametrize("shape", ["(1000000000000, 4)", "(-1, -4)", "(0, -1)", "(5, 1)", "('a',)", "(2.0, 2)"])
-def test_npz_with_a_shape_it_does_not_hold(tmp_path: Path, shape: str) -> None:
-    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
-        archive.writestr("x.npy", npy_claiming(shape))
-        archive.writestr("y.npy", saved(np.zeros(4, int)))
-    with pytest.raises(DataError, match=r"mine\.npz"):
-        load(tmp_path / "mine.npz")
-
-
-def test_npz_that_unpacks_to_far_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MIB", 1)
-    np.savez_compressed(tmp_path / "mine.npz", x=np.zeros((10**6, 4), np.uint8), y=np.zeros(10**6, np.int8))
-    with pytest.raises(DataError, match=r"would unpack to 5,000,.* bytes"):
-        load(tmp_path / "mine.npz")
-
-
-# One's own: folders of images
-
-
-def test_folder_of_classes(tmp_path: Path) -> None:
-    for number, label in enumerate(("bee", "ant")):
-        for i in range(5):
-            write_image(tmp_path / "zoo" / label / f"{i}.png", (6, 4), (number, i, 0))
-    (tmp_path / "zoo" / "ant" / "notes.txt").write_text("no image")
-    (tmp_path / "zoo" / ".hidden").mkdir()
-    found = load(tmp_path / "zoo")
-    assert_well_formed(found)
-    assert found.classes == ("ant", "bee")
-    assert found.train.x.shape == (8, 3, 4, 6)
-    assert (found.train.x[:, 0, 0, 0] == 1 - found.train.y).all()
-    assert found.test.x[:, 1, 0, 0].tolist() == [4, 4]
-    assert found.name == "zoo"
-
-
-def test_folder_with_splits_and_several_sizes(tmp_path: Path) -> None:
-    for label in ("a", "b"):
-        write_image(tmp_path / "train" / label / "0.png", (8, 8))
-        write_image(tmp_path / "train" / label / "1.JPG", (8, 8))
-        write_image(tmp_path / "train" / label / "2.jpeg", (20, 30))
-        write_image(tmp_path / "test" / label / "0.png", (4, 4), 77, "L")
-    found = load(tmp_path)
-    assert found.train.x.shape == (6, 3, 8, 8)
-    assert found.test.x.shape == (2, 3, 8, 8)
-    assert (found.test.x == 77).all()
-    assert found.note == "4 of 8 images resized to 8 x 8"
-    assert load(tmp_path, size=5, gray=True).train.x.shape == (6, 1, 5, 5)
-    write_image(tmp_path / "test" / "c" / "0.png")
-    with pytest.raises(DataError, match="test/ holds a class c which train/ lacks"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(("mode", "colour"), [("L", 9), ("LA", (9, 0)), ("RGBA", (9, 9, 9, 0)), ("1", 1), ("P", 3)])
-def test_modes_of_images(tmp_path: Path, mode: str, colour: Any) -> None:
-    for i in range(5):
-        write_image(tmp_path / "a" / f"{i}.png", (4, 4), colour, mode)
-    assert load(tmp_path).train.x.shape == (4, 3, 4, 4)
-
-
-def test_palette_with_transparency_does_not_warn(tmp_path: Path) -> None:
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([0, 0, 0, 50, 60, 70])
-    (tmp_path / "a").mkdir()
-    for i in range(5):
-        image.save(tmp_path / "a" / f"{i}.png", transparency=b"\x00\x80")
-    assert load(tmp_path).train.x[0, :, 0, 0].tolist() == [50, 60, 70]
-
-
-def test_folders_that_are_wrong(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no images; expected <class>"):
-        load(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty holds no images"):
-        load(tmp_path)
-    (tmp_path / "empty" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
-    with pytest.raises(DataError, match=r"broken\.png is not a readable PNG or JPEG image"):
-        load(tmp_path)
-    write_image(tmp_path / "empty" / "broken.png", (5000, 1))
-    with pytest.raises(DataError, match=r"broken\.png is an image of 5,000 x 1 pixels; at most 4,096"):
-        load(tmp_path)
-    write_image(tmp_path / "empty" / "broken.png", (4, 4), 7000, "I;16")
-    with pytest.raises(DataError, match=r"broken\.png has pixels of mode I.*; 8 bits per channel"):
-        load(tmp_path)
-    Image.new("RGB", (4, 4)).save(tmp_path / "empty" / "broken.png", "BMP")  # not what it says it is
-    with pytest.raises(DataError, match=r"broken\.png is not a readable PNG or JPEG"):
-        load(tmp_path)
-
-
-def png_claiming(width: int, height: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(file, "PNG")
-    raw = bytearray(file.getvalue())
-    raw[16:24] = struct.pack(">II", width, height)
-    raw[29:33] = struct.pack(">I", zlib.crc32(raw[12:29]))
-    return bytes(raw)
-
-
-@pytest.mark.parametrize("side", [4097, 12_000, 2**31 - 1])
-def test_a_pixel_bomb_is_refused_by_its_header(side: int) -> None:
-    with pytest.raises(DataError, match="bomb"):
-        reading.decode(png_claiming(side, side), "bomb", (32, 32))
-
-
-# One's own: torch and arrays
-
-
-class Pairs(torch.utils.data.Dataset[Any]):
-    def __init__(self, pairs: list[Any], classes: list[str] | None = None) -> None:
-        self.pairs = pairs
-        if classes:
-            self.classes = classes
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.pairs[index]
-
-
-def test_from_torch_tensors() -> None:
-    train = torch.utils.data.TensorDataset(torch.rand(10, 3, 4, 4), torch.arange(10) % 2)
-    found = from_torch(train, train, name="mine")
-    assert_well_formed(found)
-    assert found.train.x.shape == (10, 3, 4, 4)
-    assert found.train.x.dtype == np.float32
-    assert found.mean == ()
-    assert (found.name, found.classes) == ("mine", ("0", "1"))
-
-
-def test_from_torch_pictures() -> None:
-    pairs = [(Image.new("RGB", (6, 4), (i, 0, 0)), i % 2) for i in range(10)]
-    found = from_torch(Pairs(pairs, ["even", "odd"]), augment=True)
-    assert_well_formed(found)
-    assert found.train.x.shape == (8, 3, 4, 6)
-    assert found.train.x[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert found.classes == ("even", "odd")
-
-
-def test_from_torch_without_length() -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return ((np.full((4, 4), i, np.uint8), np.int64(0)) for i in range(5))
-
-    assert from_torch(Stream()).train.x.shape == (4, 1, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        ([], "train set is empty"),
-        ([1], "item 0 of the train set is no pair"),
-        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"item 1 of the train set has shape \[3\], the first \[2\]"),
-        ([(torch.zeros(2), 0.5)], "item 0 of the train set is no pair"),
-        ([(torch.zeros(2), torch.tensor([0.0, 1.0]))], "whole number"),
-        ([(torch.zeros(2, dtype=torch.bfloat16), 0)], "item 0"),
-        ([(torch.full((2,), torch.nan), 0)], "NaN"),
-        ([(torch.zeros(2), -1)], "y holds -1"),
-    ],
-)
-def test_from_torch_names_what_is_wrong(pairs: list[Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        from_torch(Pairs(pairs))
-
-
-def test_from_arrays_names() -> None:
-    x, y = np.zeros((4, 2)), np.array([0, 1, 2, 0])
-    found = from_arrays(x, y, x, y, group=[0, 0, 1, 1], group_test=[1, 1, 0, 0], groups=["w", "e"], classes="abc")
-    assert_well_formed(found)
-    assert found.classes == ("a", "b", "c")
-    assert found.groups == ("w", "e")
-    with pytest.raises(DataError, match="there is a label 2, but only 2 names"):
-        from_arrays(x, y, x, y, classes=["a", "b"])
-    with pytest.raises(DataError, match="must be arrays"):
-        from_arrays([[1, 2], [3]], [0, 0])
-
-
-def test_a_constant_channel_keeps_a_deviation_of_one() -> None:
-    found = from_arrays(np.full((5, 4, 4), 51, np.uint8), np.zeros(5, int))
-    assert (found.mean, found.std) == ((0.2,), (1.0,))
-
-
 # The registry
 
 
@@ -863,6 +529,7 @@ def test_describe_and_check(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
         load("digits")

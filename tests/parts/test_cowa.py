@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from copfl.errors import UsageError
-from copfl.parts.cowa import SCORES, Cowa, Scores, cosine, held_out, kept_back, leave_one_out
-from copfl.task import Batch, Data
+from copfl.parts.cowa import SCORES, Cowa, Scores, cosine, exactly_without, first_bounds, leave_one_out, whole_without
+from tests.algorithms.chain import chain, samples, vector
 
 EAST, NORTH, WEST = (torch.tensor(v, dtype=torch.float64) for v in ([2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]))
 LOSS = torch.tensor(0.7, dtype=torch.float64)
@@ -162,15 +162,45 @@ def test_a_model_that_is_broken_earns_no_trust(broken: float) -> None:
     assert float(total) == pytest.approx(1e-6)
 
 
-def test_every_fifth_sample_is_kept_back() -> None:
-    real = torch.tensor([True, True, False])
-    plan = ((Batch(torch.tensor([4, 3, 9]), None, None, None), Batch(torch.tensor([0, 14, 1]), real, None, None)),)
-    (first, second) = kept_back(plan)[0]
-    assert first.real is not None
-    assert second.real is not None
-    assert first.real.tolist() == [False, True, False]
-    assert second.real.tolist() == [True, False, False]
-    for size, kept in ((4, 0), (5, 1), (9, 1), (12, 2)):  # of 12 rows, the first `size` are real
-        held = held_out(Data(torch.arange(12), torch.arange(12), torch.tensor(size)))
-        assert int(held.size) == kept
-        assert held.y[:kept].tolist() == [4, 9][:kept]
+@pytest.mark.parametrize("trust", ["all", "learned", "held_out"])
+def test_a_client_is_judged_by_the_others_model_and_trusted_by_its_own(trust: str) -> None:
+    """Four samples of label 1 and a fifth of label 0: the answers of b, h to x are [0, h b x]."""
+    task, data = chain(1.0, 1.0), samples((1.0, 1), (1.0, 1), (1.0, 1), (1.0, 1), (2.0, 0))
+    step, model, own = vector(0.0, 1.0), vector(1.0, -1.0), vector(1.0, 3.0)
+    scores = Cowa(trust=trust).judge(task, own, vector(0.0, 2.0), (step, model), data)
+    loss = (4 * math.log(1 + math.e) + math.log(1 + math.exp(-2))) / 5  # of the model, which answers [0, -x]
+    fifth = math.log(1 + math.exp(6))  # of the client's own, which answers [0, 3 x], on the sample held out
+    own_loss = {"all": 0.0, "learned": (4 * math.log(1 + math.exp(-3)) + fifth) / 5, "held_out": fifth}[trust]
+    assert numbers(scores) == pytest.approx([0, loss, loss * math.exp(-own_loss)])
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+def test_whole_vectors_without_one_by_hand() -> None:
+    # The server went from 4 to 2, half of it was this client, which went from 4 to 1: the others are at 3.
+    broadcast, seen, own, ever = vector(2.0), vector(4.0), vector(1.0), torch.tensor(True)
+    step, model = whole_without(broadcast, seen, own, seen - own, vector(0.5)[0], ever)
+    assert (float(step), float(model)) == (1, 3)
+    step, model = whole_without(broadcast, seen, own, seen - own, vector(1.0)[0], ever)  # there were no others
+    assert (float(step), float(model)) == (0, 4)
+    step, model = whole_without(broadcast, seen, own, seen - own, vector(0.0)[0], torch.tensor(False))  # a newcomer
+    assert (float(step), float(model)) == (0, 2)
+
+
+def test_entries_without_one_by_hand() -> None:
+    # As above in entry 0; entry 1 is personal here, so all of the mean is the others'; nobody shared entry 2.
+    mask, weights = torch.tensor([False, True, True]), vector(4.0, 4.0, 0.0)
+    broadcast, seen, own = vector(2.0, 2.0, 2.0), vector(4.0, 4.0, 4.0), vector(1.0, 9.0, 9.0)
+    step, model = exactly_without(broadcast, seen, own, mask, weights, vector(2.0)[0], torch.tensor(True))
+    assert step.tolist() == [1, 2, 2]
+    assert model.tolist() == [3, 2, 2]
+
+
+def test_the_first_bounds() -> None:
+    assert first_bounds(1.0, 3, EAST) is None
+    bounds = first_bounds(0.5, 3, EAST)
+    assert bounds is not None
+    assert bounds.tolist() == [1, 1]
+    with pytest.raises(UsageError, match=r"must be at least 0\.333"):
+        first_bounds(0.3, 3, EAST)

@@ -1,13 +1,14 @@
-"""Exact solutions of the two quadratic programmes: by hand, and by the conditions that only a solution meets."""
+"""Exact solutions of the quadratic programmes: by hand, and by the conditions that only a solution meets."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl.parts.quadratic import in_box, on_simplex
+from copfl.parts.quadratic import combination, in_box, on_simplex, onto_simplex
 
 SIZES = st.integers(1, 12)
 SEEDS = st.integers(0, 2**31)
@@ -66,3 +67,42 @@ def test_in_the_box_only_the_best_will_do(size: int, rank: int, seed: int, limit
     assert (x <= limit).all()
     assert (slope[x > 0] >= -1e-6 * scale).all()
     assert (slope[x < limit] <= 1e-6 * scale).all()
+
+
+def test_two_heads_by_hand() -> None:
+    """P_1 = diag(v1, v2 + |h1 - h2|^2), so a_1 is to a_2 as v2 + |h1 - h2|^2 to v1."""
+    weights = combination(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(weights, torch.tensor([[7 / 8, 1 / 8], [3 / 8, 5 / 8]], dtype=torch.float64))
+
+
+@given(st.integers(1, 10), st.integers(1, 6), st.integers(0, 2**31))
+def test_weights_lie_on_the_simplex_and_no_other_choice_is_better(clients: int, size: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(clients, size, dtype=torch.float64, generator=draw) + 100
+    spread = torch.rand(clients, dtype=torch.float64, generator=draw)
+    for i, a in enumerate(combination(means, spread)):
+        apart = means[i] - means
+        matrix = torch.diag(spread) + apart @ apart.T
+        assert (a >= 0).all()
+        assert float(a.sum()) == pytest.approx(1)
+        slope = matrix @ a
+        value, scale = float(a @ slope), float(matrix.diagonal().mean())
+        assert value <= float(matrix.diagonal().min()) + 1e-9 * scale, "one head alone is better"
+        assert float(slope.min()) >= value - 1e-7 * scale, "a little more of one head is better"
+
+
+@given(st.integers(1, 8), st.integers(0, 2**31), st.floats(0.01, 100))
+def test_onto_the_simplex(size: int, seed: int, spread: float) -> None:
+    """The nearest point is max(v - tau, 0) for one tau."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = spread * torch.randn(3, size, dtype=torch.float64, generator=draw)
+    allowed = torch.rand(size, generator=draw) < 0.7
+    allowed[0] = True
+    nearest = onto_simplex(rows, allowed)
+    assert (nearest >= 0).all()
+    assert not nearest[:, ~allowed].any()
+    torch.testing.assert_close(nearest.sum(1), torch.ones(3, dtype=torch.float64))
+    for row, point in zip(rows, nearest, strict=True):
+        tau = (row - point)[point > 0]
+        assert float(tau.max() - tau.min()) < 1e-9 * spread
+        assert (row[allowed & (point == 0)] <= tau.max() + 1e-9 * spread).all()

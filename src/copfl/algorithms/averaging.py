@@ -5,16 +5,18 @@ An algorithm says which parts it `keeps` and takes these functions as its method
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from copfl import tree
 from copfl.algorithms.algorithm import Figures
-from copfl.layout import Layout
-from copfl.optim import Optimizer, State, kept
+from copfl.optim import Optimizer, State, fresh, kept
+from copfl.parts.keeping import joined, part
 from copfl.task import Task
+
+S = TypeVar("S")
 
 
 class Keeper(Protocol):
@@ -26,6 +28,27 @@ class Keeper(Protocol):
 
     @property
     def optimizer(self) -> Optimizer: ...
+
+
+class Owner(Protocol):
+    """A client's record with the entries that stay home."""
+
+    @property
+    def own(self) -> Tensor: ...
+
+
+class Message(Protocol):
+    """A broadcast with the shared entries."""
+
+    @property
+    def w(self) -> Tensor: ...
+
+
+class Trainer(Protocol):
+    """An algorithm that goes over the client's data once an epoch."""
+
+    @property
+    def epochs(self) -> int: ...
 
 
 class Server(NamedTuple):
@@ -51,56 +74,29 @@ class Total(NamedTuple):
     size: Tensor
 
 
-@lru_cache(maxsize=64)
-def runs(layout: Layout, parts: tuple[str, ...]) -> tuple[tuple[int, bool], ...]:
-    """The vector as runs of (length, stays home)."""
-    home = layout.where(*parts)
-    _, lengths = torch.unique_consecutive(home, return_counts=True)
-    result, start = [], 0
-    for length in lengths.tolist():
-        result.append((length, bool(home[start])))
-        start += length
-    return tuple(result)
-
-
-def _runs(task: Task, keeps: tuple[str, ...]) -> tuple[tuple[int, bool], ...]:
-    return runs(task.layout, (*keeps, "buffers") if task.buffers == "local" else keeps)
-
-
-def part(task: Task, keeps: tuple[str, ...], w: Tensor, home: bool) -> Tensor:
-    """The entries of w that stay home, or those that are shared."""
-    pieces = torch.split(w, [length for length, _ in _runs(task, keeps)])
-    wanted = [p for p, (_, stays) in zip(pieces, _runs(task, keeps), strict=True) if stays == home]
-    return wanted[0] if len(wanted) == 1 else torch.cat(wanted) if wanted else w.new_zeros(0)
-
-
-def joined(task: Task, keeps: tuple[str, ...], own: Tensor, shared: Tensor) -> Tensor:
-    """w, from the entries that stay home and those that are shared."""
-    layout = _runs(task, keeps)
-    mine = iter(torch.split(own, [length for length, stays in layout if stays]))
-    theirs = iter(torch.split(shared, [length for length, stays in layout if not stays]))
-    return torch.cat([next(mine) if stays else next(theirs) for _, stays in layout])
-
-
-def only(task: Task, part: str) -> Tensor | None:
-    """The parameters that may move when one part of the model is trained alone; None, which means all, for "all"."""
-    return None if part == "all" else task.where(part)[: task.d]
-
-
 def server_init(self: Keeper, task: Task, clients: int) -> Server:
     return Server(part(task, self.keeps, task.first, home=False))
 
 
 def client_init(self: Keeper, task: Task) -> Client:
-    moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
-    return Client(part(task, self.keeps, task.first, home=True), moments)
+    return Client(part(task, self.keeps, task.first, home=True), fresh(self.optimizer, task))
 
 
-def downlink(self: Keeper, server: Server, ids: Tensor) -> Down:
+def passes(self: Trainer) -> int:
+    return self.epochs
+
+
+def downlink(self: object, server: Message, ids: Tensor) -> Down:
     return Down(server.w.expand(len(ids), -1))
 
 
-def personal(self: Keeper, task: Task, client: Client, down: Down) -> Tensor:
+def everything(self: object, server: S, ids: Tensor) -> S:
+    """The downlink of a server that keeps nothing to itself."""
+    return tree.repeat(server, len(ids))
+
+
+def personal(self: Keeper, task: Task, client: Owner, down: Message) -> Tensor:
+    """The broadcast, with the client's own entries where they stay home."""
     return joined(task, self.keeps, client.own, down.w)
 
 
@@ -114,12 +110,17 @@ def upload(self: Keeper, task: Task, w: Tensor, size: Tensor) -> Upload:
     return Upload(part(task, self.keeps, w, home=False), size.to(w.dtype))
 
 
-def summand(self: Keeper, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
+def summand(self: object, task: Task, server: Message, id: Tensor, upload: Upload) -> Total:
     return Total(upload.size * upload.w, upload.size)
 
 
-def server_update(self: Keeper, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+def mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    """total / weight, entry by entry; where nobody counts, what was there before."""
+    heard = weight > 0
+    return torch.where(heard, total / torch.where(heard, weight, 1), before)
+
+
+def server_update(self: Keeper, task: Task, server: Message, total: Total) -> tuple[Server, Figures]:
     """The mean weighted by the number of samples; a round that nobody answered changes nothing."""
-    heard = total.size > 0
-    mean = torch.where(heard, total.w / torch.where(heard, total.size, 1), server.w)
-    return Server(mean), {"shared": (~task.where(*self.keeps))[: task.d].to(mean.dtype).mean()}
+    w = mean(total.w, total.size, server.w)
+    return Server(w), {"shared": (~task.where(*self.keeps))[: task.d].to(w.dtype).mean()}

@@ -54,20 +54,18 @@ class Ditto:
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         """v_n; a newcomer has none yet and takes the broadcast."""
         # Paper: v_n starts from the first weights. So it does in round 0; who joins later starts from the broadcast.
-        return torch.where(client.started, client.v, averaging.joined(task, self.keeps, client.own, down.w))
+        return torch.where(client.started, client.v, averaging.personal(self, task, client, down))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w, v = averaging.joined(task, self.keeps, client.own, down.w), self.personal(task, client, down)
+        w, v = averaging.personal(self, task, client, down), self.personal(task, client, down)
         held = pull(self.pull, w[: task.d])  # towards the broadcast, not towards the half that trains below
         v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
         mine = plan[: self.personal_epochs]
         v, v_moments, loss = train(task, self.optimizer, v, v_moments, data, mine, adjust=held)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, global_loss = train(task, self.optimizer, w, moments, data, plan[: self.epochs])
-        after = Client(
-            averaging.part(task, self.keeps, w, home=True), kept(self.optimizer, moments),
-            v, kept(self.optimizer, v_moments), torch.ones_like(client.started),
-        )  # fmt: skip
+        half = averaging.after(self, task, w, moments)
+        after = Client(*half, v, kept(self.optimizer, v_moments), torch.ones_like(client.started))
         upload = averaging.upload(self, task, w, data.size)
         return Turn(after, upload, v, {"loss": loss, "weight": upload.size, "global_loss": global_loss})
 

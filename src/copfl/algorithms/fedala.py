@@ -11,8 +11,9 @@ from torch import Tensor
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
-from copfl.errors import UsageError, at_least
-from copfl.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.errors import at_least, share_of
+from copfl.optim import Optimizer, Sgd, State, begin, fresh, kept, train
+from copfl.parts.keeping import joined, part
 from copfl.task import Data, Pass, Plan, Task
 
 
@@ -27,9 +28,8 @@ class Client(NamedTuple):
 class FedALA:
     """The mean of all models; where a client starts from is its own mixture of that mean and its last model.
 
-    Paper: W is trained to convergence the first time and for one epoch in every later round. How long that takes
-    depends on the client's data, which clients trained side by side cannot afford: here it is `mix_epochs` every time,
-    and W, which is kept, converges over the rounds.
+    Paper: W is trained to convergence the first time and for one epoch in every later round. Clients trained side by
+    side take the same steps: here it is `mix_epochs` every time, and W, which is kept, converges over the rounds.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -48,17 +48,15 @@ class FedALA:
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, tensors=self.tensors)
         at_least(0, mix_epochs=self.mix_epochs, step=self.step)
-        if not 0 < self.share <= 1:
-            raise UsageError(f"share={self.share} must be above 0 and at most 1: it is a share of the samples")
+        share_of("the samples", share=self.share)
 
     @property
     def passes(self) -> int:
         return self.mix_epochs + self.epochs
 
     def client_init(self, task: Task) -> Client:
-        moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
-        never = torch.zeros_like(task.first[0], dtype=torch.int64)
-        return Client(task.first, torch.ones_like(task.first[self._last(task)]), moments, never)
+        mix, never = torch.ones_like(task.first[self._last(task)]), torch.zeros_like(task.first[0], dtype=torch.int64)
+        return Client(task.first, mix, fresh(self.optimizer, task), never)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         return self._mixed(task, client, down, client.mix)
@@ -82,9 +80,8 @@ class FedALA:
 
     def _mixed(self, task: Task, client: Client, down: Down, mix: Tensor) -> Tensor:
         """The broadcast, but in the last tensors own + (broadcast - own) * W."""
-        last, own = self._last(task), averaging.part(task, self.keeps, client.w, home=True)
-        w = averaging.joined(task, self.keeps, own, down.w)
-        mine = client.w[last]
+        last = self._last(task)
+        w, mine = joined(task, self.keeps, part(task, self.keeps, client.w, home=True), down.w), client.w[last]
         return torch.cat([w[: last.start], mine + (w[last] - mine) * mix, w[last.stop :]])
 
     def _learnt(self, task: Task, client: Client, down: Down, data: Data, batches: Pass, mix: Tensor) -> Tensor:

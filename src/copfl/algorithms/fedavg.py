@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
-from copfl.errors import UsageError
+from copfl.errors import at_least
 from copfl.optim import Optimizer, Sgd, begin, train
 from copfl.task import Data, Plan, Task
 
@@ -24,19 +24,15 @@ class FedAvg:
     keeps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise UsageError(f"epochs={self.epochs} must be at least 1")
+        at_least(1, epochs=self.epochs)
 
+    passes = property(averaging.passes)
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
     summand = averaging.summand
     server_update = averaging.server_update
     personal = averaging.personal
-
-    @property
-    def passes(self) -> int:
-        return self.epochs
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         w = self.personal(task, client, down)

@@ -10,6 +10,7 @@ from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.errors import at_least
 from copfl.optim import Optimizer, Sgd, begin, train
+from copfl.parts.keeping import only
 from copfl.task import Data, Plan, Task
 
 
@@ -48,7 +49,7 @@ class FedAvgFT:
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan[: self.epochs])
         # Same optimizer, same state: one fine-tuning of epochs + tune_epochs, of which the upload saw the beginning.
-        active = averaging.only(task, self.tune)
+        active = only(task, self.tune)
         tuned = train(task, self.optimizer, w, moments, data, plan[self.epochs :], active=active).w
         upload = averaging.upload(self, task, w, data.size)
         return Turn(averaging.after(self, task, w, moments), upload, tuned, {"loss": loss, "weight": upload.size})

@@ -10,6 +10,7 @@ from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.errors import at_least
 from copfl.optim import Optimizer, Sgd, begin, train
+from copfl.parts.keeping import only
 from copfl.task import Data, Plan, Task
 
 
@@ -45,10 +46,10 @@ class FedBABU:
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         start = self.personal(task, client, down)
         moments = begin(self.optimizer, client.moments, start[: task.d])
-        body, parameters = averaging.only(task, "body"), start[: task.d]
+        body, parameters = only(task, "body"), start[: task.d]
         w, moments, loss = train(task, self.optimizer, start, moments, data, plan[: self.epochs], active=body)
         # Fine-tuning is a run of its own from the broadcast, as after the last round, with moments of its own.
-        active, fresh = averaging.only(task, self.tune), self.optimizer.init(parameters)
+        active, fresh = only(task, self.tune), self.optimizer.init(parameters)
         tuned = train(task, self.optimizer, start, fresh, data, plan[self.epochs :], active=active).w
         upload = averaging.upload(self, task, w, data.size)
         return Turn(averaging.after(self, task, w, moments), upload, tuned, {"loss": loss, "weight": upload.size})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.errors import at_least
 from copfl.optim import Optimizer, Sgd, begin, train
+from copfl.parts.keeping import layers
 from copfl.parts.quadratic import in_box
 from copfl.task import Data, Plan, Task
 
@@ -33,15 +33,10 @@ class Total(NamedTuple):
 class FedCALM:
     """In each layer: project conflicting updates off each other, then give every client a gain along its own update.
 
-    The authors published no code. Stage 1 is the projection that the abstract names: u_i loses its part against any u_j
-    with <u_i, u_j> < 0, and the mean of what is left is the reference u. Stage 2, as independent re-implementations
-    read the paper, is min 1/2 |d - u|^2 + limit * sum(slack) subject to <d, u_i> >= margin_i - slack_i, whose dual is
-    a quadratic programme with a weight 0 <= x_i <= limit per client, and d = u + sum x_i u_i. In stage 1 the clients
-    are taken in the order of their ids. Our margin_i is `margin` times |u_i| times the mean length, so that it means
-    the same in every layer.
+    Paper: the authors published no code; stage 1 is the projection that the abstract names, stage 2 is as independent
+    re-implementations read the paper. Stage 1 takes the clients in the order of their ids.
 
-    This rule compares every two updates, so the total is a table of all of them: O(N s) numbers at the server, and for
-    each client of a chunk that is mapped at once. All others here need O(s).
+    Every two updates are compared, so the total is a table of all of them: O(N s) numbers where others need O(s).
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -50,22 +45,17 @@ class FedCALM:
     limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
     keeps: tuple[str, ...] = ()  # parts of the model that stay with the client, such as ("head",)
 
+    passes = property(averaging.passes)
     client_init = averaging.client_init
+    downlink = averaging.downlink
     personal = averaging.personal
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, margin=self.margin, limit=self.limit)
 
-    @property
-    def passes(self) -> int:
-        return self.epochs
-
     def server_init(self, task: Task, clients: int) -> Server:
         return Server(averaging.server_init(self, task, clients).w, task.first.new_zeros(clients))
-
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         w = self.personal(task, client, down)
@@ -86,9 +76,8 @@ class FedCALM:
         grams = torch.stack([(part.double() @ part.double().T).cpu() for part in parts])
         trained = torch.tensor([trained for *_, trained in spans])[:, None]
         best = resolved(grams, self.margin, self.limit)
-        coefficients = torch.where(trained, best, 1 / len(who)).to(
-            server.w
-        )  # [layers, m]; averaged statistics are a mean
+        # Averaged statistics, which nobody trains, are a plain mean.
+        coefficients = torch.where(trained, best, 1 / len(who)).to(server.w)  # [layers, m]
         step = torch.cat([one @ part for one, part in zip(coefficients, parts, strict=True)])
         weights = torch.zeros_like(server.weights).index_copy(0, who, coefficients.mean(0))
         pairs = max(1, len(who) * (len(who) - 1))
@@ -96,7 +85,13 @@ class FedCALM:
 
 
 def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
-    """The coefficients [L, m] of the clients' updates in the step, out of their inner products [L, m, m] by layer."""
+    """The coefficients [L, m] of the clients' updates u_i in the step d, out of their inner products [L, m, m].
+
+    Stage 1: u_i loses its part against any u_j with <u_i, u_j> < 0; the mean of what is left is the reference u.
+    Stage 2: min 1/2 |d - u|^2 + limit * sum(slack_i) subject to <d, u_i> >= margin_i - slack_i, by its dual, in which
+    each client has a weight 0 <= x_i <= limit and d = u + sum x_i u_i. Our margin_i is `margin` times |u_i| times the
+    mean length, so that it means the same in every layer.
+    """
     lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     clients = torch.arange(gram.shape[1])
     mix = torch.eye(len(clients), dtype=gram.dtype).repeat(len(gram), 1, 1)  # row i: client i's update, in all of them
@@ -109,25 +104,8 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
     return reference + in_box(gram, lack, limit)
 
 
-def layers(task: Task, keeps: tuple[str, ...]) -> list[tuple[int, int, bool]]:
-    """Where each shared layer begins and ends in the shared vector, and whether it is trained: a module is a layer."""
-    layout, home = task.layout, task.home(*keeps).cpu()
-    ends = list(accumulate(layout.sizes))
-    shared = [place for place, end in enumerate(ends) if not home[end - 1]]  # a tensor stays home whole or not at all
-    start, spans = 0, []
-    for (_, trained), members in groupby(shared, lambda p: (layout.names[p].rpartition(".")[0], p < layout.trained)):
-        stop = start + sum(layout.sizes[place] for place in members)
-        spans.append((start, stop, trained))
-        start = stop
-    return spans
-
-
 def fedcalm(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    margin: float = 0.01,
-    limit: float = 1.0,
-    keeps: tuple[str, ...] = (),
+    optimizer: Optimizer = Sgd(), epochs: int = 1, margin: float = 0.01, limit: float = 1.0, keeps: tuple[str, ...] = ()
 ) -> FedCALM:
     """margin=0, limit=0 is stage 1 alone; keeps=["head"] adds FedPer's personal head."""
     return FedCALM(optimizer, epochs, margin, limit, keeps)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
-from copfl.errors import at_least, unknown
-from copfl.optim import Optimizer, Sgd, State, begin, kept, train
-from copfl.parts.cowa import cosine, leave_one_out
+from copfl.errors import at_least, one_of
+from copfl.optim import Optimizer, Sgd, State, begin, train
+from copfl.parts.cowa import cosine, whole_without
+from copfl.parts.keeping import joined, part
 from copfl.task import Data, Plan, Task
 
 COMBINE = {"times": 1, "plus": 2, "equal": 1}  # and how many weights a client then has
@@ -25,10 +26,7 @@ class Server(NamedTuple):
     round: Tensor  # [] int64
 
 
-class Down(NamedTuple):
-    w: Tensor
-    weight: Tensor
-    round: Tensor
+Down = Server  # the server keeps nothing to itself
 
 
 class Client(NamedTuple):
@@ -57,10 +55,8 @@ class Total(NamedTuple):
 class FedCE:
     """The mean of all models, weighted by (1 - cosine with the others' update) and the error of the model without one.
 
-    Both are running means over the rounds. Paper: the server compares the updates of this round, for which it must hold
-    all of them. Here the client compares its last update with the rest of the server's last step, which is the same
-    number one round later, and the server needs nothing but sums. The error is taken on the training samples, as
-    nothing is held out. The first round's weights are equal.
+    Both are running means over the rounds. Paper: the server compares the updates of this round. Here a client compares
+    its last update with the rest of the server's last step: the same number one round later, out of sums alone.
 
     combine  "times": the product of both; "plus": the mean of both, each normalised first; "equal": everybody counts 1
     error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
@@ -72,47 +68,37 @@ class FedCE:
     error: str = "accuracy"
 
     keeps: ClassVar[tuple[str, ...]] = ()
+    passes = property(averaging.passes)
+    downlink = averaging.everything
+    personal = averaging.personal
 
     def __post_init__(self) -> None:
-        for name, value, options in (("combine", self.combine, COMBINE), ("error", self.error, ERRORS)):
-            if value not in options:
-                raise unknown(name, value, options)
+        one_of(COMBINE, combine=self.combine)
+        one_of(ERRORS, error=self.error)
         at_least(1, epochs=self.epochs)
 
-    @property
-    def passes(self) -> int:
-        return self.epochs
-
     def server_init(self, task: Task, clients: int) -> Server:
-        w = averaging.part(task, self.keeps, task.first, home=False)
+        w = part(task, self.keeps, task.first, home=False)
         return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
 
     def client_init(self, task: Task) -> Client:
         first = averaging.client_init(self, task)
-        w, zero = averaging.part(task, self.keeps, task.first, home=False), task.first.new_zeros(())
+        w, zero = part(task, self.keeps, task.first, home=False), task.first.new_zeros(())
         never = torch.full_like(zero, -1, dtype=torch.int64)
         return Client(*first, w, w, w.new_zeros(COMBINE[self.combine]), never, zero, zero, zero)
 
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(*(t.expand(len(ids), *t.shape) for t in server))
-
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.joined(task, self.keeps, client.own, down.w)
-
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         closeness, error, measured = self._measured(task, client, down, data)
-        started = measured > 0
+        started = measured > 0  # the first round's weights are equal
         gradient, lack = torch.where(started, 1 - closeness, 1), torch.where(started, error, 1)
-        weight = {
-            "times": (gradient * lack)[None],
-            "plus": torch.stack([gradient, lack]),
-            "equal": torch.ones_like(lack)[None],
-        }[self.combine].clamp(min=1e-6)  # where all are zero the clients count the same instead of not at all
+        scores = {"times": [gradient * lack], "plus": [gradient, lack], "equal": [torch.ones_like(lack)]}
+        # Where all are zero the clients count the same instead of not at all.
+        weight = torch.stack(scores[self.combine]).clamp(min=1e-6)  # [k]
         w = self.personal(task, client, down)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        own, sent = (averaging.part(task, self.keeps, w, home=home) for home in (True, False))
-        after = Client(own, kept(self.optimizer, moments), sent, down.w, weight, down.round, closeness, error, measured)
+        half, sent = averaging.after(self, task, w, moments), part(task, self.keeps, w, home=False)
+        after = Client(*half, sent, down.w, weight, down.round, closeness, error, measured)
         figures = {"loss": loss, "weight": weight.mean(), "gradient_score": gradient, "prediction_score": lack}
         return Turn(after, Upload(sent, weight), w, figures)
 
@@ -120,13 +106,11 @@ class FedCE:
         """The running means of the cosine and the error, and their number, with what the last broadcast adds."""
         present = client.round == down.round - 1  # is it in the last mean?
         share = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)  # its alpha there
-        one, d = torch.ones_like(share), task.d
-        update, step = client.seen - client.sent, torch.where(client.round >= 0, client.seen - down.w, 0)
-        others = leave_one_out(step, update, one, share, torch.zeros_like(step))
-        model = leave_one_out(down.w, client.sent, one, share, client.seen)
+        update, d = client.seen - client.sent, task.d
+        others, model = whole_without(down.w, client.seen, client.sent, update, share, client.round >= 0)
         # The shared vector begins with all parameters; averaged statistics, where there are any, give no direction.
         closeness = cosine(update[:d], others[:d])
-        loss, accuracy = task.evaluate(averaging.joined(task, self.keeps, client.own, model), data)
+        loss, accuracy = task.evaluate(joined(task, self.keeps, client.own, model), data)
         error = 1 - accuracy if self.error == "accuracy" else loss
         count = client.measured + (down.round > 0)
         rate = torch.where(down.round > 0, 1 / count.clamp(min=1), 0)
@@ -136,10 +120,8 @@ class FedCE:
         return Total(upload.weight[:, None] * upload.w, upload.weight)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
-        heard = (total.weight > 0)[:, None]
-        means = total.w / torch.where(heard, total.weight[:, None], 1)
-        w = torch.where(heard[0], means.mean(0), server.w)
-        return Server(w, total.weight, server.round + 1), {}
+        means = averaging.mean(total.w, total.weight[:, None], server.w)  # [k, s]
+        return Server(means.mean(0), total.weight, server.round + 1), {}
 
 
 def fedce(optimizer: Optimizer = Sgd(), epochs: int = 1, combine: str = "times", error: str = "accuracy") -> FedCE:

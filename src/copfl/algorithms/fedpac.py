@@ -11,11 +11,13 @@ from torch import Tensor
 from copfl import tree
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
-from copfl.errors import UsageError, at_least
-from copfl.optim import Optimizer, Sgd, State, begin, faster, kept, train
-from copfl.parts.classes import Sums, class_sums
-from copfl.parts.quadratic import on_simplex
-from copfl.task import Data, Objective, Plan, Task, cross_entropy, mean_of_real
+from copfl.errors import above, at_least
+from copfl.optim import Optimizer, Sgd, State, faster, fresh
+from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
+from copfl.parts.keeping import entries, joined, part
+from copfl.parts.phases import head_then_body
+from copfl.parts.quadratic import combination
+from copfl.task import Data, Plan, Task
 
 
 class Server(NamedTuple):
@@ -64,7 +66,6 @@ class FedPAC:
     """Head phase, body phase pulled towards the centroids of all clients, one combined head per client.
 
     Paper: the class statistics are taken on augmented samples; here on plain ones, normalised by themselves.
-    Each phase has an optimizer state of its own, see FedRep.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -78,59 +79,39 @@ class FedPAC:
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, head_epochs=self.head_epochs, alignment=self.alignment)
-        if not 0 < self.head_speed < float("inf"):
-            raise UsageError(f"head_speed={self.head_speed} must be a number above 0")
+        above(0, head_speed=self.head_speed)
 
     @property
     def passes(self) -> int:
         return self.head_epochs + self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        h, shape = _head(task)
-        head = averaging.part(task, self.keeps, task.first, home=True)[:h]
-        centroids = task.first.new_zeros(shape)
-        body = averaging.part(task, self.keeps, task.first, home=False)
-        return Server(body, head.repeat(clients, 1), centroids, torch.zeros_like(centroids[:, 0], dtype=torch.bool))
+        centroids, head = task.first.new_zeros(table_shape(task)), entries(task, task.first, "head")
+        unknown = torch.zeros_like(centroids[:, 0], dtype=torch.bool)
+        return Server(part(task, self.keeps, task.first, home=False), head.repeat(clients, 1), centroids, unknown)
 
     def client_init(self, task: Task) -> Client:
-        moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
-        return Client(averaging.part(task, self.keeps, task.first, home=True)[_head(task)[0] :], moments, moments)
+        moments = fresh(self.optimizer, task)
+        return Client(part(task, (), task.first, home=True), moments, moments)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         w, centroids, known = (tree.repeat(t, len(ids)) for t in (server.w, server.centroids, server.known))
         return Down(w, server.heads[ids], centroids, known)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.joined(task, self.keeps, torch.cat([down.head, client.own]), down.w)
+        return joined(task, self.keeps, torch.cat([down.head, client.own]), down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w = self.personal(task, client, down)
-        before, n = class_sums(task, w, data), data.size.to(w.dtype)
-        means = before.features / n
-        spread = ((before.squares / n - (means * means).sum()) / n).clamp(min=0)
-        heads, bodies = (begin(self.optimizer, m, w[: task.d]) for m in (client.head_moments, client.body_moments))
-        head, body = averaging.only(task, "head"), averaging.only(task, "body")
-        first, second = plan[: self.head_epochs], plan[self.head_epochs :]
-        w, heads, _ = train(task, faster(self.optimizer, self.head_speed), w, heads, data, first, active=head)
-        aligned = self._aligned(down, before)
-        w, bodies, loss = train(task, self.optimizer, w, bodies, data, second, active=body, objective=aligned)
-        after = class_sums(task, w, data)
-        home, h = averaging.part(task, self.keeps, w, home=True), down.head.shape[0]
-        shared = averaging.part(task, self.keeps, w, home=False)
-        upload = Upload(shared, n, home[:h], means, spread, after.features, after.counts)
-        stays = Client(home[h:], kept(self.optimizer, heads), kept(self.optimizer, bodies))
-        return Turn(stays, upload, w, {"loss": loss, "weight": n})
-
-    def _aligned(self, down: Down, own: Sums) -> Objective:
-        """Cross-entropy + lambda * mean squared distance to the centroid, or to the own mean where there is none."""
-        target = torch.where(down.known[:, None], down.centroids, own.features / own.counts.clamp(min=1)[:, None])
-        strength = self.alignment * down.known.any()  # nothing in the first round
-
-        def loss(logits: Tensor, features: Tensor, labels: Tensor, real: Tensor | None) -> Tensor:
-            distance = ((features - target[labels]) ** 2).mean(1)
-            return cross_entropy(logits, features, labels, real) + strength * mean_of_real(distance, real)
-
-        return loss
+        start = self.personal(task, client, down)
+        before, n = class_sums(task, start, data), data.size.to(start.dtype)
+        optimizers = faster(self.optimizer, self.head_speed), self.optimizer
+        moments = client.head_moments, client.body_moments
+        pulled = aligned(down.centroids, down.known, before, self.alignment)
+        w, *states, loss = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs, pulled)
+        after, body = class_sums(task, w, data), part(task, self.keeps, w, home=False)
+        means, spread = prior_means(before, n)
+        upload = Upload(body, n, entries(task, w, "head"), means, spread, after.features, after.counts)
+        return Turn(Client(part(task, (), w, home=True), *states), upload, w, {"loss": loss, "weight": n})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         rows = (upload.head, upload.means, upload.spread, torch.ones_like(upload.spread))
@@ -139,36 +120,13 @@ class FedPAC:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """The mean body, the mean centroids, and for each client that reported the best mixture of those heads."""
-        body, figures = averaging.server_update(
-            self, task, averaging.Server(server.w), averaging.Total(total.w, total.size)
-        )
-        some = (total.counts > 0)[:, None]
-        centroids = torch.where(some, total.features / total.counts.clamp(min=1)[:, None], server.centroids)
+        body, figures = averaging.server_update(self, task, server, averaging.Total(total.w, total.size))
+        centroids = centroids_of(total.features, total.counts, server.centroids)
         who = total.reported.nonzero()[:, 0]
         weights = combination(total.means[who].flatten(1), total.spread[who]).to(server.w.dtype)
         heads = server.heads.index_copy(0, who, weights @ total.heads[who])
         figures["own_head"] = weights.diagonal().sum() / max(len(who), 1)  # how much of its own head a client keeps
-        return Server(body.w, heads, centroids, server.known | some[:, 0]), figures
-
-
-def combination(means: Tensor, spread: Tensor) -> Tensor:
-    """The share of each head [m] in each client's own [m]: a_i = argmin a' (diag(v) + D_i) a on the simplex.
-
-    D_i[j, k] = <h_i - h_j, h_i - h_k>, out of one Gram matrix; only differences count, so the mean is taken off first.
-    """
-    rows = means.double() - means.double().mean(0)
-    gram, variance = rows @ rows.T, torch.diag(spread.double())
-    weights = [on_simplex(variance + gram + g[i] - g[:, None] - g) for i, g in enumerate(gram)]
-    return torch.stack(weights) if weights else gram
-
-
-def _head(task: Task) -> tuple[int, tuple[int, ...]]:
-    """How many entries the head has, and the shape [C, f] of its matrix."""
-    named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
-    shape = named.get(f"{task.layout.head}.weight", ())
-    if len(shape) != 2:
-        raise UsageError(f'fedpac wants a Linear head; "{task.layout.head}" is none. Name one, such as head="fc"')
-    return sum(length for length, chosen in averaging.runs(task.layout, ("head",)) if chosen), shape
+        return Server(body.w, heads, centroids, server.known | (total.counts > 0)), figures
 
 
 def fedpac(

@@ -11,8 +11,11 @@ from torch import Tensor
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Total, Upload
+from copfl.data.holdout import held_out, kept_back
 from copfl.errors import UsageError, at_least
 from copfl.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.parts.experts import Logs, even, fallen, losses, shares
+from copfl.parts.keeping import apart, joined, part
 from copfl.task import Data, Experts, Plan, Task
 
 
@@ -23,19 +26,7 @@ class Server(NamedTuple):
     round: Tensor  # [] int64
 
 
-class Down(NamedTuple):
-    w: Tensor
-    bank: Tensor
-    birth: Tensor
-    round: Tensor
-
-
-class Logs(NamedTuple):
-    """Logarithms of the multiplicative weights; only differences within a field count."""
-
-    pair: Tensor  # [2], of the own model and the mean
-    bank: Tensor  # [M], of the stored means
-    halves: Tensor  # [2], of those two answering together and of the bank answering together
+Down = Server  # the server keeps nothing to itself
 
 
 class Client(NamedTuple):
@@ -52,9 +43,9 @@ class Client(NamedTuple):
 class FedPOE:
     """Weights fall by exp(-rate * loss) with each expert's loss in every round; probabilities are mixed.
 
-    Paper: every sample of a stream is predicted before it is learnt from. Rounds go over the same samples, so every
-    `held`-th sample is never trained on and serves to weigh the experts (0: weigh on the training samples). The server
-    stores all its models and a client draws some; here it stores the last few and every client uses them all.
+    Paper: a sample of a stream is predicted before it is learnt. Rounds go over the same samples, so every `held`-th is
+    never trained on and serves to weigh the experts (0: the training samples do). The server stores all its models and
+    a client draws some; here it stores the last few and every client uses them all.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -65,6 +56,8 @@ class FedPOE:
     held: int = 5
 
     keeps: ClassVar[tuple[str, ...]] = ()
+    passes = property(averaging.passes)
+    downlink = averaging.everything
     summand = averaging.summand
 
     def __post_init__(self) -> None:
@@ -73,45 +66,30 @@ class FedPOE:
         if self.held == 1:
             raise UsageError("held=1 leaves no sample to train on; it must be 0, or at least 2")
 
-    @property
-    def passes(self) -> int:
-        return self.epochs
-
     def server_init(self, task: Task, clients: int) -> Server:
-        w = averaging.part(task, self.keeps, task.first, home=False)
+        w = part(task, self.keeps, task.first, home=False)
         return Server(w, w.repeat(self.stored, 1), self._birth(task), torch.zeros_like(self._birth(task)[0]))
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
-        flat = task.first.new_zeros
-        logs = Logs(flat(2), flat(self.stored), flat(2))
-        return Client(task.first, own, moments, moments, logs, self._birth(task), flat(()))
+        logs, never = even(task.first, self.stored), task.first.new_zeros(())
+        return Client(task.first, own, moments, moments, logs, self._birth(task), never)
 
     def _birth(self, task: Task) -> Tensor:
         """0 for the first model, which is stored from the start; -1 for the empty places."""
         return -(torch.arange(self.stored, device=task.device) > 0).long()
-
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(*(t.expand(len(ids), *t.shape) for t in server))
 
     def personal(self, task: Task, client: Client, down: Down) -> Experts:
         return self._experts(task, client.local, client.own, down.w, down, client.logs)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         logs = self._weighed(task, client, down, data)
-        if self.held:
-            plan = tuple(
-                tuple(
-                    b._replace(real=(b.index % self.held != self.held - 1) & (b.real if b.real is not None else True))
-                    for b in batches
-                )
-                for batches in plan
-            )
-        w = averaging.joined(task, self.keeps, client.own, down.w)
+        plan = kept_back(plan, self.held) if self.held else plan
+        w = averaging.personal(self, task, client, down)
         moments, local_moments = (begin(self.optimizer, m, w[: task.d]) for m in (client.moments, client.local_moments))
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         local, local_moments, _ = train(task, self.optimizer, client.local, local_moments, data, plan)
-        own, shared = (averaging.part(task, self.keeps, w, home=home) for home in (True, False))
+        own, shared = apart(task, self.keeps, w)
         states = kept(self.optimizer, moments), kept(self.optimizer, local_moments)
         trained = self._experts(task, local, own, shared, down, logs)
         upload = averaging.upload(self, task, w, data.size)
@@ -119,29 +97,20 @@ class FedPOE:
         return Turn(Client(local, own, *states, logs, down.birth, client.turns + 1), upload, trained, figures)
 
     def _experts(self, task: Task, local: Tensor, own: Tensor, mean: Tensor, down: Down, logs: Logs) -> Experts:
-        models = [averaging.joined(task, self.keeps, own, shared) for shared in (mean, *down.bank)]
-        halves, pair, bank = logs.halves.softmax(0), logs.pair.softmax(0), _filled(logs.bank, down.birth).softmax(0)
-        return Experts(torch.stack([local, *models]), torch.cat([halves[0] * pair, halves[1] * bank]))
+        models = [joined(task, self.keeps, own, shared) for shared in (mean, *down.bank)]
+        return Experts(torch.stack([local, *models]), shares(logs, down.birth >= 0))
 
     def _weighed(self, task: Task, client: Client, down: Down, data: Data) -> Logs:
         """The log-weights after each expert has been tried on the samples that are held out."""
-        if self.held:
-            first = self.held - 1
-            data = Data(data.x[first :: self.held], data.y[first :: self.held], data.size // self.held)
-        w = self.personal(task, client, down).w
-        single = torch.stack([task.evaluate(one, data)[0] for one in w])
-        groups = [(w[:2], client.logs.pair), (w[2:], _filled(client.logs.bank, down.birth))]
-        together = torch.stack([task.evaluate(Experts(some, logs.softmax(0)), data)[0] for some, logs in groups])
+        models, judges = self.personal(task, client, down).w, held_out(data, self.held) if self.held else data
+        found = losses(task, models, client.logs, down.birth >= 0, judges)
         # A model that was stored since is weighed as if it had been there from the start.
-        bank = torch.where(down.birth == client.birth, client.logs.bank, -self.rate * client.turns * single[2:])
-        return Logs(
-            client.logs.pair - self.rate * single[:2],
-            bank - self.rate * single[2:],
-            client.logs.halves - self.rate * together,
-        )
+        caught_up = -self.rate * client.turns * found.single[2:]
+        bank = torch.where(down.birth == client.birth, client.logs.bank, caught_up)
+        return fallen(client.logs._replace(bank=bank), found, self.rate)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
-        mean, figures = averaging.server_update(self, task, averaging.Server(server.w), total)
+        mean, figures = averaging.server_update(self, task, server, total)
         after = server.round + 1
         due, place = after % self.period == 0, after // self.period % self.stored
         here = (torch.arange(self.stored, device=after.device) == place) & due
@@ -149,17 +118,8 @@ class FedPOE:
         return Server(mean.w, bank, torch.where(here, after, server.birth), after), figures
 
 
-def _filled(logs: Tensor, birth: Tensor) -> Tensor:
-    return torch.where(birth >= 0, logs, -torch.inf)
-
-
 def fedpoe(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    rate: float = 0.1,
-    stored: int = 2,
-    period: int = 20,
-    held: int = 5,
+    optimizer: Optimizer = Sgd(), epochs: int = 1, rate: float = 0.1, stored: int = 2, period: int = 20, held: int = 5
 ) -> FedPOE:
     """Published: 10 stored models, one every 20 steps, rate 1 / sqrt(steps), and only the last layer is trained."""
     return FedPOE(optimizer, epochs, rate, stored, period, held)

@@ -22,6 +22,7 @@ class FedProx:
     pull: float = 0.1  # mu; the authors name no default and tune over 0.001, 0.01, 0.1, 0.5, 1
 
     keeps: ClassVar[tuple[str, ...]] = ()
+    passes = property(averaging.passes)
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
@@ -32,10 +33,6 @@ class FedProx:
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, pull=self.pull)
-
-    @property
-    def passes(self) -> int:
-        return self.epochs
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         start = self.personal(task, client, down)

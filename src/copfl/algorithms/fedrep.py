@@ -11,7 +11,9 @@ from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.optim import Optimizer, Sgd, State
+from copfl.parts.keeping import part
+from copfl.parts.phases import head_then_body
 from copfl.task import Data, Plan, Task
 
 
@@ -25,8 +27,7 @@ class Client(NamedTuple):
 class FedRep:
     """`head_epochs` on the head with the body frozen, then `epochs` on the body with the head frozen.
 
-    Each phase has an optimizer state of its own: one common step count would make Adam's first body steps three times
-    too large.
+    Each phase has an optimizer state of its own, see `head_then_body`.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -38,6 +39,7 @@ class FedRep:
     downlink = averaging.downlink
     summand = averaging.summand
     server_update = averaging.server_update
+    personal = averaging.personal
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
@@ -51,17 +53,11 @@ class FedRep:
         own, moments = averaging.client_init(self, task)
         return Client(own, moments, moments)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.joined(task, self.keeps, client.own, down.w)
-
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w = self.personal(task, client, down)
-        heads, bodies = (begin(self.optimizer, m, w[: task.d]) for m in (client.head_moments, client.body_moments))
-        first, second = plan[: self.head_epochs], plan[self.head_epochs :]
-        w, heads, _ = train(task, self.optimizer, w, heads, data, first, active=averaging.only(task, "head"))
-        w, bodies, loss = train(task, self.optimizer, w, bodies, data, second, active=averaging.only(task, "body"))
-        own = averaging.part(task, self.keeps, w, home=True)
-        after = Client(own, kept(self.optimizer, heads), kept(self.optimizer, bodies))
+        start, optimizers = self.personal(task, client, down), (self.optimizer, self.optimizer)
+        moments = client.head_moments, client.body_moments
+        w, heads, bodies, loss = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs)
+        after = Client(part(task, self.keeps, w, home=True), heads, bodies)
         upload = averaging.upload(self, task, w, data.size)
         return Turn(after, upload, w, {"loss": loss, "weight": upload.size})
 

@@ -8,20 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
+from copfl.algorithms.averaging import Down, Server
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, descend, kept
+from copfl.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
 from copfl.tree import Masked
-
-
-class Server(NamedTuple):
-    w: Tensor  # [D]
-
-
-class Down(NamedTuple):
-    w: Tensor  # [D]
 
 
 class Client(NamedTuple):
@@ -54,6 +48,8 @@ class FedSelect:
     epochs: int = 1  # each is one personal and one shared pass
     growth: Pwpm = field(default_factory=lambda: _growth(0.25, 0.8, 3, "all"))
 
+    downlink = averaging.downlink
+
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
 
@@ -65,12 +61,8 @@ class FedSelect:
         return Server(task.first)
 
     def client_init(self, task: Task) -> Client:
-        parameters, home = task.first[: task.d], task.home()
-        moments = kept(self.optimizer, self.optimizer.init(parameters))
-        return Client(task.first, home, home, moments, parameters, torch.zeros_like(task.first[0], dtype=torch.int64))
-
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
+        home, never = task.home(), torch.zeros_like(task.first[0], dtype=torch.int64)
+        return Client(task.first, home, home, fresh(self.optimizer, task), task.first[: task.d], never)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         return torch.where(client.held, client.w, down.w)
@@ -79,7 +71,7 @@ class FedSelect:
         w, mask = self.personal(task, client, down), client.mask
         personal = mask[: task.d]
         moments = begin(self.optimizer, client.moments, w[: task.d])
-        losses = []
+        losses: list[Tensor] = []
         for number, batches in enumerate(plan):  # personal, shared, personal, shared, ... each goes on from the last
             active = ~personal if number % 2 else personal
             w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
@@ -88,15 +80,9 @@ class FedSelect:
         grown = self.growth.grow(task.layout, personal, change, client.turns)
         then = torch.where(self.growth.due(client.turns), w[: task.d], client.then)
         moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
-        larger = torch.cat([grown, mask[task.d :]])
-        share, moving = personal_share(personal, change)
-        figures = {
-            "loss": torch.stack(losses).mean(),
-            "weight": torch.ones_like(loss),
-            "personal_share": share,
-            "personal_share_of_moving": moving,
-        }
-        after = Client(w, mask, larger, moments, then, client.turns + 1)
+        after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, then, client.turns + 1)
+        figures = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
+        figures |= personal_share(personal, change)._asdict()
         return Turn(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, figures)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
@@ -104,9 +90,8 @@ class FedSelect:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
-        heard = total.sharers > 0
-        w = torch.where(heard, total.w / total.sharers.clamp(min=1), server.w)
-        return Server(w), {"averaged": heard[: task.d].to(w.dtype).mean()}
+        averaged = (total.sharers > 0)[: task.d].to(server.w.dtype).mean()
+        return Server(averaging.mean(total.w, total.sharers, server.w)), {"averaged": averaged}
 
 
 def _growth(rate: float, budget: float, every: int, count: str) -> Pwpm:

@@ -12,7 +12,8 @@ from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Down, Server, Total, Upload
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, descend, has_real, kept, mean_loss, pull
+from copfl.optim import Optimizer, Sgd, State, begin, descend, fresh, has_real, kept, mean_loss, pull
+from copfl.parts.keeping import joined, part
 from copfl.task import Data, Plan, Task
 
 
@@ -38,6 +39,7 @@ class PFedMe:
     server_rate: float = 1.0  # beta
 
     keeps: ClassVar[tuple[str, ...]] = ()
+    passes = property(averaging.passes)
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
@@ -46,20 +48,16 @@ class PFedMe:
         at_least(1, epochs=self.epochs, inner_steps=self.inner_steps)
         at_least(0, rate=self.rate, pull=self.pull, server_rate=self.server_rate)
 
-    @property
-    def passes(self) -> int:
-        return self.epochs
-
     def client_init(self, task: Task) -> Client:
-        moments = kept(self.optimizer, self.optimizer.init(task.first[: task.d]))
-        return Client(task.first, moments, torch.zeros((), dtype=torch.bool, device=task.device))
+        never = torch.zeros((), dtype=torch.bool, device=task.device)
+        return Client(task.first, fresh(self.optimizer, task), never)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         """theta_n; a newcomer has none yet and takes the broadcast."""
         return torch.where(client.started, client.theta, self._broadcast(task, client, down))
 
     def _broadcast(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.joined(task, self.keeps, averaging.part(task, self.keeps, client.theta, home=True), down.w)
+        return joined(task, self.keeps, part(task, self.keeps, client.theta, home=True), down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         theta = self._broadcast(task, client, down)  # both start from the broadcast; theta then from batch to batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -76,7 +76,8 @@ class SplitNN:
         module = task.module.get_submodule(self.cut)
         hook = module.register_forward_hook(lambda _, inputs, output: sizes.append(output.numel()))
         try:
-            _, features = task.forward(w, task.numbers(data.x[:1]))
+            alone = replace(task, beside=None)  # only the model itself has the module to look at
+            _, features = alone.forward(w, task.numbers(data.x[:1]))
         finally:
             hook.remove()
         return sizes[-1] if self.cut else features.numel()

@@ -35,7 +35,7 @@ OWN = '''"""Your own model and data, if copfl's are not what you need.
 
 from torch import nn
 
-from copfl.data.datasets import from_arrays
+from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset
 
 

@@ -1,4 +1,4 @@
-"""What one client's samples look like to the model, class by class."""
+"""What one client's samples look like to the model, class by class, and features that are pulled to class centroids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from copfl import tree
-from copfl.task import PASS, Data, Task
+from copfl.errors import UsageError
+from copfl.task import PASS, Data, Objective, Task, cross_entropy, mean_of_real
 
 
 class Sums(NamedTuple):
@@ -32,3 +33,38 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
         squares = torch.where(real, (features * features).sum(1), 0).sum()
         parts.append(Sums(members.T @ features, squares, members.sum(0)))
     return tree.total(tree.stack(parts))
+
+
+def table_shape(task: Task) -> tuple[int, ...]:
+    """[C, f], the classes and the features, read off the head's matrix."""
+    named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
+    shape = named.get(f"{task.layout.head}.weight", ())
+    if len(shape) != 2:
+        raise UsageError(f'class centroids need a Linear head; "{task.layout.head}" is none. Name one: head="fc"')
+    return shape
+
+
+def centroids_of(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
+    """The mean feature of each class [C, f], out of sums [C, f] and counts [C]; where nobody has any, the other's."""
+    return torch.where((counts > 0)[:, None], sums / counts.clamp(min=1)[:, None], otherwise)
+
+
+def prior_means(sums: Sums, size: Tensor) -> tuple[Tensor, Tensor]:
+    """h[c] = (n_c / n) * mean feature of class c [C, f], and the variance v of h: (E |feature|^2 - |h|^2) / n."""
+    means = sums.features / size
+    return means, ((sums.squares / size - (means * means).sum()) / size).clamp(min=0)
+
+
+def aligned(centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Objective:
+    """Cross-entropy + strength * mean squared distance of a sample's features to the centroid of its class.
+
+    Where the class has none, `known` [C] is False, to the client's own mean; where no class has any, nothing pulls.
+    """
+    target = torch.where(known[:, None], centroids, own.features / own.counts.clamp(min=1)[:, None])
+    pull = strength * known.any()
+
+    def loss(logits: Tensor, features: Tensor, labels: Tensor, real: Tensor | None) -> Tensor:
+        distance = ((features - target[labels]) ** 2).mean(1)
+        return cross_entropy(logits, features, labels, real) + pull * mean_of_real(distance, real)
+
+    return loss

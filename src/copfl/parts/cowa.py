@@ -12,14 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.errors import unknown
-from copfl.task import Batch, Data, Plan
+from copfl.data.holdout import held_out, kept_back
+from copfl.elementwise import elementwise, of_many_steps
+from copfl.errors import UsageError, one_of
+from copfl.task import Data, Plan, Task
 
 SCORES = ("both", "gradient", "prediction", "none")
 WITHOUT = ("exact", "letter")
 PREFER = ("deviation", "agreement")
 TRUST = ("all", "learned", "held_out")
-KEPT_BACK = 5  # of so many samples one is kept back
 
 
 class Scores(NamedTuple):
@@ -51,10 +52,10 @@ class Cowa:
     trust: str = "all"
 
     def __post_init__(self) -> None:
-        options = {"score": SCORES, "without": WITHOUT, "prefer": PREFER, "trust": TRUST}
-        for name, known in options.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
+        one_of(SCORES, score=self.score)
+        one_of(WITHOUT, without=self.without)
+        one_of(PREFER, prefer=self.prefer)
+        one_of(TRUST, trust=self.trust)
 
     def weigh(self, update: Tensor, others: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
         """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11).
@@ -80,6 +81,28 @@ class Cowa:
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
+    def trainable(self, plan: Plan) -> Plan:
+        """The plan without the samples that trust is earned on."""
+        return kept_back(plan) if self.trust == "held_out" else plan
+
+    def judge(self, task: Task, w: Tensor, update: Tensor, others: tuple[Tensor, Tensor], data: Data) -> Scores:
+        """Gamma_n of the client that ended in w, out of the `others` without it: delta_{-n} and w_{-n}, [d] each."""
+        step, model = others
+        loss, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
+        if self.trust == "all":
+            return self.weigh(update, step, loss)
+        own_loss, _ = task.evaluate(w, held_out(data) if self.trust == "held_out" else data)
+        return self.weigh(update, step, loss, own_loss)
+
+
+def first_bounds(most: float, clients: int, like: Tensor) -> Tensor | None:
+    """[2], what scores are held between in the first round, where everybody counts the same; None: they are not."""
+    if most * clients < 1 - 1e-9:
+        raise UsageError(
+            f"most={most}: shares of {clients} clients add up to 1, so it must be at least {1 / clients:.3g}"
+        )
+    return None if most == 1 else like.new_ones(2)
+
 
 def bounds_of(score: Tensor, clients: Tensor, most: float, before: Tensor) -> Tensor:
     """[2], a span around the mean score in which none of so many clients can take more than `most`.
@@ -100,21 +123,6 @@ def held(score: Tensor, bounds: Tensor | None) -> Tensor:
     return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
 
 
-def kept_back(plan: Plan) -> Plan:
-    """The plan without every fifth of the client's samples."""
-
-    def shorter(batch: Batch) -> Batch:
-        ours = batch.index % KEPT_BACK != KEPT_BACK - 1
-        return batch._replace(real=ours if batch.real is None else batch.real & ours)
-
-    return tuple(tuple(shorter(batch) for batch in one) for one in plan)
-
-
-def held_out(data: Data) -> Data:
-    """Those samples; none of fewer than five."""
-    return Data(data.x[KEPT_BACK - 1 :: KEPT_BACK], data.y[KEPT_BACK - 1 :: KEPT_BACK], data.size // KEPT_BACK)
-
-
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """cos(a, b), and 0 where one of them is zero: no direction, no opinion."""
     lengths = a.norm() * b.norm()
@@ -130,3 +138,43 @@ def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fa
     rest = weights - weight
     alone = rest <= 1e-6 * weights
     return torch.where(alone, fallback, (weights * mean - weight * own) / torch.where(alone, 1, rest))
+
+
+def whole_without(
+    broadcast: Tensor, seen: Tensor, own: Tensor, update: Tensor, share: Tensor, ever: Tensor
+) -> tuple[Tensor, Tensor]:
+    """delta_{-n} and w_{-n} of Eqs. (9) and (10) by the letter: (x - alpha x_n) / (1 - alpha), x the step or the model.
+
+    `seen` is the broadcast that the client last trained from, `own` what it made of it, `update` what it is taken out
+    of the step with, and `share` its alpha in the last mean.
+    """
+    step, one = torch.where(ever, seen - broadcast, 0), torch.ones_like(share)  # delta^k = w^{k-1} - w^k
+    return (
+        leave_one_out(step, update, one, share, torch.zeros_like(step)),
+        leave_one_out(broadcast, own, one, share, seen),
+    )
+
+
+def exactly_without(
+    broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
+) -> tuple[Tensor, Tensor]:
+    """delta_{-n} and w_{-n}, entry by entry, from those that shared the entry in the last round.
+
+    `weights` holds the sum of Gamma behind each entry, `counted` is the client's own in that mean, 0 if it was not in
+    it, and `mask` what it did not share.
+    """
+    step, model = elementwise(_exactly_without, broadcast, seen, own, mask, weights, counted, ever)
+    return step, model
+
+
+@of_many_steps
+def _exactly_without(
+    broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
+) -> tuple[Tensor, Tensor]:
+    weight = torch.where(mask, 0, counted)
+    step = torch.where(ever, seen - broadcast, 0)
+    anybody = weights > 0
+    return (
+        leave_one_out(step, seen - own, weights, weight, torch.where(anybody, 0, step)),
+        leave_one_out(broadcast, own, weights, weight, torch.where(anybody, seen, broadcast)),
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from copfl.elementwise import elementwise, of_many_steps
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, above, one_of
 
 # Paper: not said what becomes of an entry's moments when it turns personal (readings A-5).
 #   "restart"  zero, and its own step count starts again (default: no leakage and no oversized first steps)
@@ -45,11 +45,8 @@ class Mamo:
     change: str = "restart"
 
     def __post_init__(self) -> None:
-        if self.change not in CHANGES:
-            raise unknown("change", self.change, CHANGES)
-        for name, value in (("lr", self.lr), ("eps", self.eps)):
-            if not 0 < value < float("inf"):
-                raise UsageError(f"{name}={value} must be a number above 0")
+        one_of(CHANGES, change=self.change)
+        above(0, lr=self.lr, eps=self.eps)
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise UsageError(f"beta1={self.beta1}, beta2={self.beta2} must be at least 0 and below 1")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from copfl.elementwise import elementwise
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, one_of
 from copfl.layout import Layout
 from copfl.selection import count, largest
 
@@ -45,10 +46,9 @@ class Pwpm:
         for name, share in (("rate", self.rate), ("budget", self.budget)):
             if not 0 <= share <= 1:
                 raise UsageError(f"{name}={share} must lie between 0 and 1: it is a share of the parameters")
-        options = (("among", self.among, AMONG), ("limit", self.limit, LIMITS), ("count", self.count, COUNTS))
-        for name, value, known in options:
-            if value not in known:
-                raise unknown(name, value, known)
+        one_of(AMONG, among=self.among)
+        one_of(LIMITS, limit=self.limit)
+        one_of(COUNTS, count=self.count)
         if self.warmup < 0 or self.every < 1:
             raise UsageError(f"warmup={self.warmup} must be at least 0 and every={self.every} at least 1")
 
@@ -110,7 +110,14 @@ def _candidates(change: Tensor, moving: Tensor, mask: Tensor) -> tuple[Tensor]:
     return (torch.where(moving & ~mask, change.abs(), -1),)
 
 
-def personal_share(mask: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+class Share(NamedTuple):
+    """How much is personal, under the names that it has among a turn's figures."""
+
+    personal_share: Tensor  # [], of all parameters
+    personal_share_of_moving: Tensor  # [], of those that training moves
+
+
+def personal_share(mask: Tensor, change: Tensor) -> Share:
     """The personal share of all parameters, and of those that training moves."""
     personal = count(mask)
-    return personal / mask.numel(), personal / count(moves(change, mask)).clamp(min=1)
+    return Share(personal / mask.numel(), personal / count(moves(change, mask)).clamp(min=1))

@@ -1,4 +1,4 @@
-"""The two small quadratic programmes of the rivals, with one variable per client."""
+"""The small quadratic programmes of the rivals, with one variable per client."""
 
 from __future__ import annotations
 
@@ -49,3 +49,25 @@ def in_box(matrix: Tensor, gain: Tensor, limit: float, sweeps: int = 1000) -> Te
         if ((x - before).abs() <= 1e-14 * limit).all():
             break
     return x
+
+
+def combination(means: Tensor, spread: Tensor) -> Tensor:
+    """The share of each member [m] in each one's own mixture [m]: a_i = argmin a' (diag(v) + D_i) a on the simplex.
+
+    D_i[j, k] = <h_i - h_j, h_i - h_k> with the members' `means` h [m, ...] and the `spread` v [m] of these: the bias of
+    the mixture and its variance. One Gram matrix gives them all; only differences count, so the mean is taken off.
+    """
+    rows = means.double() - means.double().mean(0)
+    gram, variance = rows @ rows.T, torch.diag(spread.double())
+    weights = [on_simplex(variance + gram + g[i] - g[:, None] - g) for i, g in enumerate(gram)]
+    return torch.stack(weights) if weights else gram
+
+
+def onto_simplex(rows: Tensor, allowed: Tensor) -> Tensor:
+    """The nearest rows [m, n] that are not negative, add up to 1, and are zero where not allowed [n]."""
+    values = torch.where(allowed, rows, -torch.inf)
+    ordered, _ = values.sort(1, descending=True)
+    count = torch.arange(1, rows.shape[1] + 1, device=rows.device)
+    excess = (torch.where(torch.isfinite(ordered), ordered, 0).cumsum(1) - 1) / count
+    last = (ordered > excess).sum(1, keepdim=True).clamp(min=1) - 1
+    return (values - excess.gather(1, last)).clamp(min=0)

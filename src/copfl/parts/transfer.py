@@ -1,0 +1,59 @@
+"""Knowledge transfer on public samples: clients teach each other by what they answer, not by their weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from copfl.errors import UsageError
+from copfl.task import PASS, Batch, Data, Objective, Pass, Task, mean_of_real
+
+
+def public_of(task: Task) -> Tensor:
+    """The samples that everybody may look at [p, ...]; a task without any is no task for knowledge transfer."""
+    if task.public is None or not len(task.public):
+        raise UsageError(
+            "transfer needs public samples that no client holds, and there are none; leave some training samples over "
+            "(fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
+        )
+    return task.public
+
+
+def softened(task: Task, w: Tensor, samples: Tensor, temperature: float) -> Tensor:
+    """The model's probabilities for these raw samples [p, C], softmax(logits / temperature)."""
+    logits = [task.forward(w, task.numbers(x))[0] for x in torch.split(samples, PASS)]
+    return F.softmax(torch.cat(logits) / temperature, 1)
+
+
+def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple[Data, Pass]:
+    """The samples with the teacher's answers [p, C] for labels, in steps of `batch`; none is real if not ready."""
+    order = torch.arange(samples.shape[0], device=samples.device)
+    steps = (Batch(index, ready.expand(len(index)), None, None) for index in torch.split(order, batch))
+    return Data(samples, teacher, order[-1] + 1), tuple(steps)
+
+
+def distillation(temperature: float) -> Objective:
+    """KL(teacher || own answers), softened: the mean over the samples of sum_c t_c (log t_c - log p_c)."""
+
+    def loss(logits: Tensor, features: Tensor, teacher: Tensor, real: Tensor | None) -> Tensor:
+        logs = F.log_softmax(logits / temperature, 1)
+        return mean_of_real((torch.xlogy(teacher, teacher) - teacher * logs).sum(1), real)
+
+    return loss
+
+
+def coefficients_after(c: Tensor, answers: Tensor, known: Tensor, penalty: float) -> Tensor:
+    """The rows c [N, N] after a gradient step of 1/L on mean |p_i - sum_j c_ij p_j|^2 + penalty * mean |c_i - 1/N|^2.
+
+    p are the answers [N, ...], of which `known` [N] are there; L is the largest curvature, so no step overshoots. The
+    rows add up to 1 as before, but may leave the simplex.
+    """
+    flat, n = answers.flatten(1), known.sum().clamp(min=1)
+    even = known.to(flat.dtype) / n
+    flat = torch.where(known[:, None], flat - even @ flat, 0)  # rows add up to 1: only differences count
+    gram = flat @ flat.T / flat.shape[1]
+    c = torch.where(known[:, None], c, even)
+    slope = 2 * (c - torch.eye(len(c), device=c.device, dtype=c.dtype)) @ gram + 2 * penalty / n * (c - even)
+    steepest: Tensor = 2 * torch.linalg.eigvalsh(gram)[-1] + 2 * penalty / n
+    return c - slope / steepest.clamp(min=1e-30)

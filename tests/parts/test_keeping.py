@@ -1,0 +1,54 @@
+"""What stays home and what is shared: apart, together again, and layer by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+import torch
+
+from copfl.contract import small_federation
+from copfl.parts.keeping import apart, entries, joined, layers, only, part, runs
+from copfl.task import task_of
+from tests.test_task import network
+
+
+def test_parts_come_apart_and_together_again() -> None:
+    task = task_of(network(), 4, dtype=torch.float64)
+    w = torch.arange(float(task.layout.size), dtype=torch.float64)
+    for keeps in ((), ("head",), ("norms",), ("body",), ("0.bias", "head"), ("head", "body", "buffers")):
+        own, shared = part(task, keeps, w, home=True), part(task, keeps, w, home=False)
+        home = task.home(*keeps)
+        assert own.tolist() == w[home].tolist()
+        assert shared.tolist() == w[~home].tolist()
+        assert torch.equal(joined(task, keeps, own, shared), w)
+        assert [t.tolist() for t in apart(task, keeps, w)] == [own.tolist(), shared.tolist()]
+
+
+@pytest.mark.parametrize("parts", [("head",), ("buffers",), ("0.bias", "norms"), ("head", "body", "buffers")])
+def test_entries_and_runs_of_a_part(parts: tuple[str, ...]) -> None:
+    task = task_of(network(), 4, dtype=torch.float64)
+    w, where = torch.arange(float(task.layout.size), dtype=torch.float64), task.where(*parts)
+    assert entries(task, w, *parts).tolist() == w[where].tolist()
+    found = runs(task.layout, parts)
+    assert [inside for length, inside in found for _ in range(length)] == where.tolist()
+    assert all(one[1] is not other[1] for one, other in pairwise(found))
+
+
+def test_only_one_part_may_move() -> None:
+    task = task_of(network(), 4)
+    assert only(task, "all") is None
+    head = only(task, "head")
+    assert head is not None
+    assert head.tolist() == task.where("head")[: task.d].tolist()
+
+
+@pytest.mark.parametrize("keeps", [(), ("head",), ("norms",)])
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_layers_cover_what_is_shared(keeps: tuple[str, ...], buffers: str) -> None:
+    task = dataclasses.replace(small_federation("batch", (4, 4))[0], buffers=buffers)
+    spans = layers(task, keeps)
+    assert [start for start, *_ in spans] == [0, *(stop for _, stop, _ in spans[:-1])]
+    assert spans[-1][1] == int((~task.home(*keeps)).sum())
+    assert all(trained for *_, trained in spans) is (buffers == "local")

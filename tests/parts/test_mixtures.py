@@ -1,0 +1,60 @@
+"""Mixtures of two models: values by hand, and derivatives against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from copfl.optim import Sgd, descend
+from copfl.parts.mixtures import MIXTURES, log_right
+from copfl.task import Batch, Experts, Task
+from tests.algorithms.chain import chain, samples, vector
+
+DATA = samples((1.0, 1), (-2.0, 0), (0.5, 0))
+ALL = Batch(torch.arange(3), None, None, None)
+V, W, SHARE = vector(1.0, 0.5), vector(-0.5, 2.0), torch.tensor(0.3, dtype=torch.float64)
+
+
+def loss_of(task: Task, kind: str, v: Tensor, share: Tensor) -> float:
+    return float(task.evaluate(MIXTURES[kind].personal(task, v, W, share), DATA)[0])
+
+
+def test_what_predicts() -> None:
+    task = chain(1.0, 1.0)
+    both = MIXTURES["predictions"].personal(task, V, W, SHARE)
+    assert isinstance(both, Experts)
+    assert both.w.tolist() == [V.tolist(), W.tolist()]
+    assert both.share.tolist() == pytest.approx([0.3, 0.7])
+    one = MIXTURES["weights"].personal(task, V, W, SHARE)
+    assert isinstance(one, Tensor)
+    assert one.tolist() == pytest.approx([0.3 - 0.35, 0.15 + 1.4])
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_the_slope_is_the_derivative_by_the_share(kind: str) -> None:
+    task, step = chain(1.0, 1.0), 1e-5
+    slope = float(MIXTURES[kind].slope(task, V, W, SHARE, DATA, ALL))
+    rise = loss_of(task, kind, V, SHARE + step) - loss_of(task, kind, V, SHARE - step)
+    assert slope == pytest.approx(rise / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_v_descends_the_mixtures_loss(kind: str) -> None:
+    task, step = chain(1.0, 1.0), 1e-5
+    how = MIXTURES[kind].how(task, W, SHARE, DATA, ALL)
+    optimizer = Sgd(lr=1.0, momentum=0.0, weight_decay=0.0)
+    moved, _, _ = descend(task, optimizer, V, optimizer.init(V), DATA, (ALL,), **how)
+    for entry in range(2):
+        nudge = torch.zeros_like(V)
+        nudge[entry] = step
+        rise = loss_of(task, kind, V + nudge, SHARE) - loss_of(task, kind, V - nudge, SHARE)
+        assert float((V - moved)[entry]) == pytest.approx(rise / (2 * step), rel=1e-6)
+
+
+def test_the_log_probability_of_the_right_label() -> None:
+    task = chain(1.0, 1.0)
+    found = log_right(task, vector(2.0, 1.0), DATA, ALL).tolist()
+    assert found == pytest.approx([-math.log(1 + math.exp(-2)), -math.log(1 + math.exp(-4)), -math.log(1 + math.e)])

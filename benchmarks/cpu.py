@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import digits
+import images
 import numpy as np
 import torch
 from plain import plain_fedavg_round
@@ -59,11 +60,9 @@ def digits_case(clients: int = digits.CLIENTS) -> Case:
     return Case("digits, cnn", held, models.build("cnn", (1, 8, 8), 10, 0), digits.PARTICIPANTS, digits.BATCH)
 
 
-def resnet_case(clients: int = 10, size: int = 100) -> Case:
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * size, 3, 32, 32), dtype=np.uint8)
-    held = federation(x, rng.integers(0, 10, len(x)), size)
-    return Case("32x32 images, ResNet-18", held, models.build("resnet18", (3, 32, 32), 10, 0), 10, 32)
+def resnet_case(clients: int = images.CLIENTS) -> Case:
+    held = federation(*images.holdings(clients), images.SIZE)
+    return Case("32x32 images, ResNet-18", held, images.net(), images.PARTICIPANTS, images.BATCH)
 
 
 def federation(x: Any, y: Any, size: int) -> Federation:
@@ -136,6 +135,7 @@ def plain_processes(case: Case, stack: contextlib.ExitStack, mkldnn: bool) -> St
 
 def _plain_process(line: Any, model: torch.nn.Module, batches: Any, mkldnn: bool) -> None:
     torch.set_num_threads(1)
+    choose.keep_freed_memory()  # a plain loop in a script would not, and be slower for it
     choose.set_mkldnn(mkldnn)
     with contextlib.suppress(EOFError):
         while True:
@@ -156,9 +156,10 @@ def with_mkldnn(step: Step, enabled: bool) -> Step:
     return one
 
 
-def rival(python: str, script: str, *words: str) -> dict[str, list[float]] | None:
+def rival(python: str, processes: int, script: str, *words: str) -> dict[str, list[float]] | None:
     """The seconds of another tool's rounds, from a process of its own; None if it does not run, with the reason."""
-    done = subprocess.run([python, str(HERE / script), *words], capture_output=True, text=True, cwd=HERE)
+    several = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
+    done = subprocess.run([python, *several, str(HERE / script), *words], capture_output=True, text=True, cwd=HERE)
     try:
         found: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
         return found
@@ -167,13 +168,14 @@ def rival(python: str, script: str, *words: str) -> dict[str, list[float]] | Non
         return None
 
 
-def rivals(python: str, rounds: int) -> dict[str, list[float]]:
-    """The seconds of the other tools' rounds, without the first of each."""
-    ways = {
-        "pfl-research, mkldnn": ("rival_pfl.py", str(rounds), "on"),
-        "pfl-research, no mkldnn": ("rival_pfl.py", str(rounds), "off"),
-        "Flower with Ray, no mkldnn, 2 actors": ("rival_flower.py", str(rounds)),
-    }
+def rivals(python: str, case: str, rounds: int, settings: tuple[str, ...]) -> dict[str, list[float]]:
+    """The seconds of the other tools' rounds, without the first of each, with mkldnn "on" or "off"."""
+    ways: dict[str, tuple[Any, ...]] = {}
+    for mkldnn in settings:
+        words, said = (case, str(rounds), mkldnn), "mkldnn" if mkldnn == "on" else "no mkldnn"
+        ways[f"pfl-research, {said}"] = (1, "rival_pfl.py", *words)
+        ways[f"pfl-research, {said}, 2 processes"] = (2, "rival_pfl.py", *words)
+        ways[f"Flower with Ray, {said}, 2 actors"] = (1, "rival_flower.py", *words)
     found = {name: rival(python, *words) for name, words in ways.items()}
     return {name: times["wall"][1:] for name, times in found.items() if times}
 
@@ -242,11 +244,16 @@ def main() -> None:
         with ways_of(digits_case(), processes=True) as ways:
             times = measured(ways, args.repeats)
         if args.rivals:
-            times |= rivals(args.rivals, args.repeats + 1)
+            times |= rivals(args.rivals, "digits", args.repeats + 1, ("on", "off"))
         rows += table("1,000 clients with 20 digits, 100 a round, small CNN", times)
     if "resnet" in args.cases:
         with ways_of(resnet_case(), processes=True) as ways:
-            rows += table("10 clients with 100 images of 32x32, ResNet-18", measured(ways, min(args.repeats, 2)))
+            slow = {name: step for name, step in ways.items() if "no mkldnn" in name}
+            times = measured({name: step for name, step in ways.items() if name not in slow}, args.repeats)
+            times |= measured(slow, 1)
+        if args.rivals:  # without mkldnn, whatever calls torch's convolutions takes four times as long
+            times |= rivals(args.rivals, "images", args.repeats + 1, ("on",))
+        rows += table("10 clients with 100 images of 32x32, ResNet-18", times)
     load = os.getloadavg()
     about = {"torch": torch.__version__, "machine": platform.machine(), "processors": os.cpu_count(), "load": load}
     about["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

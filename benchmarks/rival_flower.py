@@ -1,7 +1,11 @@
-"""The same FedAvg rounds in Flower's simulation (`pip install "flwr[simulation]"`): prints their seconds as JSON."""
+"""The same FedAvg rounds in Flower's simulation (`pip install "flwr[simulation]"`): prints their seconds as JSON.
+
+`rival_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -10,14 +14,20 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from digits import BATCH, CLIENTS, PARTICIPANTS, RATE, net, tensors
 from flwr.client import ClientApp, NumPyClient
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+case = importlib.import_module(sys.argv[1]) if __name__ == "__main__" else None
+mkldnn = sys.argv[3:] == ["on"]
 held = []  # of each actor process: read once
+
+
+def state(model: torch.nn.Module) -> list[torch.Tensor]:
+    """What travels: the parameters, and the statistics of batch norms."""
+    return [t.detach() for t in model.state_dict().values() if t.is_floating_point()]
 
 
 class Client(NumPyClient):
@@ -26,19 +36,19 @@ class Client(NumPyClient):
 
     def fit(self, parameters, config):  # type: ignore[no-untyped-def]
         torch.set_num_threads(1)
-        torch.backends.mkldnn.enabled = False
+        importlib.import_module("torch.backends.mkldnn").enabled = mkldnn  # by its name, or Ray tries to send it along
         if not held:
-            held.append((*tensors(), net()))
+            held.append((*case.tensors(), case.net()))
         x, y, model = held[0]
         with torch.no_grad():
-            for p, value in zip(model.parameters(), parameters, strict=True):
-                p.copy_(torch.from_numpy(np.asarray(value)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        for part in torch.randperm(x.shape[1]).split(BATCH):
+            for t, value in zip(state(model), parameters, strict=True):
+                t.copy_(torch.from_numpy(np.asarray(value)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=case.RATE)
+        for part in torch.randperm(x.shape[1]).split(case.BATCH):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x[self.number][part]), y[self.number][part]).backward()
             optimizer.step()
-        return [p.detach().numpy() for p in model.parameters()], x.shape[1], {}
+        return [t.numpy() for t in state(model)], x.shape[1], {}
 
 
 def client(context):  # type: ignore[no-untyped-def]
@@ -55,19 +65,19 @@ def main(rounds: int) -> None:
             return super().configure_fit(*given, **named)
 
     def server(context):  # type: ignore[no-untyped-def]
-        first = ndarrays_to_parameters([p.detach().numpy() for p in net().parameters()])
+        first = ndarrays_to_parameters([t.numpy() for t in state(case.net())])
         strategy = Timed(
-            fraction_fit=PARTICIPANTS / CLIENTS, min_fit_clients=PARTICIPANTS, fraction_evaluate=0.0,
-            min_evaluate_clients=0, min_available_clients=CLIENTS, initial_parameters=first,
+            fraction_fit=case.PARTICIPANTS / case.CLIENTS, min_fit_clients=case.PARTICIPANTS, fraction_evaluate=0.0,
+            min_evaluate_clients=0, min_available_clients=case.CLIENTS, initial_parameters=first,
         )  # fmt: skip
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds + 1))
 
     run_simulation(
-        server_app=ServerApp(server_fn=server), client_app=ClientApp(client_fn=client), num_supernodes=CLIENTS,
+        server_app=ServerApp(server_fn=server), client_app=ClientApp(client_fn=client), num_supernodes=case.CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "log_to_driver": False}},
     )  # fmt: skip
     print(json.dumps({"wall": [b - a for a, b in pairwise(times)]}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[2]))

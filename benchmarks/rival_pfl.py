@@ -1,13 +1,18 @@
-"""The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON."""
+"""The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON.
+
+`rival_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 import time
+from typing import Any
 
 import torch
-from digits import BATCH, CLIENTS, PARTICIPANTS, RATE, net, tensors
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -21,9 +26,9 @@ from pfl.model.pytorch import PyTorchModel
 
 
 class Net(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, net: torch.nn.Module) -> None:
         super().__init__()
-        self.net = net()
+        self.net = net
 
     def metrics(self, x, y):  # type: ignore[no-untyped-def]
         return {}
@@ -42,17 +47,17 @@ class Clock(TrainingProcessCallback):
         return False, Metrics()
 
 
-def main(rounds: int, mkldnn: bool) -> None:
+def main(case: Any, rounds: int, mkldnn: bool) -> None:
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = mkldnn
-    x, y = tensors()
-    users = [str(n) for n in range(CLIENTS)]
+    x, y = case.tensors()
+    users = [str(n) for n in range(case.CLIENTS)]
 
     def data(user: str) -> Dataset:
         return Dataset(raw_data=[x[int(user)], y[int(user)]], user_id=user)
 
     held = FederatedDataset(data, get_user_sampler("random", users))
-    model = Net()
+    model = Net(case.net())
     federated = PyTorchModel(
         model=model,
         local_optimizer_create=torch.optim.SGD,
@@ -63,17 +68,20 @@ def main(rounds: int, mkldnn: bool) -> None:
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
             evaluation_frequency=10**9,
-            train_cohort_size=PARTICIPANTS,
+            train_cohort_size=case.PARTICIPANTS,
             val_cohort_size=None,
         ),
         backend=SimulatedBackend(training_data=held, val_data=None),
         model=federated,
-        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=case.RATE, local_batch_size=case.BATCH
+        ),
         callbacks=[clock],
     )
     steps = list(zip(clock.times, clock.times[1:], strict=False))
-    print(json.dumps({"wall": [b[0] - a[0] for a, b in steps], "cpu": [b[1] - a[1] for a, b in steps]}))
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        print(json.dumps({"wall": [b[0] - a[0] for a, b in steps], "cpu": [b[1] - a[1] for a, b in steps]}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2] == "on")
+    main(importlib.import_module(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "on")

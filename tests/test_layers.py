@@ -19,6 +19,7 @@ LEVELS: dict[float, set[str]] = {
         "errors",
         "tree",
         "layout",
+        "convolution",
         "models",
         "selection",
         "elementwise",

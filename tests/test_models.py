@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl import models
+from copfl.convolution import Convolution
 from copfl.errors import UsageError
 from copfl.models import BatchNorm
 
@@ -146,6 +147,37 @@ def test_only_38_percent_of_resnet18_live_on_small_images() -> None:
     assert 11_181_642 - dead == 4_234_826
 
 
+def test_without_its_dead_taps_resnet18_answers_and_learns_the_same() -> None:
+    whole, living = (
+        models.build("resnet18", (3, 32, 32), 10, seed=0, width=8, kernels=kernels).double()
+        for kernels in ("full", "living")
+    )
+    x, y = torch.randn(5, 3, 32, 32, dtype=torch.float64), torch.arange(5)
+    for model in (whole, living):
+        torch.autograd.backward(F.cross_entropy(model(x), y))
+    torch.testing.assert_close(living(x), whole(x))
+    for mine, theirs in zip(living.parameters(), whole.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad.norm(), theirs.grad.norm())
+    assert parameters(models.ResNet18((3, 32, 32), 10, kernels="living")) == 4_234_826
+    assert parameters(models.ResNet18((3, 84, 84), 10, kernels="living")) == 11_181_642  # there all of them live
+
+
+def test_living_leaves_other_models_and_their_mode_as_they_were() -> None:
+    odd = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1, dilation=2), nn.Conv2d(2, 2, 3, padding="same"), nn.Conv2d(2, 2, 3, stride=2),
+        nn.Conv2d(2, 3, 5, stride=3, padding=2), nn.Flatten(),
+    )  # fmt: skip
+    x = torch.randn(4, 1, 9, 9)
+    before, shapes = odd(x), [tuple(p.shape) for p in odd.parameters()]
+    assert models.living(odd, (1, 9, 9)) is odd
+    assert odd.training
+    torch.testing.assert_close(odd(x), before)
+    assert [tuple(p.shape) for p in odd.parameters()][:6] == shapes[:6]
+    assert not odd[0]._forward_pre_hooks
+
+
 @pytest.mark.parametrize("name", models.MODELS)
 def test_every_model_answers_with_its_head_over_its_features(name: str) -> None:
     shape, x = (2, 16, 16), torch.randn(3, 2, 16, 16)
@@ -212,5 +244,5 @@ def test_taps_that_meet_nothing_but_padding_are_left_out(
     for one in (model, models.for_tasks(copy.deepcopy(model))):
         y = one(x)
         found.append((y, *torch.autograd.grad((y**3).sum(), [x, *one.parameters()])))
-    assert type(next(one.children())) is models.Convolution
+    assert type(next(one.children())) is Convolution
     torch.testing.assert_close(found[0], found[1])

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from copfl.convolution import Convolution
 from copfl.elementwise import aligned_like
 from copfl.folded import convolve, normalise, product
 from copfl.layout import Layout
-from copfl.models import BatchNorm, Convolution
+from copfl.models import BatchNorm
 
 
 class Side(nn.Module):

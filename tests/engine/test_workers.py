@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from copfl.algorithms.algorithm import AnyAlgorithm, Turn
 from copfl.algorithms.fedavg import FedAvg
 from copfl.contract import small_federation
 from copfl.data.federation import Federation
-from copfl.engine.mapping import all_at_once
+from copfl.engine.mapping import Done, all_at_once
 from copfl.engine.simulate import Round, Setting, State, begin, simulate
-from copfl.engine.workers import Workers
+from copfl.engine.workers import LARGE, Workers, _packed, _tray, _unpacked
 from copfl.errors import RunError, UsageError
 from copfl.task import Task, task_of
 
@@ -50,12 +51,14 @@ def trained(
 
 
 class Dropping(nn.Module):
-    """A model that draws."""
+    """A model that draws, and so wide that its totals go through shared memory."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 8), nn.Dropout(0.5))
-        self.head = nn.Linear(8, classes)
+        inputs = math.prod(shape)
+        width = LARGE // 4 // inputs + 1
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Dropout(0.5))
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         answer: torch.Tensor = self.head(self.body(x))
@@ -78,6 +81,23 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
         assert all(torch.equal(a, b) for a, b in zip(records[0], records[other], strict=True))
         for mine, theirs in zip(shown[0], shown[other], strict=True):
             assert all((mine.clients[k] == v).all() for k, v in theirs.clients.items())
+
+
+def test_large_tensors_go_over_the_tray_as_long_as_there_is_room() -> None:
+    numbers = torch.randn(LARGE // 4)
+    answer = Done(
+        client=None,
+        total=(numbers, numbers.double(), numbers > 0, torch.arange(8)[::2], torch.ones(3).expand(LARGE, 3)),
+        figures={"loss": torch.tensor(0.5), "short": torch.ones(2, dtype=torch.bfloat16)},
+    )
+    tray = _tray(4 * LARGE)
+    message = _packed(answer, tray)
+    assert 12 * LARGE < len(message) < 13 * LARGE  # what does not fit goes through the pipe
+    found = _unpacked(message, tray)
+    tray.zero_()  # what was unpacked has memory of its own
+    assert isinstance(found, Done)
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(found), tree.leaves(answer), strict=True))
+    assert str(_unpacked(_packed(RunError("told"), tray), tray)) == "told"
 
 
 @dataclass(frozen=True)

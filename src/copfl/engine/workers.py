@@ -7,6 +7,7 @@ to whoever is free, the records are where all can reach them, and the totals are
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import pickle
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
+from torch import Tensor
 
 from copfl import tree
 from copfl.engine.choose import keep_freed_memory, mkldnn_enabled, set_mkldnn
@@ -25,6 +27,8 @@ from copfl.engine.simulate import Ids, Setting, State, together_of
 from copfl.engine.store import Store, shared
 from copfl.errors import RunError, UsageError
 
+LARGE = 2**20  # bytes from which a tensor goes through shared memory: a pipe copies it five times
+
 
 class Workers:
     """Processes that live as long as the `with` block, or as the process that started them."""
@@ -32,7 +36,7 @@ class Workers:
     def __init__(self, setting: Setting, state: State, count: int) -> None:
         state.clients.share()
         self.server = tree.each(shared, state.server)
-        self.count = count
+        self.trays = [_tray(4 * setting.task.first.nbytes) for _ in range(count)]  # space for some vectors
         self.setting, self.store = setting, state.clients
         self.processes: list[Any] = []
         self.lines: list[Connection] = []
@@ -41,9 +45,9 @@ class Workers:
         spawn = multiprocessing.get_context("spawn")
         given = (self.setting, self.store, self.server, mkldnn_enabled())
         try:
-            for _ in range(self.count):
+            for tray in self.trays:
                 here, there = spawn.Pipe()
-                process = spawn.Process(target=_work, args=(there, *given), daemon=True)
+                process = spawn.Process(target=_work, args=(there, tray, *given), daemon=True)
                 with there:
                     process.start()
                 self.processes.append(process)
@@ -88,10 +92,11 @@ class Workers:
             yield done.pop(place)
 
     def _answer(self, line: Connection) -> Done:
+        worker = self.lines.index(line)
         try:
-            answer = pickle.loads(line.recv_bytes())
+            answer = _unpacked(line.recv_bytes(), self.trays[worker])
         except (EOFError, OSError) as error:
-            process = self.processes[self.lines.index(line)]
+            process = self.processes[worker]
             process.join(5)
             raise RunError(
                 f"a worker process ended (exit code {process.exitcode}), perhaps for want of memory; "
@@ -103,7 +108,7 @@ class Workers:
         return answer
 
 
-def _work(line: Connection, setting: Setting, store: Store, server: Any, mkldnn: bool) -> None:
+def _work(line: Connection, tray: Tensor, setting: Setting, store: Store, server: Any, mkldnn: bool) -> None:
     """A worker's life: turns as they are asked for, until the line is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides
     torch.set_num_threads(1)
@@ -112,16 +117,55 @@ def _work(line: Connection, setting: Setting, store: Store, server: Any, mkldnn:
     with contextlib.suppress(EOFError, OSError):
         while True:
             round, part, look = line.recv()
-            line.send_bytes(_turns(setting, store, server, round, part, look))
+            line.send_bytes(_packed(_turns(setting, store, server, round, part, look), tray))
 
 
-def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool) -> bytes:
-    """What the turns leave, or what went wrong, as bytes."""
+def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool) -> Done | Exception:
+    """What the turns leave, or what went wrong."""
     try:
-        return pickle.dumps(together_of(setting, server, store, round, part, look), pickle.HIGHEST_PROTOCOL)
+        return together_of(setting, server, store, round, part, look)
     except Exception as error:
         with contextlib.suppress(Exception):
-            content = pickle.dumps(error)
-            pickle.loads(content)  # not every exception survives the journey
-            return content
-        return pickle.dumps(RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}"))
+            pickle.loads(pickle.dumps(error))  # not every exception survives the journey
+            return error
+        return RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}")
+
+
+# -- answers: what is small through the pipe, large tensors on the worker's tray, which is read before its next turn --
+
+
+def _tray(size: int) -> Tensor:
+    """So many bytes that other processes which are sent them read and write too; what is never used takes no memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+
+
+class _Pickler(pickle.Pickler):
+    """Takes tensors for arrays: pickle can leave the memory of those to somebody else."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Tensor) and not value.requires_grad and value.dtype != torch.bfloat16:
+            return torch.from_numpy, (value.contiguous().numpy(),)
+        return NotImplemented
+
+
+def _packed(answer: object, tray: Tensor) -> bytes:
+    """The answer as bytes; large tensors are put on the tray as long as there is room."""
+    space, sizes, content = memoryview(tray.numpy()), list[int](), io.BytesIO()  # type: ignore[arg-type]
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        raw, start = buffer.raw(), sum(sizes)
+        if raw.nbytes < LARGE or start + raw.nbytes > len(space):
+            return True
+        space[start : start + raw.nbytes] = raw
+        sizes.append(raw.nbytes)
+        return False
+
+    _Pickler(content, pickle.HIGHEST_PROTOCOL, buffer_callback=stays).dump(answer)
+    return pickle.dumps((sizes, content.getvalue()))
+
+
+def _unpacked(message: bytes, tray: Tensor) -> object:
+    """What `_packed` packed, in memory of its own."""
+    sizes, content = pickle.loads(message)
+    parts = torch.split(tray[: sum(sizes)], sizes)
+    return pickle.loads(content, buffers=[part.clone().numpy() for part in parts])

@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,12 +102,36 @@ def bandwidth(device: str) -> float:
     return 20 * 2 * a.numel() * 4 / (time.perf_counter() - clock)
 
 
+def measure_copfl(args: argparse.Namespace, add: Callable[[str, int, float, float | None], None], device: str) -> None:
+    """CO-PFL against the plain loop, with more clients, and with the small model."""
+    plain = plain_seconds(10, "resnet18", 3, device)
+    add("plain loop", 10, plain, plain)
+    if args.all:
+        seconds = seconds_per_round("copfl", 10, mapping.captured(10), "resnet18", args.rounds, device, False)
+        add("vmap, captured", 10, seconds, plain)
+    for clients in [int(c) for c in args.clients.split(",")]:
+        seconds = seconds_per_round("copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True)
+        add("side by side, captured", clients, seconds, plain * clients / 10)
+        torch.cuda.empty_cache()
+        if clients <= 30:  # what one more step costs, without what happens once a round
+            longer = seconds_per_round(
+                "copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True, epochs=2
+            )
+            add("  one more step", clients, longer - seconds, None)
+            torch.cuda.empty_cache()
+    small = plain_seconds(10, "cnn", 3, device)
+    add("cnn, plain loop", 10, small, small)
+    for folded, label in ((False, "cnn, vmap, captured"), (True, "cnn, side by side, captured")):
+        add(label, 10, seconds_per_round("copfl", 10, mapping.captured(10), "cnn", args.rounds, device, folded), small)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", default="10,30,50")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", default="gpu.json")
     parser.add_argument("--all", action="store_true", help="every registered algorithm, against its own one-by-one run")
+    parser.add_argument("--only", default="", help="nothing but these algorithms, such as ktpfl,local")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
@@ -133,27 +158,10 @@ def main() -> None:
 
     print(f"copy {speed / 1e12:.2f} TB/s; floor {floor:.3f} ms per client and step (10 passes over the parameters)")
     print(f"{'resnet18, CO-PFL':32} {'N':>4} {'round':>13} {'client step':>11} {'floors':>7} faster")
-    plain = plain_seconds(10, "resnet18", 3, device)
-    add("plain loop", 10, plain, plain)
-    if args.all:
-        seconds = seconds_per_round("copfl", 10, mapping.captured(10), "resnet18", args.rounds, device, False)
-        add("vmap, captured", 10, seconds, plain)
-    for clients in [int(c) for c in args.clients.split(",")]:
-        seconds = seconds_per_round("copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True)
-        add("side by side, captured", clients, seconds, plain * clients / 10)
-        torch.cuda.empty_cache()
-        if clients <= 30:  # what one more step costs, without what happens once a round
-            longer = seconds_per_round(
-                "copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True, epochs=2
-            )
-            add("  one more step", clients, longer - seconds, None)
-            torch.cuda.empty_cache()
-    small = plain_seconds(10, "cnn", 3, device)
-    add("cnn, plain loop", 10, small, small)
-    for folded, label in ((False, "cnn, vmap, captured"), (True, "cnn, side by side, captured")):
-        add(label, 10, seconds_per_round("copfl", 10, mapping.captured(10), "cnn", args.rounds, device, folded), small)
-    if args.all:
-        for name in sorted(ALGORITHMS):
+    if not args.only:
+        measure_copfl(args, add, device)
+    if args.all or args.only:
+        for name in args.only.split(",") if args.only else sorted(ALGORITHMS):
             one = seconds_per_round(name, 5, mapping.one_by_one(), "resnet18", 1, device, False, optimizer=Adam())
             many = seconds_per_round(name, 5, mapping.captured(5), "resnet18", 3, device, True, optimizer=Adam())
             add(f"{name}, captured", 5, many, one)

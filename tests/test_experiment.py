@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import copfl
 from copfl import experiment
 from copfl.algorithms import FedAvg
-from copfl.data import datasets
+from copfl.data import arrays
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, RunError, UsageError
 from copfl.optim import Adam
@@ -127,7 +127,7 @@ def test_values_of_one_s_own(tmp_path: Path) -> None:
     y = np.arange(60) % 3
     own = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    data = datasets.from_arrays(x, y)
+    data = arrays.from_arrays(x, y)
     parts = Partition((np.arange(10), np.arange(10, 25)), (np.arange(6), np.arange(6, 12)), "by hand")
     algorithm = FedAvg(Adam(lr=0.01), epochs=2)
     given: dict[str, Any] = {"model": model, "partition": parts, "rounds": 2}
@@ -209,3 +209,11 @@ def test_models_are_not_written_where_nobody_wants_them(tmp_path: Path) -> None:
     copfl.run("local", "digits", rounds=1, save_models=False, out=tmp_path / "run")
     assert not (tmp_path / "run" / "models").exists()
     assert (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize("model", [{"name": "cnn"}, {"name": "cnn", "norm": "batch"}, {"name": "resnet18", "width": 4}])
+def test_runs_of_our_models_take_the_fast_path_and_say_so(model: dict[str, str]) -> None:
+    made = prepare([{"model": model, "run": {"engine": "all_at_once"}}])
+    assert made.about()["side_by_side"] is True
+    alone = prepare([{"model": model, "run": {"engine": "one_by_one"}}])
+    assert alone.about()["side_by_side"] is False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
@@ -22,8 +22,11 @@ Function = Callable[..., Any]
 
 
 @cache
-def _compiled(function: Function, shape: object) -> Function:
-    """One compiled copy per shape: the compiler gives up on a function that it meets with too many shapes."""
+def _compiled(function: Function, kind: object) -> Function:
+    """One compiled copy per kind of arguments: the compiler gives up on a function that it meets with too many kinds.
+
+    It makes another program for every shape, every stride and every number, and after eight of them none at all.
+    """
     code = function.__code__.replace(
         co_name=function.__name__ + "_"
     )  # the compiler tells functions apart by their code
@@ -55,7 +58,7 @@ def aligned_like(results: tuple[Tensor, ...], rows: int, length: int) -> tuple[T
 
 def quick(function: Function, tensor: Tensor) -> Function:
     """The function, compiled for this tensor's shape where a GPU and a compiler are there."""
-    return _compiled(function, (tensor.shape, tensor.dtype)) if compiles(tensor) else function
+    return _compiled(function, _kind([tensor])) if compiles(tensor) else function
 
 
 def compiles(tensor: Tensor) -> bool:
@@ -135,8 +138,12 @@ class _Elementwise(torch.autograd.Function):
         else:
             first = [g[:, :1] if isinstance(g, Tensor) and g.dim() == 2 else g for g in given]  # tells the dtypes
             results = aligned_like(function(*first), *like.shape)
-            _compiled(_into(function), (like.shape, like.stride(), like.dtype))(results, *given)
+            _compiled(_into(function), _kind(given))(results, *given)
         return results, tuple(0 for _ in results)
+
+
+def _kind(arguments: Sequence[Any]) -> tuple[object, ...]:
+    return tuple((a.shape, a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in arguments)
 
 
 def elementwise(function: Function, *arguments: Any) -> tuple[Tensor, ...]:

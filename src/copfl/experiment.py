@@ -129,8 +129,10 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
     return experiment
 
 
-def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
-    """Runs the rounds that are left, writing each to the folder as it ends."""
+def execute(
+    experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None, crew: simulate.Crew | None = None
+) -> Result:
+    """Runs the rounds that are left, writing each to the folder as it ends. A `crew` trains the clients elsewhere."""
     e, loop = experiment, experiment.loop
     if loop.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the clients' states in the run folder; name one with out=...")
@@ -144,7 +146,7 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()
-    with contextlib.closing(_rounds(e, state)) as rounds:
+    with contextlib.closing(_rounds(e, state, crew)) as rounds:
         for round in rounds:
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
@@ -160,12 +162,15 @@ def execute(experiment: Experiment, folder: RunFolder | None, on_round: OnRound 
     return result
 
 
-def _rounds(e: Experiment, state: simulate.State) -> Generator[simulate.Round, None, None]:
+def setting_of(e: Experiment) -> simulate.Setting:
+    return simulate.Setting(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
+
+
+def _rounds(e: Experiment, state: simulate.State, crew: simulate.Crew | None) -> Generator[simulate.Round, None, None]:
     """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
     loop = e.loop
-    setting = simulate.Setting(e.algorithm, e.task, e.federation, e.engine, loop.seed, loop.batch)
-    many = loop.workers > 1 and state.round < loop.rounds
-    with Workers(setting, state, loop.workers) if many else contextlib.nullcontext() as crew:
+    many = loop.workers > 1 and state.round < loop.rounds and crew is None
+    with Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(crew) as crew:
         rounds = simulate.simulate(
             e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
             participation=loop.participation, look_every=loop.look_every, crew=crew,

@@ -220,7 +220,8 @@ def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 @triton.jit
 def _normalise(
-    x, weight, bias, share, y, mean, var, inverse, R, C, weight_stride, bias_stride, eps,
+    x, weight, bias, share, y, mean, var, inverse, R, C, weight_stride, bias_stride,
+    eps: tl.constexpr,  # a number that is handed over at run time would be rounded to 32 bits
     SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
@@ -324,7 +325,7 @@ def normalise(x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps
     height, width = _tile(r)
     _normalise[(n, triton.cdiv(c, width))](
         x, weight, bias, x if share is None else share.contiguous(), y, mean, var, inverse, r, c,
-        weight.stride(0), bias.stride(0), eps, SHARED=share is not None, ROWS=height, COLUMNS=width,
+        weight.stride(0), bias.stride(0), eps=eps, SHARED=share is not None, ROWS=height, COLUMNS=width,
     )  # fmt: skip
     return y, mean, var, inverse
 

@@ -67,6 +67,7 @@ class Experiment:
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
+            "side_by_side": self.task.beside is not None,  # else vmap alone, which a GPU does at half the speed or less
             "algorithm": repr(self.algorithm),
             **({"attackers": list(self.algorithm.attackers)} if isinstance(self.algorithm, Attacked) else {}),
             "data": self.federation.dataset.note,

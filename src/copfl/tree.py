@@ -88,6 +88,14 @@ def concatenate(trees: Sequence[T]) -> T:
     return trees[0] if len(trees) == 1 else each(lambda *tensors: torch.cat(tensors), *trees)
 
 
+def split(tree: T, sizes: Sequence[int]) -> list[T]:
+    """Several trees of rows, from one; they share its memory."""
+    if len(sizes) == 1:
+        return [tree]
+    pieces = [torch.split(t, list(sizes)) for t in leaves(tree)]
+    return [rebuild(tree, [parts[n] for parts in pieces]) for n in range(len(sizes))]
+
+
 def row(tree: T, n: int) -> T:
     """One client's tree out of a tree of rows."""
     return each(lambda t: t[n], tree)

@@ -38,6 +38,17 @@ def test_a_measurement_leaves_the_process_as_it_was() -> None:
         assert choose.mkldnn_enabled() == before
 
 
+@pytest.mark.parametrize(("enough", "measured"), [(0.0, 2), (60.0, 1)])
+def test_it_is_not_measured_again_what_is_enough_already(
+    monkeypatch: pytest.MonkeyPatch, enough: float, measured: int
+) -> None:
+    task, federation = small_federation("none", (4, 4))
+    calls: list[object] = []
+    monkeypatch.setattr(choose, "together", lambda *given, **named: calls.append(given))
+    choose.seconds(fedavg(), task, federation, WAYS[0], 4, enough=enough)
+    assert len(calls) == measured
+
+
 def test_the_parts_of_a_round_are_equal() -> None:
     task, _ = small_federation("none", (4,))
     for participants in (1, 10, 64, 100, 1000):

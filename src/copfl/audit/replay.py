@@ -18,7 +18,7 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.engine import mapping
-from copfl.engine.mapping import Done, Given, Mapping
+from copfl.engine.mapping import Brought, Mapping
 from copfl.experiment import OnRound, Result, execute
 from copfl.prepare import Experiment
 from copfl.task import with_statistics
@@ -40,10 +40,8 @@ def at_the_door(engine: Mapping, hear: Callable[[Heard], Any]) -> Mapping:
         engine = mapping.all_at_once(engine.chunk)
 
     def over(f: Callable[[Any], Any], rows: Any) -> Any:
-        done = engine.over(f, rows)
-        if not (isinstance(rows, Given) and isinstance(done, Done)):
-            return done
-        return done._replace(total=hear(Heard(rows.id, done.total, done.client)))
+        found = engine.over(f, rows)
+        return hear(Heard(rows.id, found, rows.client)) if isinstance(rows, Brought) else found
 
     return engine._replace(over=over)
 

@@ -58,7 +58,7 @@ def choose(
     usual, *others = ways
     best, quickest = usual, math.inf
     if others:
-        quickest = seconds(algorithm, task, federation, usual, batch) / GAIN
+        quickest = seconds(algorithm, task, federation, usual, batch, enough=WORTH * GAIN / turns) / GAIN
     if not others or quickest * turns < WORTH:
         return usual
     for other in others:
@@ -75,8 +75,12 @@ def seconds(
     choice: Choice,
     batch: int,
     limit: float = math.inf,
+    enough: float = 0.0,
 ) -> float:
-    """The processor's seconds for one client's turn, the better of two measurements; one if it is far off the limit."""
+    """The processor's seconds for one client's turn: the better of two measurements, or the first where that decides.
+
+    That is where it is far beyond the limit, or below what is enough: a second one could only find less.
+    """
     engine = choice.engine
     part = np.arange(min(engine.chunk, federation.clients))
     task = task.for_many() if engine.name != "one_by_one" else task
@@ -100,7 +104,7 @@ def seconds(
                 start = time.process_time()
                 together(algorithm, task, engine, chunk, look=False)
                 best = min(best, (time.process_time() - start) / len(part))
-                if best > 3 * limit or best * len(part) > LONG:
+                if best < enough or best > 3 * limit or best * len(part) > LONG:
                     break
     finally:
         set_mkldnn(before)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ LONG = 2**16  # entries from which a vector is worth a kernel of its own
 
 
 class Given(NamedTuple):
-    """What one client's turn needs besides the server."""
+    """What one client's turn needs."""
 
     id: Tensor
     client: Any
@@ -30,13 +31,30 @@ class Given(NamedTuple):
     data: Data
     test: Data
     plan: Plan
+    first: Tensor | None = None  # the weights that everybody starts from, where they are not the same for all rows
 
 
-class Done(NamedTuple):
+class Turned(NamedTuple):
     """What one client's turn leaves."""
 
     client: Any
-    total: Any  # its summand
+    upload: Any
+    figures: Figures
+
+
+class Brought(NamedTuple):
+    """What one client brings to the server, and its record afterwards, which stays with it."""
+
+    id: Tensor
+    upload: Any
+    client: Any
+
+
+class Done(NamedTuple):
+    """What some clients' turns leave."""
+
+    client: Any
+    total: Any  # the sum of their summands
     figures: Figures
 
 
@@ -103,30 +121,52 @@ def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk
     A client whose upload or own record is not finite is left out of the round: it adds nothing and keeps the state it
     had. The record counts too, because a client that shares little or nothing can break without its upload showing it.
     """
+    return abreast(algorithm, [task], mapping, [chunk], look)[0]
 
-    def run(chunk: Chunk) -> Done:
+
+def abreast(
+    algorithm: AnyAlgorithm, tasks: Sequence[Task], mapping: Mapping, chunks: Sequence[Chunk], look: bool
+) -> tuple[Done, ...]:
+    """`together` for clients of several federations of one kind in one program, each with a server of its own."""
+    alone = len(chunks) == 1
+
+    def rows_of(task: Task, chunk: Chunk) -> Given:
         down = algorithm.downlink(chunk.server, chunk.ids)
-        rows = Given(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan)
-        done: Done = mapping.over(lambda one: turn(algorithm, task, chunk.server, one, look), rows)
-        healthy = done.figures["healthy"] > 0
-        total = added_up(healthy, done.total)
-        return done._replace(client=kept(healthy, done.client, chunk.clients), total=total)
+        first = None if alone else tree.repeat(task.first, len(chunk.ids))
+        return Given(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, first)
+
+    def one_turn(given: Given) -> Turned:
+        task = tasks[0] if given.first is None else replace(tasks[0], first=given.first)
+        return turn(algorithm, task, given, look)
+
+    def run(chunks: Sequence[Chunk]) -> tuple[Done, ...]:
+        rows = tree.concatenate([rows_of(task, chunk) for task, chunk in zip(tasks, chunks, strict=True)])
+        turned: Turned = mapping.over(one_turn, rows)
+        healthy = turned.figures["healthy"] > 0
+        turned = turned._replace(client=kept(healthy, turned.client, rows.client))
+        sizes = [len(chunk.ids) for chunk in chunks]
+        return tuple(map(total_of, tasks, chunks, tree.split(turned, sizes)))
+
+    def total_of(task: Task, chunk: Chunk, turned: Turned) -> Done:
+        rows = Brought(chunk.ids, turned.upload, turned.client)
+        summands = mapping.over(lambda one: algorithm.summand(task, chunk.server, one.id, one.upload), rows)
+        return Done(turned.client, added_up(turned.figures["healthy"] > 0, summands), turned.figures)
 
     with torch.no_grad():
-        result: Done = mapping.call(run, chunk, look)
+        result: tuple[Done, ...] = mapping.call(run, tuple(chunks), look)
         if mapping.call is as_it_is:
             return result
         # A recording writes its next result where it wrote this one, so what is kept beyond the next call is copied;
         # the clients' records are taken over by the store before that.
-        return result._replace(
-            total=tree.each(torch.clone, result.total), figures=tree.each(torch.clone, result.figures)
+        return tuple(
+            done._replace(total=tree.each(torch.clone, done.total), figures=tree.each(torch.clone, done.figures))
+            for done in result
         )
 
 
-def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look_too: bool) -> Done:
-    """One client's turn: train, add up, look. Whether what came of it is finite is the figure "healthy"."""
+def turn(algorithm: AnyAlgorithm, task: Task, given: Given, look_too: bool) -> Turned:
+    """One client's turn: train, look. Whether what came of it is finite is the figure "healthy"."""
     done = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
-    summand = algorithm.summand(task, server, given.id, done.upload)
     healthy = tree.finite((done.client, done.upload), given.id.device)
     figures = {name: figure.to(torch.float64) for name, figure in done.figures.items()}
     figures["healthy"] = healthy.to(torch.float64)
@@ -138,7 +178,7 @@ def turn(algorithm: AnyAlgorithm, task: Task, server: Any, given: Given, look_to
         figures["mask_bytes"], figures["mask_mark"] = nothing + sent, nothing + tree.mask_mark(done.upload)
     if look_too:
         figures |= look(algorithm, task, given.client, given.down, done.trained, given.test)
-    return Done(done.client, summand, figures)
+    return Turned(done.client, done.upload, figures)
 
 
 def added_up(healthy: Tensor, total: T) -> T:

@@ -139,26 +139,24 @@ def _shares(
 
 def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: bool) -> Done:
     """The turns of some clients, their totals already added up; their records go back to the store."""
-    algorithm, task, federation, mapping, seed, batch = setting
+    chunk = chunk_of(setting, server, clients, round, part)
+    if setting.task.device.type == "cpu":
+        # What a model draws itself, as dropout does, must not depend on which process trains whom and in what order.
+        with torch.random.fork_rng([]):
+            torch.manual_seed(int(hashed(setting.seed, MODEL, round, int(part[0]))))
+            done = together(setting.algorithm, setting.task, setting.mapping, chunk, look)
+    else:
+        done = together(setting.algorithm, setting.task, setting.mapping, chunk, look)
+    clients.put(chunk.ids, done.client)
+    return done._replace(client=None)
+
+
+def chunk_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
+    """What the turns of some clients need."""
+    algorithm, task, federation, _, seed, batch = setting
     ids = torch.from_numpy(part).to(task.device)
     order = plan(
         seed, round, part, federation.train.sizes[part],
         batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
     )  # fmt: skip
-    chunk = Chunk(
-        server=server,
-        ids=ids,
-        clients=clients.rows(ids),
-        data=federation.train.rows(part),
-        test=federation.test.rows(part),
-        plan=order,
-    )
-    if task.device.type == "cpu":
-        # What a model draws itself, as dropout does, must not depend on which process trains whom and in what order.
-        with torch.random.fork_rng([]):
-            torch.manual_seed(int(hashed(seed, MODEL, round, int(part[0]))))
-            done = together(algorithm, task, mapping, chunk, look)
-    else:
-        done = together(algorithm, task, mapping, chunk, look)
-    clients.put(ids, done.client)
-    return done._replace(client=None)
+    return Chunk(server, ids, clients.rows(ids), federation.train.rows(part), federation.test.rows(part), order)

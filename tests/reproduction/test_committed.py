@@ -21,7 +21,7 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
     words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
     assert called(capsys, "reproduce", "all", *words).code == 0
     made = sorted(path.name for path in (tmp_path / "reproduction").glob("*.md"))
-    assert made == [f"{name}.md" for name in items.names()]
+    assert made == sorted(f"{name}.md" for name in items.names())
     for name in ("reproduction.md", *(f"reproduction/{page}" for page in made)):
         assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
     drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
@@ -46,7 +46,7 @@ def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) ->
         (run,) = plan.runs(plan.choices[0], [0])  # what it is made of is checked as it is put together
         assert run.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
         assert run.tables["model"]["name"] == "resnet18"
-        assert run.validation == 0
+        assert (run.validation > 0) == (name == "plus-search")
     seen = findings.found(item, "full", list(item.protocols), [0], store.Store(Path("nowhere")))
     for claim in item.claims:
         assert {part.word for p in item.protocols for part in findings.verdicts(claim, seen, p)} == {findings.UNKNOWN}
@@ -79,6 +79,26 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
     plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8")
     algorithm = plan.runs({}, [0])[0].tables["algorithm"]
     assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
+
+
+def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() -> None:
+    fresh, others, searched = (items.read(name) for name in ("plus", "plus-others", "plus-search"))
+    assert [c.name for c in searched.columns] == [c.name for c in fresh.columns] == ["cifar10-10"]
+    assert fresh.budget("full").first_seed == searched.budget("full").seeds == 3
+    assert {c.name for c in fresh.columns} | {c.name for c in others.columns} == {
+        c.name for c in items.read("table1").columns
+    }
+    for item in (fresh, others):
+        assert list(item.protocols) == ["equal"]
+        for plan in items.plans(item, item.budget("full"), ["equal"]):
+            tables = plan.runs(plan.choices[0], [3])[0].tables
+            assert [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
+            if plan.row.label == "plus":  # in every column the preset's own numbers
+                assert (tables["algorithm"]["rate"], tables["algorithm"]["warmup"]) == (0.05, 100)
+                levers = tables["levers"]
+            if plan.row.label.endswith("levers") and not plan.row.label.startswith("Local"):
+                assert tables["levers"].items() >= {"momentum": 0.9, "average": 0.95, "statistics": "own"}.items()
+        assert (levers["momentum"], levers["average"], levers["statistics"]) == (0.9, 0.95, "own")
 
 
 def test_the_hand_written_page_has_a_place_for_every_item() -> None:

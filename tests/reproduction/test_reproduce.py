@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,11 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     done: list[str] = []
     real = sitting.carried_out
 
-    def counted(run: items.Run, session: sitting.Sitting) -> store.Record:
+    def counted(runs: Sequence[items.Run], session: sitting.Sitting) -> list[store.Record]:
         if len(done) == 3:
             raise sitting.TimeIsUp
-        done.append(run.label)
-        return real(run, session)
+        done.append(runs[0].label)
+        return real(runs, session)
 
     monkeypatch.setattr(sitting, "carried_out", counted)
     answer = reproduce(capsys, tmp_path, *COLUMN)
@@ -99,6 +100,21 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     assert (answer.code, "left" in answer.err) == (0, False)
     assert len(list((elsewhere / "runs").iterdir())) == 5
     assert contents(elsewhere / "results") == contents(whole / "results")
+
+
+def test_seeds_that_go_in_step_give_the_same_records(whole: Path, tmp_path: Path) -> None:
+    item = items.read(str(SMALL))
+    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    runs = plans[2].runs({}, [0, 1, 2])
+    place = {"run": {"device": "cpu", "engine": "all_at_once"}}
+    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    assert not session.cuda
+    known = store.opened(whole / "results")
+    for run, record in zip(runs, sitting.carried_out(runs, session), strict=True):
+        expected = known.get(run)
+        assert expected is not None
+        assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-3)
+        assert record.rounds == expected.rounds
 
 
 def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -144,11 +160,11 @@ def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(
     plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     run = plans[2].runs({}, [0])[0]
     session = sitting.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
-    assert sitting.expected(run, session) == 0  # nothing is known
-    session.pace = {"digits 3 fedavg": 2.0}
-    assert sitting.expected(run, session) == 8.0  # as the slowest kind so far
-    session.pace["digits 3 copfl"] = 0.5
-    assert sitting.expected(run, session) == 2.0
+    assert sitting.expected([run], session) == 0  # nothing is known
+    session.pace = {"digits 3 fedavg 1": 2.0}
+    assert sitting.expected([run], session) == 8.0  # as the slowest kind so far
+    session.pace["digits 3 copfl 1"] = 0.5
+    assert sitting.expected([run], session) == 2.0
 
 
 def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -223,10 +239,10 @@ def test_a_failing_run_does_not_stop_the_others(
         next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
     real = sitting.carried_out
 
-    def failing(run: items.Run, session: sitting.Sitting) -> store.Record:
-        if run.seed == 0:
+    def failing(runs: Sequence[items.Run], session: sitting.Sitting) -> list[store.Record]:
+        if runs[0].seed == 0:
             raise RunError("it went wrong")
-        return real(run, session)
+        return real(runs, session)
 
     monkeypatch.setattr(sitting, "carried_out", failing)
     answer = reproduce(capsys, tmp_path, *COLUMN)

@@ -22,14 +22,17 @@ def reproduce(
     item: Annotated[
         str,
         typer.Argument(
-            help="table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, all, or a .toml."
+            help="table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus-search, plus, "
+            "plus-others, all, or a .toml."
         ),
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     seeds: Annotated[
         str | None, typer.Option(help="How many, from 0 on; or which, such as 3-7; default: the budget's.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="full: 200 rounds, 5 seeds; short: 60 rounds, 3 seeds.")] = "full",
+    budget: Annotated[
+        str, typer.Option(help="full: 200 rounds; short: 60 rounds. Both with 3 seeds or more.")
+    ] = "full",
     protocol: Annotated[str, typer.Option(help="paper, equal or both.")] = "both",
     column: Annotated[
         list[str] | None, typer.Option("--column", help="Only this column, such as cifar10-10; may be repeated.")
@@ -84,7 +87,8 @@ def reproduce(
             raise UsageError(
                 f"{item} is not run under the {protocol} protocol; it is under {', '.join(chosen.protocols)}"
             )
-        wanted = _seeds(seeds, chosen.budget(budget).seeds)
+        how = chosen.budget(budget)
+        wanted = _seeds(seeds, how.seeds, how.first_seed)
         if taken_in:
             _import(chosen, budget, protocols, wanted, taken_in, kept, say)
             continue
@@ -118,15 +122,15 @@ def _place(device: str, data_dir: Path | None) -> dict[str, dict[str, Any]]:
     return {"run": {"device": device}, "data": data}
 
 
-def _seeds(given: str | None, usual: int) -> list[int]:
-    """The first so many, or those that are named."""
+def _seeds(given: str | None, usual: int, first: int) -> list[int]:
+    """So many from the item's first on, or those that are named."""
     from copfl.comparison.entries import seeds_of
     from copfl.errors import at_least
 
     if given is None or given.strip().isdecimal():
         count = usual if given is None else int(given)
         at_least(1, seeds=count)
-        return list(range(count))
+        return list(range(first, first + count))
     return seeds_of(given)
 
 

@@ -181,8 +181,14 @@ def _above(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Ve
 
 
 def _best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """The row is above the best of all others."""
-    return _against_best(how, findings, protocol, judged)
+    """The row is above the best of all others, or of those `among`; with `by`, by so many points."""
+    by = float(how.get("by", 0.0))
+
+    def word(interval: Interval, seeds: int) -> str:
+        enough = (interval.low + interval.high) / 2 >= by
+        return judged(interval, seeds) if seeds < FEWEST or enough else FAILS if interval.high < by else OPEN
+
+    return _against_best(how, findings, protocol, word)
 
 
 def _not_below_best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
@@ -199,8 +205,9 @@ def _against_best(
 ) -> list[Verdict]:
     result = []
     for column in _columns(how, findings):
-        cells = findings.column(protocol, column.name)
         own = findings.cell(protocol, column.name, how["row"])
+        among = how.get("among", [row.label for row in findings.item.rows])
+        cells = [cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among]
         others = [cell for cell in cells if cell is not own and not (findings.item.rivals and cell.row.ours)]
         found = best_rival(own, cells, findings.item.rivals)
         lacking = [cell.row.label for cell in others if len(cell.runs.keys() & own.runs.keys()) < FEWEST]

@@ -40,6 +40,8 @@ class Budget:
     tune_last: int
     validation: float
     tune_seed: int = 0
+    first_seed: int = 0
+    held_out: float = 0.0  # above 0, the runs themselves are tested on this share of the training images, as tuning is
 
 
 class Column(NamedTuple):
@@ -121,6 +123,7 @@ class Run(NamedTuple):
     tables: Tables  # all of them, with every default
     validation: float  # the share of the training samples it is tested on; 0: on the test samples
     last: int
+    tuning: bool = False
 
     @property
     def seed(self) -> int:
@@ -155,14 +158,14 @@ class Plan(NamedTuple):
         choices = self.choices
         if len(choices) < 2:
             return []
-        return [Trial(c, self._run([run, c], b.tune_seed, b.validation, b.tune_last)) for c in choices]
+        return [Trial(c, self._run([run, c], b.tune_seed, b.validation, b.tune_last, tuning=True)) for c in choices]
 
     def runs(self, chosen: Tables, seeds: Sequence[int]) -> list[Run]:
         """The runs that the cell is made of."""
         run: Tables = {"run": {"rounds": self.budget.rounds, "look_every": self.budget.look_every}}
-        return [self._run([run, chosen], seed, 0.0, self.budget.last) for seed in seeds]
+        return [self._run([run, chosen], seed, self.budget.held_out, self.budget.last) for seed in seeds]
 
-    def _run(self, more: Sequence[Tables], seed: int, validation: float, last: int) -> Run:
+    def _run(self, more: Sequence[Tables], seed: int, validation: float, last: int, tuning: bool = False) -> Run:
         recipe = self.row.recipes[self.protocol]
         own = joined(self.row.settings, recipe.settings)
         entry = Entry(self.row.algorithm, self.row.label, own)
@@ -172,8 +175,8 @@ class Plan(NamedTuple):
         tables = _complete(json.dumps([*below, *named, settings, *more]))
         chosen = described(more[-1], "optimizer", self.row.algorithm)
         what = f"{self.column.title}: {self.row.label}, {self.protocol} protocol"
-        label = ", ".join(filter(None, [what, chosen, "tuning" if validation else "", f"seed {seed}"]))
-        return Run(label, joined(tables, {"run": {"seed": seed}}), validation, last)
+        label = ", ".join(filter(None, [what, chosen, "tuning" if tuning else "", f"seed {seed}"]))
+        return Run(label, joined(tables, {"run": {"seed": seed}}), validation, last, tuning)
 
 
 @cache
@@ -234,9 +237,10 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
     columns = {key: {**setup["columns"].get(key, {}), **own} for key, own in _own_columns(content).items()}
     columns = {**setup["columns"], **columns}
     recipes = {**setup["recipes"], **content.get("recipes", {})}
-    rows = setup["methods"] if content.get("rows") == "methods" else content.get("row", [])
-    grid = content.get("grid")
-    rows = [*rows, *(_grid_rows(grid) if grid else [])]
+    grid, under = content.get("grid"), content.get("under", list(PROTOCOLS))
+    methods = setup["methods"] if content.get("rows") == "methods" else []
+    rows = [*methods, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
+    rows = [{key: value for key, value in row.items() if key not in PROTOCOLS or key in under} for row in rows]
     budgets = {key: {**setup["budget"].get(key, {}), **own} for key, own in content.get("budget", {}).items()}
     numbers = json.loads((HERE / "paper.json").read_text("utf-8"))
     made = [_row(row, recipes) for row in rows]

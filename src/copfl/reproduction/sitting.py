@@ -1,11 +1,13 @@
 """The runs that an item lacks, one after the other in this process, for as long as there is time.
 
-A GPU gets one run at a time: processes that share it take turns and lose. What is there as a record is not run again,
-and a run that was stopped in the middle goes on from its checkpoint if its folder is still there.
+On a GPU the seeds of one cell go in step, their clients trained as one batch; processes that share a GPU only take
+turns. What is there as a record is not run again, and a run that was stopped in the middle goes on from its checkpoint
+if its folder is still there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -13,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,10 @@ from copfl.configure import Tables
 from copfl.data import datasets
 from copfl.data.partition import SCHEMES, Partition, hold_out
 from copfl.data.samples import Dataset
+from copfl.engine import in_step
 from copfl.engine.simulate import Round
 from copfl.errors import CopflError
-from copfl.experiment import execute
+from copfl.experiment import execute, setting_of
 from copfl.prepare import Experiment, prepare
 from copfl.report.progress import span
 from copfl.reproduction.items import Plan, Run, joined
@@ -49,6 +53,10 @@ class Sitting:
     pace: dict[str, float] = field(default_factory=dict)  # seconds by kind of run, as last seen
     loaded: tuple[str, Dataset] | None = None  # the last data set: columns share it, and some take a minute
     loading: float = 0.0  # seconds that went into data sets
+
+    @property
+    def cuda(self) -> bool:
+        return str(self.place.get("run", {}).get("device", "")).startswith("cuda")
 
     def dataset(self, table: dict[str, Any]) -> Dataset:
         key = json.dumps(table, sort_keys=True)
@@ -88,7 +96,7 @@ def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int
     for plan in plans:
         runs = missing(plan, seeds, store)
         left |= {id_of(run) for run in runs}
-        if any(run.validation for run in runs):
+        if any(run.tuning for run in runs):
             row = plan.row
             waiting = [plan.column.name, row.algorithm, row.preset, row.settings, row.recipes[plan.protocol]]
             left |= {json.dumps([waiting, seed], default=str) for seed in seeds}
@@ -103,57 +111,76 @@ def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> t
     problems = []
     failed: set[str] = set()
     try:
-        for run in _in_order(plans, seeds, sitting.store, failed):
-            if time.monotonic() + expected(run, sitting) > sitting.end:
+        for runs in _in_order(plans, seeds, sitting, failed):
+            if time.monotonic() + expected(runs, sitting) > sitting.end:
                 raise TimeIsUp
             clock, loading = time.monotonic(), sitting.loading
             try:
-                record = carried_out(run, sitting)
-                sitting.store.add(record)
-            except CopflError as error:  # one run that fails does not stop the others
-                failed.add(id_of(run))
-                problems.append(f"{run.label}: {error}")
+                records = carried_out(runs, sitting)
+            except CopflError as error:  # what fails does not stop the others
+                failed |= {id_of(run) for run in runs}
+                problems.append(f"{', '.join(run.label for run in runs)}: {error}")
                 sitting.say(f"failed: {problems[-1]}")
                 continue
             gone = time.monotonic() - clock - (sitting.loading - loading)
-            sitting.pace[_kind(run)] = gone / run.tables["run"]["rounds"]
-            sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone)}")
+            sitting.pace[_kind(runs)] = gone / runs[0].tables["run"]["rounds"]
+            for run, record in zip(runs, records, strict=True):
+                sitting.store.add(record)
+                sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / len(runs))}")
             gc.collect()  # on a GPU, what the run recorded holds memory that the next one wants
     except TimeIsUp:
         sitting.say("the time is up")
     return count_left(plans, seeds, sitting.store), problems
 
 
-def _in_order(plans: Sequence[Plan], seeds: Sequence[int], store: Store, failed: set[str]) -> Iterator[Run]:
+def _in_order(
+    plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting, failed: set[str]
+) -> Iterator[Sequence[Run]]:
+    """The runs that are done next, as many as go in step."""
     for plan in plans:
         for _ in range(2):  # the tuning runs, then those with what they chose
-            for run in missing(plan, seeds, store):
-                if id_of(run) not in failed and store.get(run) is None:
-                    yield run
+            left = [run for run in missing(plan, seeds, sitting.store) if id_of(run) not in failed]
+            if sitting.cuda and not any(run.tuning for run in left):
+                yield from [left] if left else []
+                continue
+            for run in left:
+                if sitting.store.get(run) is None:
+                    yield [run]
 
 
-def _kind(run: Run) -> str:
-    t = run.tables
-    return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']}"
+def _kind(runs: Sequence[Run]) -> str:
+    t = runs[0].tables
+    return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']} {len(runs)}"
 
 
-def expected(run: Run, sitting: Sitting) -> float:
-    """The seconds a run will take: as the last of its kind, or as the slowest kind of this sitting; at first 0."""
-    rounds = run.tables["run"]["rounds"]
-    return float(rounds * sitting.pace.get(_kind(run), max(sitting.pace.values(), default=0.0)))
+def expected(runs: Sequence[Run], sitting: Sitting) -> float:
+    """The seconds that these will take: as the last of their kind, or as the slowest of this sitting; at first 0."""
+    rounds = runs[0].tables["run"]["rounds"]
+    return float(rounds * sitting.pace.get(_kind(runs), max(sitting.pace.values(), default=0.0)))
 
 
-def carried_out(run: Run, sitting: Sitting) -> Record:
-    """The record of the run, once its rounds are done."""
-    path = sitting.folder / id_of(run)
-    begun = run_folder.RunFolder(path).begun
-    with run_folder.claimed(path, new=not begun) as held:
-        experiment = _experiment(run, sitting, held.partition() if begun else None)
-        # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
-        pause = math.inf if experiment.cuda else PAUSE
-        start, rounds = started_with(experiment), experiment.loop.rounds
-        execute(experiment, LeanFolder(path, start=start, rounds=rounds, pause=pause), _watch(sitting.end, rounds))
-    return record_of(path, run)
+def carried_out(runs: Sequence[Run], sitting: Sitting) -> list[Record]:
+    """The records of the runs, once their rounds are done; several go in step if they can."""
+    paths = [sitting.folder / id_of(run) for run in runs]
+    with contextlib.ExitStack() as open_folders:
+        experiments, work = [], []
+        for run, path in zip(runs, paths, strict=True):
+            begun = run_folder.RunFolder(path).begun
+            held = open_folders.enter_context(run_folder.claimed(path, new=not begun))
+            experiment = _experiment(run, sitting, held.partition() if begun else None)
+            # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
+            pause = math.inf if experiment.cuda else PAUSE
+            rounds = experiment.loop.rounds
+            folder = LeanFolder(path, start=started_with(experiment), rounds=rounds, pause=pause)
+            experiments.append(experiment)
+            work.append(partial(execute, experiment, folder, _watch(sitting.end, rounds)))
+        settings = [setting_of(experiment) for experiment in experiments]
+        if len(runs) > 1 and in_step.can(settings):
+            in_step.in_step(settings, work)
+        else:
+            for step in work:
+                step()
+    return [record_of(path, run) for run, path in zip(runs, paths, strict=True)]
 
 
 def _watch(end: float, rounds: int) -> Callable[[Round, float], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
+import typer.main
+
+typer.main.get_command = functools.cache(typer.main.get_command)  # or it is made from its annotations at every call
 
 TINY = ("--model", "mlp", "--clients", "2", "--set", "mlp.width=4")  # two clients and a few hundred parameters
 

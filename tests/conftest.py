@@ -1,10 +1,16 @@
-"""One thread per test process, and the same examples in every run."""
+"""One thread per test process, the same examples in every run, and what makes the whole suite quicker."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from unittest import mock
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -16,3 +22,26 @@ settings.load_profile("copfl")
 # that send SIGINT to a process would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: a worker that begins one of them when the others have nothing left lets them wait."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: garbage collection, which comparisons ask for after every run, need not look at it."""
+    importlib.import_module("torch._dynamo")  # the first gradient would do it
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+    """A sync waits for the disk, for what no test can see; commands that are processes of their own do wait."""
+
+    def fsync(handle: int) -> None:
+        os.fstat(handle)  # one that is closed is told all the same
+
+    with mock.patch.object(os, "fsync", fsync):
+        yield

@@ -1,8 +1,10 @@
 """Runs and stops copfl at every moment at which it touches the disk, and looks whether it goes on as if nothing was.
 
-    python -m tests.killing kill FOLDER     SIGKILL before the first, second, ... write, rename or sync
-    python -m tests.killing full FOLDER     that one fails as on a full disk, or the system lets no file grow
-    python -m tests.killing clock FOLDER    SIGKILL or Ctrl-C at random moments
+    python -m tests.killing FOLDER [kill] [full] [clock]    all three unless some are named
+
+    kill     SIGKILL before the first, second, ... write, rename or sync
+    full     that one fails as on a full disk, or the system lets no file grow
+    clock    SIGKILL or Ctrl-C at random moments, of runs that measure which engine suits them
 
 Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first that
 does not come out right.
@@ -31,6 +33,7 @@ from copfl import cli
 from tests.commands import TINY, files, found
 
 RUN = ("run", "--rounds", "4", "--set", "run.checkpoint_every=2", *TINY)
+EXACT = (*RUN, "--batch", "64", "--engine", "all_at_once")  # where the disk counts: as quick as can be
 TEMPORARY = (".part", ".tmp", ".lock")
 
 
@@ -99,7 +102,7 @@ def moments(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tu
     """A stopped run for every moment, until one comes that the run does not reach."""
     for moment in range(1, 1000):
         path = folder / f"at-{moment}"
-        code = child((*RUN, "--out", str(path)), at(moment, act, path))
+        code = child((*EXACT, "--out", str(path)), at(moment, act, path))
         if code == 0:
             assert moment > 20, f"a run touches the disk more often than {moment} times"
             return
@@ -111,7 +114,7 @@ def limits(folder: Path) -> Iterator[tuple[str, Path]]:
     """A run whose files may not grow: one that cannot begin, one that cannot write its rounds, one no checkpoint."""
     for limit in (500, 2000, 10_000):
         path = folder / f"limit-{limit}"
-        code = child((*RUN, "--out", str(path)), small(limit))
+        code = child((*EXACT, "--out", str(path)), small(limit))
         assert code == 2, f"a limit of {limit} bytes ended in {code}"
         assert (path / "run.toml").exists() == (limit > 500)
         if path.exists():
@@ -132,10 +135,11 @@ def times(folder: Path) -> Iterator[tuple[str, Path]]:
         yield f"{how.name} after {after:.2f} of {whole:.2f} s", path
 
 
-def main(how: str, folder: Path) -> None:
-    torch.set_num_threads(1)  # no threads, so that forking is safe
+def stopped(how: str, folder: Path) -> None:
+    """Stops runs in one way and lets each go on."""
+    words = RUN if how == "clock" else EXACT
     whole = folder / "never-stopped"
-    assert call((*RUN, "--out", str(whole))) == 0  # in this process, so that the children find all modules imported
+    assert call((*words, "--out", str(whole))) == 0  # in this process, so that the children find all modules imported
     expected = found(whole)
     assert len(expected) == 3, "rounds.jsonl and two models"
     stops = times(folder)
@@ -151,13 +155,20 @@ def main(how: str, folder: Path) -> None:
             assert begun or not path.exists(), f"{what}: a folder without a run is left: {left}"
         if not begun:
             assert child(("resume", str(path))) == 2, f"{what}: there is nothing to resume"
-        code = child(("resume", str(path)) if begun else (*RUN, "--out", str(path)))
+        code = child(("resume", str(path)) if begun else (*words, "--out", str(path)))
         assert code == 0, f"{what}: going on ended in {code}"
         assert found(path) == expected, f"{what}: the result differs from that of a run never stopped"
         assert files(path).keys() == files(whole).keys(), f"{what}: other files are left: {sorted(files(path))}"
-        print(f"{what}: {'resumed' if begun else 'begun again'}, equal", flush=True)
+        print(f"{how}, {what}: {'resumed' if begun else 'begun again'}, equal", flush=True)
         shutil.rmtree(path)
 
 
+def main(folder: Path, *ways: str) -> None:
+    torch.set_num_threads(1)  # no threads, so that forking is safe
+    os.fsync = os.fstat  # type: ignore[assignment] # it waits for the disk; what a killed process wrote is there without
+    for how in ways or ("kill", "full", "clock"):
+        stopped(how, folder / how)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

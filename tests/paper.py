@@ -7,8 +7,8 @@ which it checks that the extras exist. Anything else fails, unless the line befo
     <!-- fails -->             the command is to end with an error
     <!-- file: mine.py -->     what follows is not run but saved under that name
 
-Runs are cut to two rounds, comparisons to one seed and a small model in one process, without pictures: that the words
-are understood and work together is what is held here, not what they find.
+Runs are cut to two rounds of few batches, comparisons to one seed and a small model in one process, without pictures:
+that the words are understood and work together is what is held here, not what they find.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ FENCE = re.compile(
 )
 RUN = ("python", "bash", "console", "sh")
 LANGUAGES = (*RUN, "text", "toml", "json", "")
-ONE = ("--rounds", str(ROUNDS), "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
-LESS = {"run": ("--rounds", str(ROUNDS)), "compare": ONE, "sweep": ONE}  # of an option given twice, the last one counts
+SHORT = ("--rounds", str(ROUNDS), "--batch", "64")
+ONE = (*SHORT, "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
+LESS = {"run": SHORT, "compare": ONE, "sweep": ONE}  # of an option given twice, the last one counts
 
 
 class Block(NamedTuple):

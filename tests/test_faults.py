@@ -14,6 +14,7 @@ from tests.commands import environment
 HARNESS = Path(__file__).parent.parent / "benchmarks" / "kills.py"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processor times from /proc")
 def test_twenty_kills_and_the_other_ways_to_be_stopped(tmp_path: Path) -> None:
     options = ["--kills", "20", "--full", "2", "--seed", "1", "--json", str(tmp_path / "found.json")]

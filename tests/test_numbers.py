@@ -12,7 +12,7 @@ import torch
 import copfl
 from copfl import tree, wire
 from copfl.algorithms import ALGORITHMS
-from copfl.data.datasets import from_arrays
+from copfl.data.arrays import from_arrays
 from copfl.data.holdings import Partition
 from copfl.data.samples import Dataset
 from copfl.engine.mapping import one_by_one

@@ -17,6 +17,7 @@ from copfl.flower.certificates import is_loopback
 from copfl.flower.folder import Folder, started_before
 from copfl.flower.processes import Processes
 from copfl.flower.settings import settings_of
+from tests.commands import called
 
 
 def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
@@ -135,19 +136,15 @@ def test_a_run_that_flower_starts_again_is_known(tmp_path: Path) -> None:
     assert not started_before(str(tmp_path), "a", 6)
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    start = "from copfl.flower.cli import app; app()"
-    return subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, check=False)
-
-
-def test_the_command_line_writes_an_app(tmp_path: Path) -> None:
-    told = command("init", str(tmp_path / "app"), "-m", "mlp", "--wire", "fp16", "-s", "options.rate=0.1")
-    assert told.returncode == 0, told.stderr
-    assert "copfl federate up" in told.stdout
+def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("-m", "mlp", "--wire", "fp16", "-s", "options.rate=0.1")
+    told = called(capsys, "federate", "init", tmp_path / "app", *words)
+    assert told.code == 0, told.err
+    assert "copfl federate up" in told.out
     config = about(tmp_path / "app")["config"]
     assert (config["wire"], config["options.rate"], config["model"]) == ("fp16", 0.1, "mlp")
-    wrong = command("init", str(tmp_path / "b"), "-s", "rounds")
-    assert "must look like KEY=VALUE" in wrong.stderr
+    wrong = called(capsys, "federate", "init", tmp_path / "b", "-s", "rounds")
+    assert "must look like KEY=VALUE" in wrong.err
 
 
 def test_a_greeting_and_the_command_line_need_no_torch() -> None:

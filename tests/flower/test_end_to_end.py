@@ -17,6 +17,7 @@ from tests.flower.network import CONFIG, client_of, digits, farthest, server_of,
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
 
+@pytest.mark.long
 def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them."""
     config = CONFIG | {"model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}

@@ -81,6 +81,22 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
     assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
 
 
+def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_are_shorter() -> None:
+    item = items.read("table1")
+    by_column: dict[str, items.Plan] = {}
+    for plan in items.plans(item, item.budget("full"), ["equal"]):
+        by_column.setdefault(plan.column.name, plan)
+    for name, plan in by_column.items():
+        few = {"cinic10-50": "cinic10-20", "mini-imagenet-50": "mini-imagenet-20"}.get(name, name.replace("-50", "-10"))
+        assert [store.id_of(t.run) for t in plan.trials()] == [store.id_of(t.run) for t in by_column[few].trials()]
+        (run,) = plan.runs(plan.choices[0], [1])
+        tuning = plan.trials()[0].run.tables["run"]
+        assert run.tables["run"]["clients"] == int(name.rpartition("-")[2])
+        shown = (run.tables["run"]["rounds"], run.tables["run"]["look_every"], tuning["rounds"], tuning["look_every"])
+        assert shown == ((60, 4, 20, 4) if name.startswith("mini") else (200, 8, 40, 8))
+        assert ("60 rounds" in plan.column.title) == name.startswith("mini")
+
+
 def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() -> None:
     fresh, others, searched = (items.read(name) for name in ("plus", "plus-others", "plus-search"))
     assert [c.name for c in searched.columns] == [c.name for c in fresh.columns] == ["cifar10-10"]

@@ -318,6 +318,14 @@ def test_a_claim_holds_fails_or_cannot_be_told() -> None:
     assert judged("not_below_best", mine, noisy, row="a") == [findings.HOLDS]
 
 
+def test_the_best_of_some_and_by_how_much() -> None:
+    mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
+    assert judged("best", mine, low, noisy, row="a", among=["b"]) == [findings.HOLDS]
+    assert judged("best", mine, low, row="a", by=30) == [findings.HOLDS]  # the gain is about 40 points
+    assert judged("best", mine, low, row="a", by=60) == [findings.FAILS]
+    assert judged("best", mine, noisy, row="a", by=30) == [findings.OPEN]
+
+
 def test_nothing_is_said_of_what_is_not_measured() -> None:
     mine, two = cell_of("a", HIGH, True), cell_of("b", {0: LOW[0], 1: LOW[1]})
     nothing = cell_of("c", {})

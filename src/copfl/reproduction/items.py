@@ -49,8 +49,10 @@ class Column(NamedTuple):
 
     name: str
     title: str
-    note: str  # where the data is not what the paper had
+    note: str  # where the data, or what is done with it, is not what the paper had
     settings: Tables
+    rounds: int = 0  # at most so many, where more would take hours; 0: as the budget says
+    tuned: Tables | None = None  # the settings of the column whose tuning serves this one too; None: its own
 
 
 class Recipe(NamedTuple):
@@ -153,16 +155,23 @@ class Plan(NamedTuple):
 
     def trials(self) -> list[Trial]:
         """The tuning runs; none, where there is nothing to choose."""
-        b = self.budget
-        run: Tables = {"run": {"rounds": b.tune_rounds, "look_every": b.tune_look_every}}
+        b, column = self.budget, self.column
+        rounds, every = b.tune_rounds, b.tune_look_every
+        if column.rounds:  # a third of a shorter run, and looked at more often
+            rounds, every = min(rounds, column.rounds // 3), min(every, 4)
+        there = self if column.tuned is None else self._replace(column=column._replace(settings=column.tuned))
+        run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         choices = self.choices
         if len(choices) < 2:
             return []
-        return [Trial(c, self._run([run, c], b.tune_seed, b.validation, b.tune_last, tuning=True)) for c in choices]
+        return [Trial(c, there._run([run, c], b.tune_seed, b.validation, b.tune_last, tuning=True)) for c in choices]
 
     def runs(self, chosen: Tables, seeds: Sequence[int]) -> list[Run]:
         """The runs that the cell is made of."""
-        run: Tables = {"run": {"rounds": self.budget.rounds, "look_every": self.budget.look_every}}
+        rounds, every = self.budget.rounds, self.budget.look_every
+        if self.column.rounds:
+            rounds, every = min(rounds, self.column.rounds), min(every, 4)
+        run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         return [self._run([run, chosen], seed, self.budget.held_out, self.budget.last) for seed in seeds]
 
     def _run(self, more: Sequence[Tables], seed: int, validation: float, last: int, tuning: bool = False) -> Run:
@@ -280,7 +289,9 @@ def _column(name: str, known: Mapping[str, Any]) -> Column:
     own = known[name]
     parent = _column(own["like"], known) if "like" in own else Column("", "", "", {})
     settings = joined(parent.settings, own.get("settings", {}))
-    return Column(name, own.get("title", parent.title), own.get("note", parent.note), settings)
+    tuned = _column(own["tuned_on"], known).settings if "tuned_on" in own else None
+    rounds = own.get("rounds", parent.rounds)
+    return Column(name, own.get("title", parent.title), own.get("note", parent.note), settings, rounds, tuned)
 
 
 def _row(own: Mapping[str, Any], recipes: Mapping[str, Any]) -> Row:

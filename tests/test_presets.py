@@ -28,3 +28,10 @@ def test_an_unknown_preset_names_those_there_are() -> None:
 def test_every_preset_can_be_prepared() -> None:
     for name in presets.names():
         prepare([presets.preset(name)])
+
+
+def test_plus_shares_for_half_of_the_rounds_however_many_there_are() -> None:
+    for rounds in (60, 200):
+        tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
+        assert tables["algorithm"]["warmup"] == rounds // 2
+        assert (tables["levers"]["momentum"], tables["levers"]["average"]) == (0.9, 0.95)

@@ -35,6 +35,18 @@ def test_resolving_what_was_resolved_changes_nothing(name: str) -> None:
     assert resolved(again) == tables
 
 
+def test_a_share_of_the_rounds_is_a_number_of_rounds() -> None:
+    for rounds, warmup in ((200, 100), (61, 30), (3, 2)):
+        tables = resolved({"copfl": {"warmup": "50%"}, "run": {"rounds": rounds}})
+        assert tables["algorithm"]["warmup"] == warmup
+    levers = {"schedule": "cosine", "over": "25%"}
+    assert resolved({"levers": levers, "run": {"rounds": 40}})["levers"]["over"] == 10
+    assert resolved({"copfl": {"warmup": "25%"}})["algorithm"]["warmup"] == 10  # of the 40 that suit the digits
+    for wrong in ("50 %", "%", "-5%", "1e2%"):
+        with pytest.raises(UsageError, match="a whole number"):
+            resolved({"copfl": {"warmup": wrong}})
+
+
 def test_a_table_is_titled_by_its_kind_or_by_what_is_chosen() -> None:
     assert resolved({"copfl": {"rate": 0.1}}) == resolved({"algorithm": {"rate": 0.1}})
     assert resolved({"mamo": {"lr": 0.1}}) == resolved({"optimizer": {"lr": 0.1}})

@@ -85,7 +85,7 @@ class _Product(torch.autograd.Function):
         kept = weight.flatten(2)[..., taps].flatten(1).contiguous()  # [out, in * taps]
         ctx.save_for_backward(seen, kept)
         ctx.living, ctx.taps, ctx.pixels, ctx.kernels = living, taps, x.shape[2:], weight.shape
-        ctx.place = weight.grad if weight.is_leaf else None
+        ctx.leaf = weight if weight.is_leaf else None
         return (_rows(seen) @ kept.t()).view(*seen.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
     @staticmethod
@@ -101,7 +101,7 @@ class _Product(torch.autograd.Function):
                 x[:, a.pixels, b.pixels] += back[:, a.outputs, b.outputs, :, tap - ctx.taps.start]
             x = x.permute(0, 3, 1, 2).contiguous()
         if ctx.needs_input_grad[1]:
-            place = ctx.place
+            place = None if ctx.leaf is None else ctx.leaf.grad
             if place is None or not place.is_contiguous():
                 place = gradient = toward.new_zeros(ctx.kernels)
             wanted = place.flatten(2)[..., ctx.taps].flatten(1)  # a view, [out, in * taps]

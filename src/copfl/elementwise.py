@@ -21,7 +21,7 @@ COMPILE = True  # False: always as written, for measuring what compiling brings
 Function = Callable[..., Any]
 
 
-@cache
+@lru_cache(maxsize=512)
 def _compiled(function: Function, kind: object) -> Function:
     """One compiled copy per kind of arguments: the compiler gives up on a function that it meets with too many kinds.
 

@@ -169,12 +169,15 @@ def setting_of(e: Experiment) -> simulate.Setting:
 def _rounds(e: Experiment, state: simulate.State, crew: simulate.Crew | None) -> Generator[simulate.Round, None, None]:
     """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
     loop = e.loop
-    many = loop.workers > 1 and state.round < loop.rounds and crew is None
+    elsewhere = crew is not None
+    many = loop.workers > 1 and state.round < loop.rounds and not elsewhere
     with Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(crew) as crew:
         rounds = simulate.simulate(
             e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
             participation=loop.participation, look_every=loop.look_every, crew=crew,
         )  # fmt: skip
+        if elsewhere:  # who trains the clients seeds what their models draw
+            yield from rounds
         while state.round < loop.rounds:
             with torch.random.fork_rng(e.cuda):
                 torch.manual_seed(int(hashed(loop.seed, MODEL, state.round)))

@@ -6,7 +6,7 @@ Each has `.features(x)`, everything before the answer, and `.head`, the last Lin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,9 +83,9 @@ def living(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     It answers as before, and trains as before: those taps never had a gradient. Kernels are cut where a convolution has
     a single output, as at the end of a deep network for small images; elsewhere a dead tap is a rare thing.
     """
-    sizes: dict[nn.Conv2d, tuple[int, ...]] = {}
+    sizes: dict[nn.Conv2d, set[tuple[int, ...]]] = {}
     hooks = [
-        module.register_forward_pre_hook(lambda conv, given: sizes.__setitem__(conv, tuple(given[0].shape[-2:])))
+        module.register_forward_pre_hook(lambda conv, x: sizes.setdefault(conv, set()).add(tuple(x[0].shape[-2:])))
         for module in model.modules()
         if isinstance(module, nn.Conv2d)
     ]
@@ -97,17 +97,22 @@ def living(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    for conv, size in sizes.items():
-        if conv.dilation != (1, 1) or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+    for conv, seen in sizes.items():
+        plain = conv.dilation == (1, 1) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+        if not plain or len(seen) > 1:  # called on maps of several sizes, it may need all of its taps
             continue
-        axes = list(zip(size, conv.kernel_size, conv.stride, conv.padding, strict=True))
+        axes = list(zip(*seen, conv.kernel_size, conv.stride, conv.padding, strict=True))
         kept = [slice(pad, min(kernel, pad + length)) for length, kernel, _, pad in axes]
         single = all((length + 2 * pad - kernel) // stride == 0 for length, kernel, stride, pad in axes)
-        if single and all(taps.start < taps.stop for taps in kept):
+        if single and min(_lengths(kept)) > 0 and _lengths(kept) != conv.kernel_size:
             conv.weight = nn.Parameter(conv.weight.detach()[:, :, kept[0], kept[1]].clone())
-            down, across = conv.weight.shape[-2:]
-            conv.kernel_size, conv.padding = (down, across), (0, 0)
+            conv.kernel_size, conv.padding = _lengths(kept), (0, 0)
     return model
+
+
+def _lengths(kept: Sequence[slice]) -> tuple[int, int]:
+    down, across = (taps.stop - taps.start for taps in kept)
+    return down, across
 
 
 class MLP(nn.Module):
@@ -181,7 +186,8 @@ class ResNet18(nn.Module):
     """ResNet-18. stem="imagenet": 7x7 stride 2 and a max-pool, as in the paper's protocol; stem="cifar": 3x3, no pool.
 
     With the ImageNet stem on 32x32 images the last stage sees 1x1 maps: 38 % of the parameters ever get a gradient.
-    kernels="living" leaves the others out: the same answers and the same training from a model of 4.2 million.
+    kernels="living" leaves the others out: the same answers and the same training from a model of 4.2 million. Only
+    what picks a share of all parameters, as FedSelect does, picks others.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,9 @@ SUITS: dict[str, Tables] = {
     # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 is one option away.
     "mini_imagenet": {"data": {"size": 32}, "classes": {"per_client": 10}},
 }
+
+
+SHARE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     [partition], [model], ...) or by what is chosen there ([copfl]). A kind that is `fixed` is a value the caller has.
     """
     merged = _merged(layers, fixed)
+    for kind in ("algorithm", "levers"):
+        merged[kind] = {key: _of_rounds(value, merged["run"]) for key, value in merged[kind].items()}
     for kind, table in merged.items():
         _check_plain(kind, table)
         if "value" in table and kind not in fixed:
@@ -117,6 +123,14 @@ def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     loop = Loop(**configure.checked("run", Loop, merged["run"]))
     result |= _around(merged, loop.rounds)
     return {**result, "run": vars(loop)}
+
+
+def _of_rounds(value: Any, run: Mapping[str, Any]) -> Any:
+    """A share of the run's rounds, such as "50%", as a number of rounds; anything else as it is."""
+    rounds = run.get("rounds", Loop.rounds)
+    if not (isinstance(value, str) and SHARE.fullmatch(value) and isinstance(rounds, int)):
+        return value
+    return round(float(value[:-1]) / 100 * rounds)
 
 
 def _check_plain(kind: str, table: Mapping[str, Any]) -> None:

@@ -88,3 +88,24 @@ def test_as_many_rounds_for_each() -> None:
 
     with pytest.raises(UsageError, match="the same number of rounds"):
         in_step(settings, [partial(some, setting) for setting in settings])
+
+
+@pytest.mark.parametrize("differs", [{"look_every": 2}, {"participation": 0.3}])
+def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
+    settings = settings_of(fedavg())
+
+    def some(setting: Setting, crew: Crew) -> list[Round]:
+        algorithm, task, federation, mapping, seed, _ = setting
+        state, more = begin(algorithm, task, federation.clients), differs if seed else {}
+        return list(simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW, **more))
+
+    with pytest.raises(UsageError, match="the same rounds, looks and steps"):
+        in_step(settings, [partial(some, setting) for setting in settings])
+
+
+def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
+    settings = settings_of(fedavg())
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    in_step(settings, [partial(simulated, setting) for setting in settings])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from copfl.comparison.plots import available
-from copfl.errors import RunError
+from copfl.engine import in_step
+from copfl.errors import RunError, UsageError
 from copfl.reproduction import findings, items, pages, sitting, store
 from tests.commands import Answer, called
 
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_run_gives_two_rows_and_only_the_tuned_rows_are_tuned(whole: Path) -> None:
     names = sorted(re.sub(r"-[0-9a-f]{12}\.json", "", path.name) for path in (whole / "results").glob("*.json"))
     fedavg = ["digits-3-fedavg-sgd-seed0", "digits-3-fedavg-sgd-seed1", "digits-3-fedavg-sgd-seed2"]
-    tuning = ["digits-3-fedavg-sgd-tuning-seed0"] * 2
+    tuning = ["digits-3-fedavg-sgd-validation-seed0"] * 2
     assert names == sorted([f"digits-3-copfl-mamo-seed{seed}" for seed in range(3)] + fedavg + tuning)
 
 
@@ -81,7 +82,7 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     done: list[str] = []
     real = sitting.carried_out
 
-    def counted(runs: Sequence[items.Run], session: sitting.Sitting) -> list[store.Record]:
+    def counted(runs: Sequence[items.Run], session: sitting.Sitting) -> Any:
         if len(done) == 3:
             raise sitting.TimeIsUp
         done.append(runs[0].label)
@@ -102,19 +103,55 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     assert contents(elsewhere / "results") == contents(whole / "results")
 
 
-def test_seeds_that_go_in_step_give_the_same_records(whole: Path, tmp_path: Path) -> None:
+def test_seeds_that_go_in_step_give_the_same_records(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+
+    def noted(settings: Any, simulations: Any) -> Any:
+        together.append(len(settings))
+        return real(settings, simulations)
+
+    real = in_step.in_step
+    monkeypatch.setattr(in_step, "in_step", noted)
     item = items.read(str(SMALL))
     plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     runs = plans[2].runs({}, [0, 1, 2])
-    place = {"run": {"device": "cpu", "engine": "all_at_once"}}
+    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
     session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
     assert not session.cuda
     known = store.opened(whole / "results")
-    for run, record in zip(runs, sitting.carried_out(runs, session), strict=True):
+    for run, record in sitting.carried_out(runs, session):
         expected = known.get(run)
         assert expected is not None
-        assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-3)
+        assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
         assert record.rounds == expected.rounds
+    assert together == [3]
+
+
+def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is_kept(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = items.read(str(SMALL))
+    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    known, asked = store.opened(whole / "results"), list[list[int]]()
+
+    def pretended(runs: Sequence[items.Run], session: sitting.Sitting) -> Iterator[tuple[items.Run, store.Record]]:
+        asked.append([run.seed for run in runs])
+        for run in runs:
+            if run.seed == 2:
+                raise RunError("no memory left")
+            record = known.get(run)
+            assert record is not None
+            yield run, record
+
+    monkeypatch.setattr(sitting, "carried_out", pretended)
+    place = {"run": {"device": "cuda"}}
+    session = sitting.Sitting(store.opened(tmp_path), tmp_path / "runs", place, say=lambda text: None)
+    left, problems = sitting.carry_on(plans, [0, 1, 2], session)
+    assert asked == [[0], [0], [0, 1, 2], [0, 1, 2]]  # two tuning runs, then FedAvg's seeds and CO-PFL's
+    assert (left, len(problems)) == (2, 2)  # the third seed of each; the others have their records
+    assert len(list(tmp_path.glob("*.json"))) == 6
 
 
 def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -239,7 +276,7 @@ def test_a_failing_run_does_not_stop_the_others(
         next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
     real = sitting.carried_out
 
-    def failing(runs: Sequence[items.Run], session: sitting.Sitting) -> list[store.Record]:
+    def failing(runs: Sequence[items.Run], session: sitting.Sitting) -> Any:
         if runs[0].seed == 0:
             raise RunError("it went wrong")
         return real(runs, session)
@@ -324,6 +361,8 @@ def test_the_best_of_some_and_by_how_much() -> None:
     assert judged("best", mine, low, row="a", by=30) == [findings.HOLDS]  # the gain is about 40 points
     assert judged("best", mine, low, row="a", by=60) == [findings.FAILS]
     assert judged("best", mine, noisy, row="a", by=30) == [findings.OPEN]
+    with pytest.raises(UsageError, match='row "d"'):
+        judged("best", mine, low, row="a", among=["d"])
 
 
 def test_nothing_is_said_of_what_is_not_measured() -> None:

@@ -65,7 +65,8 @@ class COPFL:
     merge   "sharers": every entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6): an
             entry that anybody holds as personal is never averaged again. "union_kept": and clients keep their own there
     phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other
-    most    no client gets more than this share of the weight, whatever it says of itself; 1: no bound (Paper)
+    most    no client gets more than this share of the weight; 1: no bound (Paper). The server holds the scores within
+            bounds once more: it need not trust what clients say of themselves
     """
 
     optimizer: Optimizer = field(default_factory=Mamo)

@@ -56,7 +56,8 @@ class FedCE:
     """The mean of all models, weighted by (1 - cosine with the others' update) and the error of the model without one.
 
     Both are running means over the rounds. Paper: the server compares the updates of this round. Here a client compares
-    its last update with the rest of the server's last step: the same number one round later, out of sums alone.
+    its last update with the rest of the server's last step: the same number one round later, out of sums alone. The
+    error is that on the training samples: nothing is held out.
 
     combine  "times": the product of both; "plus": the mean of both, each normalised first; "equal": everybody counts 1
     error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy

@@ -6,7 +6,7 @@ from copfl.task import Batch, Data, Plan
 
 
 def kept_back(plan: Plan, every: int = 5) -> Plan:
-    """The plan without every fifth of the client's samples."""
+    """The plan without every so many-th of the client's samples."""
 
     def shorter(batch: Batch) -> Batch:
         ours = batch.index % every != every - 1
@@ -16,5 +16,5 @@ def kept_back(plan: Plan, every: int = 5) -> Plan:
 
 
 def held_out(data: Data, every: int = 5) -> Data:
-    """Those samples; none of fewer than five."""
+    """Those samples; none of fewer than `every`."""
     return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)

@@ -11,6 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import torch
+
+from copfl import tree
+from copfl.data.plan import MODEL, hashed
 from copfl.engine.mapping import Chunk, Done, abreast
 from copfl.engine.simulate import Crew, Ids, Setting, State, chunk_of
 from copfl.errors import UsageError
@@ -35,8 +39,8 @@ def _kind(setting: Setting) -> tuple[object, ...]:
 def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Crew], R]]) -> list[R]:
     """What each simulation returns when it is called with its crew; what goes wrong in one is raised here.
 
-    They must have as many rounds as each other. All clients are trained in the thread that calls this: the libraries of
-    a GPU have handles for each thread, and none may be made while a program is recorded.
+    They must have as many rounds as each other, and look when the others do. All clients are trained in the thread that
+    calls this: the libraries of a GPU have handles for each thread, and none may be made while a program is recorded.
     """
     bundle = _Bundle(settings)
     results: list[Any] = [None] * len(simulations)
@@ -71,6 +75,10 @@ def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Crew], 
     return results
 
 
+def _shapes(chunk: Chunk) -> tuple[object, ...]:
+    return tuple((t.shape[1:], t.dtype) for t in tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan)))
+
+
 class _Stopped(Exception):
     """The bundle goes no further."""
 
@@ -83,7 +91,7 @@ class _Bundle:
         self.moving = threading.Condition()
         self.chunks: dict[int, Chunk] = {}
         self.done: dict[int, Done] = {}
-        self.look = False
+        self.calls: dict[int, tuple[int, bool]] = {}  # the round, and whether the test samples are looked at
         self.ended = 0
         self.stopped = False
 
@@ -98,7 +106,13 @@ class _Bundle:
                     return
                 if self.ended:
                     raise UsageError("simulations that go in step must have the same number of rounds")
-                done = abreast(algorithm, tasks, mapping, [self.chunks[n] for n in range(len(tasks))], self.look)
+                chunks = [self.chunks[n] for n in range(len(tasks))]
+                if len({_shapes(chunk) for chunk in chunks}) > 1 or len(set(self.calls.values())) > 1:
+                    raise UsageError("simulations that go in step must ask for the same rounds, looks and steps")
+                ((round, look),) = set(self.calls.values())
+                with torch.random.fork_rng([tasks[0].device] if tasks[0].device.type == "cuda" else []):
+                    torch.manual_seed(int(hashed(self.settings[0].seed, MODEL, round)))
+                    done = abreast(algorithm, tasks, mapping, chunks, look)
                 self.done, self.chunks = dict(enumerate(done)), {}
                 self.moving.notify_all()
 
@@ -114,7 +128,7 @@ class _Seat:
         bundle, n = self.bundle, self.n
         for part in parts:
             chunk = chunk_of(bundle.settings[n], state.server, state.clients, state.round, part)
-            bundle.chunks[n], bundle.look = chunk, look
+            bundle.chunks[n], bundle.calls[n] = chunk, (state.round, look)
             bundle.moving.notify_all()
             bundle.moving.wait_for(lambda: bundle.stopped or n in bundle.done)
             if n not in bundle.done:

@@ -117,25 +117,25 @@ def _work(line: Connection, tray: Tensor, setting: Setting, store: Store, server
     with contextlib.suppress(EOFError, OSError):
         while True:
             round, part, look = line.recv()
-            line.send_bytes(_packed(_turns(setting, store, server, round, part, look), tray))
+            line.send_bytes(_turns(setting, store, server, round, part, look, tray))
 
 
-def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool) -> Done | Exception:
-    """What the turns leave, or what went wrong."""
+def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool, tray: Tensor) -> bytes:
+    """What the turns leave, or what went wrong, as bytes and what is on the tray."""
     try:
-        return together_of(setting, server, store, round, part, look)
+        return _packed(together_of(setting, server, store, round, part, look), tray)
     except Exception as error:
         with contextlib.suppress(Exception):
             pickle.loads(pickle.dumps(error))  # not every exception survives the journey
-            return error
-        return RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}")
+            return _packed(error, tray)
+        return _packed(RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}"), tray)
 
 
 # -- answers: what is small through the pipe, large tensors on the worker's tray, which is read before its next turn --
 
 
 def _tray(size: int) -> Tensor:
-    """So many bytes that other processes which are sent them read and write too; what is never used takes no memory."""
+    """So many bytes that other processes which are sent them read and write too."""
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
 
 

@@ -40,7 +40,9 @@ def table_shape(task: Task) -> tuple[int, ...]:
     named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     shape = named.get(f"{task.layout.head}.weight", ())
     if len(shape) != 2:
-        raise UsageError(f'class centroids need a Linear head; "{task.layout.head}" is none. Name one: head="fc"')
+        raise UsageError(
+            f'fedpac\'s class centroids need a Linear head; "{task.layout.head}" is none. Name one: head="fc"'
+        )
     return shape
 
 

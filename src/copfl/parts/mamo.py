@@ -16,7 +16,7 @@ from torch import Tensor
 from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError, above, one_of
 
-# Paper: not said what becomes of an entry's moments when it turns personal (readings A-5).
+# Paper: not said what becomes of an entry's moments when it turns personal (docs/algorithms/copfl.md).
 #   "restart"  zero, and its own step count starts again (default: no leakage and no oversized first steps)
 #   "zero"     zero, but the count goes on (the letter: a 3x to 6x step right after the change)
 #   "carry"    nothing is forgotten (plain masked Adam)

@@ -14,7 +14,7 @@ def public_of(task: Task) -> Tensor:
     """The samples that everybody may look at [p, ...]; a task without any is no task for knowledge transfer."""
     if task.public is None or not len(task.public):
         raise UsageError(
-            "transfer needs public samples that no client holds, and there are none; leave some training samples over "
+            "ktpfl needs public samples that no client holds, and there are none; leave some training samples over "
             "(fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
         )
     return task.public

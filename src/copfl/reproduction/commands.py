@@ -28,11 +28,9 @@ def reproduce(
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     seeds: Annotated[
-        str | None, typer.Option(help="How many, from 0 on; or which, such as 3-7; default: the budget's.")
+        str | None, typer.Option(help="How many, from the item's first on; or which, such as 3-7; default: the item's.")
     ] = None,
-    budget: Annotated[
-        str, typer.Option(help="full: 200 rounds; short: 60 rounds. Both with 3 seeds or more.")
-    ] = "full",
+    budget: Annotated[str, typer.Option(help="full: 200 rounds; short: 60 rounds.")] = "full",
     protocol: Annotated[str, typer.Option(help="paper, equal or both.")] = "both",
     column: Annotated[
         list[str] | None, typer.Option("--column", help="Only this column, such as cifar10-10; may be repeated.")
@@ -118,6 +116,10 @@ def reproduce(
 
 
 def _place(device: str, data_dir: Path | None) -> dict[str, dict[str, Any]]:
+    if device == "auto":  # what is run depends on it: on a GPU seeds go in step
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     data = {} if data_dir is None else {"dir": str(data_dir.absolute())}
     return {"run": {"device": device}, "data": data}
 

@@ -181,11 +181,11 @@ def _above(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Ve
 
 
 def _best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """The row is above the best of all others, or of those `among`; with `by`, by so many points."""
+    """The row is above the best of all others, or of those `among`; with `by`, by so many points on average."""
     by = float(how.get("by", 0.0))
 
     def word(interval: Interval, seeds: int) -> str:
-        enough = (interval.low + interval.high) / 2 >= by
+        enough = (interval.low + interval.high) / 2 >= by  # the middle of a t interval is the mean
         return judged(interval, seeds) if seeds < FEWEST or enough else FAILS if interval.high < by else OPEN
 
     return _against_best(how, findings, protocol, word)
@@ -206,7 +206,11 @@ def _against_best(
     result = []
     for column in _columns(how, findings):
         own = findings.cell(protocol, column.name, how["row"])
-        among = how.get("among", [row.label for row in findings.item.rows])
+        labels = [row.label for row in findings.item.rows]
+        among = _words(how.get("among", labels))
+        for name in among:
+            if name not in labels:
+                raise unknown("row", name, labels)
         cells = [cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among]
         others = [cell for cell in cells if cell is not own and not (findings.item.rivals and cell.row.ours)]
         found = best_rival(own, cells, findings.item.rivals)

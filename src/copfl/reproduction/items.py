@@ -52,7 +52,7 @@ class Column(NamedTuple):
     note: str  # where the data, or what is done with it, is not what the paper had
     settings: Tables
     rounds: int = 0  # at most so many, where more would take hours; 0: as the budget says
-    tuned: Tables | None = None  # the settings of the column whose tuning serves this one too; None: its own
+    tuned: Any = None  # the Column whose tuning serves this one too; None: its own
 
 
 class Recipe(NamedTuple):
@@ -106,6 +106,7 @@ class Item:
     numbers: dict[str, dict[str, float]]  # the paper's, by column and row
     picture: str
     rivals: bool  # whether rows that are not ours are other methods
+    aims: bool = False  # whether its claims are ours and not the paper's
     map: Map | None = None
     protocols: dict[str, str] = field(default_factory=dict)  # those that it has, and what they are
 
@@ -159,7 +160,7 @@ class Plan(NamedTuple):
         rounds, every = b.tune_rounds, b.tune_look_every
         if column.rounds:  # a third of a shorter run, and looked at more often
             rounds, every = min(rounds, column.rounds // 3), min(every, 4)
-        there = self if column.tuned is None else self._replace(column=column._replace(settings=column.tuned))
+        there = self if column.tuned is None else self._replace(column=column.tuned)
         run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         choices = self.choices
         if len(choices) < 2:
@@ -247,6 +248,9 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
     columns = {**setup["columns"], **columns}
     recipes = {**setup["recipes"], **content.get("recipes", {})}
     grid, under = content.get("grid"), content.get("under", list(PROTOCOLS))
+    for protocol in under:
+        if protocol not in PROTOCOLS:
+            raise unknown("protocol", protocol, PROTOCOLS)
     methods = setup["methods"] if content.get("rows") == "methods" else []
     rows = [*methods, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
     rows = [{key: value for key, value in row.items() if key not in PROTOCOLS or key in under} for row in rows]
@@ -268,6 +272,7 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
         numbers=numbers.get(content.get("paper", ""), {}),
         picture=picture,
         rivals=not content.get("no_rivals", False),
+        aims=bool(content.get("aims", False)),
         map=None if grid is None else Map(*((grid[k]["key"], grid[k]["values"]) for k in ("down", "across"))),
         protocols={
             name: content.get("protocols", {}).get(name, text)
@@ -289,7 +294,7 @@ def _column(name: str, known: Mapping[str, Any]) -> Column:
     own = known[name]
     parent = _column(own["like"], known) if "like" in own else Column("", "", "", {})
     settings = joined(parent.settings, own.get("settings", {}))
-    tuned = _column(own["tuned_on"], known).settings if "tuned_on" in own else None
+    tuned = _column(own["tuned_on"], known) if "tuned_on" in own else None  # what is `like` it tunes for itself
     rounds = own.get("rounds", parent.rounds)
     return Column(name, own.get("title", parent.title), own.get("note", parent.note), settings, rounds, tuned)
 

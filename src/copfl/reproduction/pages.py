@@ -30,7 +30,12 @@ def summary(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) ->
         if any(row.ours for row in rows) and item.rivals:
             parts.append(_rivals_note())
     if item.claims:
-        parts += ["**What the paper says, and whether it holds here.**", _claims(findings)]
+        said = (
+            "What was aimed at, and whether it was reached"
+            if item.aims
+            else "What the paper says, and whether it holds"
+        )
+        parts += [f"**{said} here.**", _claims(findings)]
     parts += _notes(item.columns)
     return "\n\n".join(parts) + "\n"
 
@@ -51,10 +56,17 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
             f"**{item.protocols[protocol]}**",
             as_lines(["claim", "where", "verdict", "difference"], rows, text=True),
         ]
-    tried = [cell for cell in findings.cells.values() if cell.trials]
+    tried = [cell for cell in findings.cells.values() if cell.trials and cell.plan.column.tuned is None]
     if tried:
         told = f"Accuracy in % on {budget.validation:.0%} of the training images, which these runs did not train on."
-        parts += ["## What tuning chose", f"{told} Seed {budget.tune_seed}, {budget.tune_rounds} rounds."]
+        plans = {cell.plan.column.title: cell.plan for cell in findings.cells.values() if cell.trials}
+        told += f" Seed {budget.tune_seed}, {budget.tune_rounds} rounds."
+        for title, plan in plans.items():
+            if plan.column.tuned is not None:
+                told += f" {title}: as chosen for {plan.column.tuned.title}."
+            elif plan.column.rounds:
+                told += f" {title}: {plan.trials()[0].run.tables['run']['rounds']} rounds."
+        parts += ["## What tuning chose", told]
         parts.append(as_lines(["column", "protocol", "row", "chosen", "tried"], [_trials(c) for c in tried], text=True))
     parts += ["## Every seed", as_lines(*_seeds(findings), text=True)]
     parts.append(_machines(findings))
@@ -147,7 +159,9 @@ def _maps(findings: Findings, protocol: str) -> list[str]:
 
 
 def _claims(findings: Findings) -> str:
-    head = ["the paper says", "its own numbers", *(f"{protocol} protocol" for protocol in findings.protocols)]
+    aims = findings.item.aims
+    head = ["aim"] if aims else ["the paper says", "its own numbers"]
+    head += [f"{protocol} protocol" for protocol in findings.protocols]
     rows = []
     for claim in findings.item.claims:
         words = []
@@ -155,7 +169,7 @@ def _claims(findings: Findings) -> str:
             parts = verdicts(claim, findings, protocol)
             counts = _count([part.word for part in parts])
             words.append(f"**{overall(parts)}**" + (f" ({counts})" if "," in counts else ""))
-        rows.append([claim.text, claim.paper_shows, *words])
+        rows.append([claim.text, *([] if aims else [claim.paper_shows]), *words])
     return as_lines(head, rows, text=True)
 
 

@@ -28,7 +28,7 @@ from copfl.data.samples import Dataset
 from copfl.engine import in_step
 from copfl.engine.simulate import Round
 from copfl.errors import CopflError
-from copfl.experiment import execute, setting_of
+from copfl.experiment import OnRound, execute, setting_of
 from copfl.prepare import Experiment, prepare
 from copfl.report.progress import span
 from copfl.reproduction.items import Plan, Run, joined
@@ -114,19 +114,18 @@ def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> t
         for runs in _in_order(plans, seeds, sitting, failed):
             if time.monotonic() + expected(runs, sitting) > sitting.end:
                 raise TimeIsUp
-            clock, loading = time.monotonic(), sitting.loading
+            clock, loading, rounds = time.monotonic(), sitting.loading, runs[0].tables["run"]["rounds"]
             try:
-                records = carried_out(runs, sitting)
+                for count, (run, record) in enumerate(carried_out(runs, sitting), 1):
+                    sitting.store.add(record)
+                    gone = time.monotonic() - clock - (sitting.loading - loading)
+                    sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
             except CopflError as error:  # what fails does not stop the others
-                failed |= {id_of(run) for run in runs}
-                problems.append(f"{', '.join(run.label for run in runs)}: {error}")
+                failed |= {id_of(run) for run in runs if sitting.store.get(run) is None}
+                problems.append(f"{runs[0].label}: {error}")
                 sitting.say(f"failed: {problems[-1]}")
                 continue
-            gone = time.monotonic() - clock - (sitting.loading - loading)
-            sitting.pace[_kind(runs)] = gone / runs[0].tables["run"]["rounds"]
-            for run, record in zip(runs, records, strict=True):
-                sitting.store.add(record)
-                sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / len(runs))}")
+            sitting.pace[_kind(runs)] = gone / rounds
             gc.collect()  # on a GPU, what the run recorded holds memory that the next one wants
     except TimeIsUp:
         sitting.say("the time is up")
@@ -159,28 +158,34 @@ def expected(runs: Sequence[Run], sitting: Sitting) -> float:
     return float(rounds * sitting.pace.get(_kind(runs), max(sitting.pace.values(), default=0.0)))
 
 
-def carried_out(runs: Sequence[Run], sitting: Sitting) -> list[Record]:
-    """The records of the runs, once their rounds are done; several go in step if they can."""
-    paths = [sitting.folder / id_of(run) for run in runs]
-    with contextlib.ExitStack() as open_folders:
-        experiments, work = [], []
-        for run, path in zip(runs, paths, strict=True):
-            begun = run_folder.RunFolder(path).begun
-            held = open_folders.enter_context(run_folder.claimed(path, new=not begun))
-            experiment = _experiment(run, sitting, held.partition() if begun else None)
-            # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
-            pause = math.inf if experiment.cuda else PAUSE
-            rounds = experiment.loop.rounds
-            folder = LeanFolder(path, start=started_with(experiment), rounds=rounds, pause=pause)
-            experiments.append(experiment)
-            work.append(partial(execute, experiment, folder, _watch(sitting.end, rounds)))
-        settings = [setting_of(experiment) for experiment in experiments]
-        if len(runs) > 1 and in_step.can(settings):
-            in_step.in_step(settings, work)
-        else:
-            for step in work:
-                step()
-    return [record_of(path, run) for run, path in zip(runs, paths, strict=True)]
+def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Record]]:
+    """Each run with its record, once its rounds are done; several go in step if they can."""
+    with contextlib.ExitStack() as held:
+        if len(runs) > 1:
+            prepared = [_prepared(run, sitting, held) for run in runs]
+            settings = [setting_of(experiment) for experiment, _, _ in prepared]
+            if in_step.can(settings) and not any(folder.begun for _, folder, _ in prepared):
+                in_step.in_step(settings, [partial(execute, *one) for one in prepared])
+                yield from ((run, record_of(one[1].path, run)) for run, one in zip(runs, prepared, strict=True))
+                return
+    for run in runs:
+        with contextlib.ExitStack() as held:
+            experiment, folder, watch = _prepared(run, sitting, held)
+            execute(experiment, folder, watch)
+        yield run, record_of(folder.path, run)
+
+
+def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[Experiment, LeanFolder, OnRound]:
+    """What `execute` wants; the folder is ours until `held` is closed."""
+    path = sitting.folder / id_of(run)
+    begun = run_folder.RunFolder(path).begun
+    folder = held.enter_context(run_folder.claimed(path, new=not begun))
+    experiment = _experiment(run, sitting, folder.partition() if begun else None)
+    # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
+    pause = math.inf if experiment.cuda else PAUSE
+    rounds = experiment.loop.rounds
+    lean = LeanFolder(path, start=started_with(experiment), rounds=rounds, pause=pause)
+    return experiment, lean, _watch(sitting.end, rounds)
 
 
 def _watch(end: float, rounds: int) -> Callable[[Round, float], None]:

@@ -205,7 +205,7 @@ def file_name(record: Record) -> str:
     """Such as cifar10-10-copfl-mamo-seed0-0123456789ab.json."""
     t = record.tables
     what = [Path(str(t["data"]["name"])).stem, t["run"]["clients"], t["algorithm"]["name"], t["optimizer"]["name"]]
-    words = [*map(str, what), *(["tuning"] if record.validation else []), f"seed{record.seed}", record.id]
+    words = [*map(str, what), *(["validation"] if record.validation else []), f"seed{record.seed}", record.id]
     return "-".join(words) + ".json"
 
 

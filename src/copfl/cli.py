@@ -99,7 +99,9 @@ def run(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, one_by_one, all_at_once or captured.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that train clients, on a CPU.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that train clients, on a CPU; 0, the default: as many as pay.")
+    ] = None,
     store: Annotated[str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")] = None,
     attack: Annotated[
         str | None, typer.Option(help="Some clients lie: label_flip, sign_flip, scaled, noise or free_rider.")
@@ -147,7 +149,8 @@ def run(
     for text in settings or []:
         title, key, value = configure.setting(text)
         say(title, **{key: value})
-    below = [presets.preset(preset)] if preset is not None else []
+    # Not so in Python: a program that is not guarded would start itself again in every process.
+    below: list[Tables] = [{"run": {"workers": 0}}, *([presets.preset(preset)] if preset is not None else [])]
     prepared = prepare([*below, {} if config is None else configure.read_file(config), line])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:

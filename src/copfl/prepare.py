@@ -151,6 +151,8 @@ def prepare(
         )
     loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision)
     loop = dataclasses.replace(loop, mkldnn="on" if choose.mkldnn_enabled() else "off")
+    if loop.workers == 0:
+        loop = dataclasses.replace(loop, workers=_workers(loop, task, federation, algorithm, engine))
     return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
 
 
@@ -253,6 +255,18 @@ def _engine(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgori
     chosen = choose.choose(algorithm, task, federation, ways, batch=loop.batch, turns=participants * loop.rounds)
     choose.set_mkldnn(chosen.mkldnn)
     return chosen.engine
+
+
+def _workers(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgorithm, engine: Engine) -> int:
+    """How many processes pay for themselves in this run."""
+    if task.device.type != "cpu" or loop.threads > 1:
+        return 1
+    participants = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
+    states = federation.clients if loop.store == "memory" else 0
+    way = choose.Choice(engine, choose.mkldnn_enabled())
+    return choose.processes(
+        algorithm, task, federation, way, batch=loop.batch, participants=participants, rounds=loop.rounds, states=states
+    )
 
 
 def _chunk(task: Task, participants: int) -> int:

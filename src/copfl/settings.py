@@ -72,16 +72,20 @@ class Loop:
     chunk: int = 0  # clients side by side; 0: the engine's own choice
     precision: str = "auto"
     threads: int = 1
-    workers: int = 1  # processes that train clients, on a CPU
+    workers: int = 1  # processes that train clients, on a CPU; 0: as many as a short measurement finds to pay
     store: str = "memory"  # where the clients' states are between their turns: "memory", or "disk" for many clients
     mkldnn: str = "auto"  # a CPU's kernels: "on", "off", or what a short measurement finds quicker
     save_models: bool = True  # whether every client's personal model is written when the run ends
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "batch", "look_every", "checkpoint_every", "threads", "workers"):
+        for name in ("clients", "rounds", "batch", "look_every", "checkpoint_every", "threads"):
             if not 1 <= getattr(self, name) <= MOST.get(name, 10**9):
                 most = f"at least 1 and at most {MOST.get(name, 10**9):,}"
                 raise UsageError(f"{name}={getattr(self, name)} must be {most}")
+        if not 0 <= self.workers <= MOST["workers"]:
+            raise UsageError(
+                f"workers={self.workers} must be at least 1 and at most {MOST['workers']:,}, or 0: as many as pay"
+            )
         if self.chunk < 0:
             raise UsageError(f"chunk={self.chunk} must be at least 0; 0 leaves the choice to the engine")
         if not 0 <= self.seed < 2**63:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from copfl.algorithms import fedavg
+from copfl.algorithms import copfl, fedavg
+from copfl.algorithms.fedavg import FedAvg
 from copfl.contract import small_federation
 from copfl.engine import choose
 from copfl.engine.choose import Choice
@@ -56,3 +59,38 @@ def test_the_parts_of_a_round_are_equal() -> None:
         parts = -(-participants // chunk)
         assert 1 <= chunk <= choose.TOGETHER
         assert parts * chunk - participants < parts  # nobody's part is smaller by more than a few
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "chunk", "states", "expected"),
+    [
+        (1.0, 100, 1, 2, 4),
+        (1.0, 100, 2, 2, 2),  # four clients are two parts
+        (1.0, 100, 4, 2, 1),  # all of them are one
+        (0.01, 100, 1, 2, 1),  # over too soon
+        (1.0, 100, 1, 10**15, 1),  # more than can be shared
+        (1.0, 100, 1, 0, 4),  # on disk
+    ],
+)
+def test_processes_where_they_pay(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, chunk: int, states: int, expected: int
+) -> None:
+    task, federation = small_federation("none", (4, 4, 4, 4))
+    monkeypatch.setattr(choose, "seconds", lambda *_, **__: seconds)
+    monkeypatch.setattr(choose, "processors", lambda: 4)
+    monkeypatch.setattr(choose, "SHARED", choose.SHARED if choose.SHARED.is_dir() else Path.cwd())
+    way = Choice(all_at_once(chunk), True)
+    how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
+    assert choose.processes(copfl(), task, federation, way, **how) == expected
+
+
+def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(FedAvg):
+        """Nobody else can import this one."""
+
+    task, federation = small_federation("none", (4, 4))
+    monkeypatch.setattr(choose, "seconds", lambda *_, **__: 1e3)
+    monkeypatch.setattr(choose, "processors", lambda: 2)
+    for algorithm, expected in ((fedavg(), 2), (Mine(), 1)):
+        how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
+        assert choose.processes(algorithm, task, federation, WAYS[1], **how) == expected

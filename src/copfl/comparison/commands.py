@@ -207,13 +207,13 @@ def _name(base: Tables) -> str:
 
 
 def _jobs(jobs: int | None, base: Tables) -> int:
-    from copfl.comparison.workers import cores
+    from copfl.engine.choose import processors
 
     run = base.get("run", {})
     if jobs is not None:
         return jobs
     # On a GPU one run after the other in one process: start-up is paid once, and runs side by side share its memory.
-    return max(1, cores() // int(run.get("workers", 1))) if run.get("device", "cpu") == "cpu" else 1
+    return max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
 
 
 @contextlib.contextmanager

@@ -22,11 +22,6 @@ Say = Callable[[str], None]
 Problem = str | None
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") -> None:
     """Nothing, once every run is there; those that are finished already are left as they are.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.data import arrays
 from copfl.engine.simulate import Round
 from copfl.experiment import Result
 from copfl.report import summary
@@ -85,6 +86,23 @@ def test_numbers_are_never_cut(result: Result, monkeypatch: pytest.MonkeyPatch, 
     summary.show(result, out)
     assert "…" not in out.getvalue()
     assert f"{100 * result.accuracy[-1, 1]:.1f}" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_many_classes_with_long_names_leave_the_numbers_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Ten classes a client, called as ImageNet calls them: the first table of Mini-ImageNet was all dots."""
+    y = np.arange(200) % 20
+    names = [f"n{1532829 + 7919 * label:08d}" for label in range(20)]
+    data = arrays.from_arrays(np.random.default_rng(0).random((200, 3)), y, classes=names)
+    result = copfl.run("fedavg", data, partition_options={"per_client": 10}, clients=2, **TINY)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = Terminal()
+    summary.show(result, out)
+    said = out.getvalue()
+    assert "…" not in said
+    for value in result.accuracy[-1]:
+        assert f"{100 * value:.1f}" in said
+    assert ("n01532829, " in said) == (width >= 100)
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,15 +43,17 @@ def show(result: Result, out: IO[str]) -> None:
     names = _columns(console.width)
     grid = Table(title=f"{e.title}: accuracy in % on each client's own test samples", title_justify="left")
     grid.box, grid.pad_edge = SIMPLE_HEAD, False
+    room = max(5, console.width - _taken([name for name in names if name != "classes"]) - 3)
     for name in names:
-        grid.add_column(name, justify="left" if name == "classes" else "right", no_wrap=True)
+        wide = name == "classes"
+        grid.add_column(name, justify="left" if wide else "right", no_wrap=True, max_width=room if wide else None)
     counts = partition.table(data).train
     worst = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
     for n in sorted(int(i) for i in worst):
         held = [data.classes[c] for c in np.flatnonzero(counts[n])]
         cells = {
             "client": f"{n}{' liar' if hostile[n] else ''}",
-            "classes": ", ".join(held[:6]) + (f", ... ({len(held)})" if len(held) > 6 else ""),
+            "classes": _some(held, room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
             "weight": "-" if np.isnan(last["weight"][n]) else f"{last['weight'][n]:.3f}",
@@ -83,10 +86,24 @@ def _columns(width: int) -> list[str]:
     """The columns that a terminal of this width has room for; numbers are never cut."""
     names = ["client", "classes", "train", "test", "global", "before", "after", "weight"]
     for name in ("test", "classes", "train", "before", "global", "weight"):
-        if sum(max(len(n), 5) + 3 for n in names) + 2 <= width:
+        if _taken(names) <= width:
             break
         names.remove(name)
     return names
+
+
+def _taken(names: Sequence[str]) -> int:
+    """How many characters columns of numbers take; a client may be called "12 liar"."""
+    return sum(max(len(name), 7 if name == "client" else 5) + 3 for name in names) + 2
+
+
+def _some(names: Sequence[str], room: int) -> str:
+    """As many of the names as there is room for, six at most, and how many there are if that is not all."""
+    for count in range(min(len(names), 6), 0, -1):
+        text = ", ".join(names[:count]) + ("" if count == len(names) else f", ... ({len(names)})")
+        if len(text) <= room:
+            return text
+    return names[0] if len(names) == 1 else str(len(names))
 
 
 def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

@@ -251,8 +251,9 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
     for protocol in under:
         if protocol not in PROTOCOLS:
             raise unknown("protocol", protocol, PROTOCOLS)
-    methods = setup["methods"] if content.get("rows") == "methods" else []
-    rows = [*methods, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
+    known = content.get("rows", [])
+    common = [row for group in ([known] if isinstance(known, str) else known) for row in setup[group]]
+    rows = [*common, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
     rows = [{key: value for key, value in row.items() if key not in PROTOCOLS or key in under} for row in rows]
     budgets = {key: {**setup["budget"].get(key, {}), **own} for key, own in content.get("budget", {}).items()}
     numbers = json.loads((HERE / "paper.json").read_text("utf-8"))

@@ -51,13 +51,20 @@ def child(
     words: tuple[str, ...], plant: Callable[[], None] = lambda: None, stop: tuple[float, signal.Signals] | None = None
 ) -> int:
     """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; minus the signal that ended it."""
+    hears, says = os.pipe()
     pid = os.fork()
     if pid == 0:
-        plant()
         try:
+            os.write(says, b"listening")  # from here on a signal meets what is below
+            plant()
             os._exit(call(words))
+        except KeyboardInterrupt:
+            os._exit(130)  # so soon or so late that it met this and not the command
         finally:
             os._exit(99)  # an exception that the command line should have caught
+    os.read(hears, 1)
+    os.close(hears)
+    os.close(says)
     if stop is not None:
         time.sleep(stop[0])
         os.kill(pid, stop[1])

@@ -2,7 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from copfl.errors import CopflError, DataError, RunError, UsageError, above, at_least, one_of, share_of, unknown
+from copfl.errors import (
+    CopflError,
+    DataError,
+    RunError,
+    Stopped,
+    UsageError,
+    above,
+    at_least,
+    one_of,
+    share_of,
+    stoppable,
+    unknown,
+)
 
 
 @pytest.mark.parametrize("kind", [UsageError, DataError, RunError])
@@ -43,3 +55,31 @@ def test_a_name_out_of_a_few() -> None:
     one_of(("both", "none"), score="both", other="none")
     with pytest.raises(UsageError, match='no score "bth"; did you mean "both"'):
         one_of({"both": 1, "none": 2}, score="bth")
+
+
+def fail_after(cause: BaseException) -> None:
+    try:
+        raise cause
+    finally:
+        raise RuntimeError("on the way out")
+
+
+def test_ctrl_c_says_how_to_go_on() -> None:
+    with pytest.raises(Stopped, match="go on"), stoppable("go on"):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_is_known_behind_the_failure_that_it_caused() -> None:
+    """As torch fails when it is interrupted on its way out of vmap."""
+    with pytest.raises(Stopped, match="go on"), stoppable("go on"):
+        fail_after(KeyboardInterrupt())
+
+
+def test_the_innermost_knows_best_how_to_go_on() -> None:
+    with pytest.raises(Stopped, match="inner"), stoppable("outer"), stoppable("inner"):
+        raise KeyboardInterrupt
+
+
+def test_a_failure_of_another_cause_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="way out"), stoppable("go on"):
+        fail_after(ValueError())

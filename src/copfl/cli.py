@@ -40,14 +40,15 @@ DataDir = Annotated[
 
 def main() -> NoReturn:
     """Runs the command line; what a person can mend is one paragraph on stderr and exit code 2."""
-    from copfl.errors import CopflError
+    from copfl.errors import CopflError, Stopped, stoppable
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # names that the terminal cannot show are no reason to fail
     try:
-        code = app(standalone_mode=False, prog_name="copfl")
-        sys.stdout.flush()
+        with stoppable():
+            code = app(standalone_mode=False, prog_name="copfl")
+            sys.stdout.flush()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
         message, _, hint = error.format_message().partition(" (Did you mean one of: ")
@@ -57,8 +58,10 @@ def main() -> NoReturn:
         code = _complain(f"{message}{end} `{command} --help` lists what there is")
     except click.ClickException as error:
         code = _complain(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
         code = _complain("stopped", 130)
+    except Stopped as stopped:
+        code = _complain("; ".join(filter(None, ("stopped", str(stopped)))), 130)
     except BrokenPipeError:  # the reader of our output left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -296,19 +299,20 @@ def _folder(data_dir: Path | None) -> Path | None:
 
 def _executed(prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None) -> Result:
     """The result, with a live bar on a terminal and nothing elsewhere; trackers are told of every round."""
+    from copfl.errors import Stopped, stoppable
     from copfl.experiment import execute
     from copfl.report.progress import Bar
     from copfl.report.track import to_all, tracking
 
     try:
-        with contextlib.ExitStack() as stack:
+        with stoppable(), contextlib.ExitStack() as stack:
             told: list[OnRound] = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
             if not silent and sys.stderr.isatty():
                 told.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
             return execute(prepared, folder, to_all(told))
-    except KeyboardInterrupt:
-        how = f"; `copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
-        raise typer.Exit(_complain(f"stopped{how}", 130)) from None
+    except Stopped:
+        how = f"`copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
+        raise Stopped(how) from None
 
 
 def _show(result: Result, quiet: bool, as_json: bool) -> None:

@@ -5,14 +5,16 @@ CopflError            what a person can mend; the command line prints its messag
 ├── DataError         a data set that is missing, damaged, or does not fit what was asked of it
 ├── RunError          a run folder that is missing, damaged, in use, or of another run
 └── WireError         a message that is damaged, or of another run, round, model or version
+Stopped               by Ctrl-C; its message says how to go on
 
 A message says what was wrong with what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 
 class CopflError(Exception):
@@ -33,6 +35,32 @@ class RunError(CopflError):
 
 class WireError(CopflError):
     """A message that is damaged, or of another run, round, model or version."""
+
+
+AGAIN = "the same command goes on from here"
+
+
+class Stopped(BaseException):
+    """Somebody pressed Ctrl-C; like KeyboardInterrupt it is no Exception, so that nobody takes it for a failure."""
+
+
+@contextlib.contextmanager
+def stoppable(how_to_go_on: str = "") -> Iterator[None]:
+    """Raises Stopped on Ctrl-C, also where torch was met in a place that then fails itself.
+
+    Interrupted while it enters or leaves vmap, torch loses count of its levels and raises an error of its own.
+    """
+    try:
+        yield
+    except Stopped:
+        raise
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise Stopped(how_to_go_on) from None
 
 
 def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:

@@ -39,14 +39,14 @@ def audit(
     from copfl.audit import study as studying
     from copfl.audit import tables
     from copfl.audit.games import Sampling
-    from copfl.errors import UsageError
+    from copfl.errors import AGAIN, UsageError, stoppable
 
     if (run is None) != planted:
         raise UsageError("name one run folder, or --planted for a federation made to be audited")
     if orders < 1 or not 0 <= truncate < 1:
         raise UsageError(f"orders={orders} must be at least 1, and truncate={truncate} from 0 to below 1")
     sampling, more = Sampling(orders, truncate), _seeds(seeds)
-    with _progress(quiet or as_json) as start:
+    with stoppable(AGAIN), _progress(quiet or as_json) as start:
         if run is None:
             folder = out or Path("runs") / "audit-planted"
             study = studying.study(more or (0, 1, 2), sampling=sampling, notes=folder / "audit", start=start)
@@ -82,22 +82,18 @@ def _seeds(text: str | None) -> list[int]:
 @contextlib.contextmanager
 def _progress(silent: bool) -> Iterator[Callable[[int], Callable[[int], None]] | None]:
     """What is told how much there is to do and gives what to tell of each round; None where nobody looks."""
-    try:
-        if silent or not sys.stderr.isatty():
-            yield None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("rounds"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            job = bar.add_task("rounds", total=None)
+    columns = (TextColumn("rounds"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task("rounds", total=None)
 
-            def start(total: int) -> Callable[[int], None]:
-                bar.update(job, total=total)
-                return lambda rounds: bar.advance(job, rounds)
+        def start(total: int) -> Callable[[int], None]:
+            bar.update(job, total=total)
+            return lambda rounds: bar.advance(job, rounds)
 
-            yield start
-    except KeyboardInterrupt:
-        print("copfl: stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
+        yield start

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,6 +85,7 @@ def compare(
     """Compare algorithms on the same clients, each tuned alike; what is there already is used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
+    from copfl.errors import AGAIN, stoppable
 
     line = _tables(
         settings, dataset, data_dir, model, partition, optimizer, lr,
@@ -105,7 +105,7 @@ def compare(
     }
     options = {**file.options, **{name: value for name, value in given.items() if value is not None}}
     folder = out or Path("runs") / f"compare-{_name(base)}"
-    with _stoppable():
+    with stoppable(AGAIN):
         found = comparing.compare(
             rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **options
         )
@@ -145,6 +145,7 @@ def sweep(
     from copfl import configure
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
+    from copfl.errors import AGAIN, stoppable
 
     line = _tables(
         settings, dataset, data_dir, model, partition, optimizer, lr,
@@ -159,7 +160,7 @@ def sweep(
     options: dict[str, Any] = {} if last is None else {"last": last}
     chosen = [0, 1, 2] if seeds is None else entries.seeds_of(seeds)
     folder = out or Path("runs") / f"sweep-{_name(base)}"
-    with _stoppable():
+    with stoppable(AGAIN):
         found = comparing.sweep(values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options)
     _show(found, folder, plots, quiet, as_json)
 
@@ -214,16 +215,6 @@ def _jobs(jobs: int | None, base: Tables) -> int:
         return jobs
     # On a GPU one run after the other in one process: start-up is paid once, and runs side by side share its memory.
     return max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Says on Ctrl-C how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("copfl: stopped; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def _say(quiet: bool) -> Callable[[str], None] | None:

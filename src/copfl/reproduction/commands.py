@@ -59,7 +59,7 @@ def reproduce(
 
     What has a record in the results folder is not run again, so a table may be finished over several sittings.
     """
-    from copfl.errors import RunError, UsageError, unknown
+    from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
     from copfl.reproduction import findings, items, pages, sitting, store
 
     clock = time.monotonic()
@@ -98,11 +98,8 @@ def reproduce(
         if plan:
             print(f"{chosen.name}: {sitting.count_left(plans, wanted, kept)} runs are missing")
             continue
-        try:
+        with stoppable(AGAIN):
             missing, failed = sitting.carry_on(plans, wanted, session)
-        except KeyboardInterrupt:
-            print("copfl: stopped; the same command goes on from here", file=sys.stderr)
-            raise typer.Exit(130) from None
         left, problems = left + missing, problems + failed
         if not quiet:
             seen = findings.found(chosen, budget, protocols, wanted, kept)

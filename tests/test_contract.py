@@ -33,6 +33,7 @@ def test_variants_obey_the_contract_too() -> None:
     letter = ALGORITHMS["copfl"](merge="union_kept", phases="sequence", without="letter", among="tensor")
     check_algorithm(letter, rounds=2)
     check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
+    check_algorithm(ALGORITHMS["copfl"](by="benefit", among="anew", scale="mean", smooth=0.9), rounds=2)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

@@ -122,6 +122,30 @@ def test_what_is_held_out_is_not_trained_on() -> None:
     assert float(client.score) == pytest.approx((1 + math.log(2)) * sigma(dot(half, B)))
 
 
+def test_what_turns_personal_is_what_helps_on_samples_that_were_held_out() -> None:
+    # The first round holds out the first of five samples, B. w is A / 2 and was 0. Half-way, at A / 4, the gradient on
+    # B is -B times a sigma; times the change -A / 2 that is A o B / 2 = (-1, .75, .75) / 2 times it: entry 0 changed
+    # most and does harm, 1 is the first that helps.
+    held_out = federation_of(([B, A, A, A, A], [1] * 5))
+    for by, chosen in (("change", 0), ("benefit", 1)):
+        algorithm = replace(BY_HAND, growth=Pwpm(1 / 3, 1 / 3, by=by))
+        state, _ = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), held_out, 1, batch=5)
+        client = tree.row(state.clients.rows(torch.arange(1)), 0)
+        assert client.mask.nonzero().flatten().tolist() == [chosen]
+    assert client.w.tolist() == pytest.approx([x / 2 for x in A])
+
+
+def test_scaled_scores_in_the_second_round() -> None:
+    _, plain, shown = two_rounds(BY_HAND)
+    server, clients, _ = two_rounds(replace(BY_HAND, contribution=Cowa(scale="mean")))
+    # In the first round both have the scores 1 and log 2, see above; the first weights are as without scaling, so the
+    # second scores are too.
+    gradient, prediction = (torch.tensor(shown[1].clients[f"{kind}_score"]) for kind in ("gradient", "prediction"))
+    assert clients.score.tolist() == pytest.approx((gradient + prediction / math.log(2)).tolist())
+    assert server.means.tolist() == pytest.approx([float(gradient.mean()), float(prediction.mean())])
+    assert plain.score.tolist() == pytest.approx((gradient + prediction).tolist())
+
+
 def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
     _, _, shown = two_rounds(replace(BY_HAND, contribution=Cowa(without="letter")))
     # alpha = 1/2 for both in the first round, so x_{-n} = 2 x - x_n for the step and for the model.
@@ -262,7 +286,8 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
         assert not upload.shared.values[client.mask].any()
         assert torch.equal(upload.shared.personal, client.mask)
         assert torch.equal(upload.shared.values[~client.mask], client.w[~client.mask])
-        assert upload._fields == ("shared", "score")
+        assert set(upload._fields) == {"shared", "score", "scores"}
+        assert upload.scores is None
         server, _ = algorithm.server_update(task, server, algorithm.summand(task, server, torch.tensor(1), upload))
         masks.append(client.mask)
     assert all(not (before & ~after).any() for before, after in pairwise(masks))
@@ -314,6 +339,19 @@ def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
     assert client.moments.u[0] == 0 != client.moments.u[1]
 
 
+def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> None:
+    task, algorithm = slopes(0.0, 0.0, 0.0), COPFL(Mamo(), replace(ONE_THIRD, among="anew"))
+    data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
+    down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
+    client = algorithm.client_update(task, algorithm.client_init(task), down, data, everything(data, 2)).client
+    assert client.mask.tolist() == [True, False, False]
+    later = data._replace(x=torch.tensor([[0.0, 0.2, 5.0]], dtype=torch.float64))  # nothing moves entry 0 any more
+    turn = algorithm.client_update(task, client, down, later, everything(later, 2))
+    assert turn.client.mask.tolist() == [False, False, True]
+    assert turn.client.moments.t.tolist() == [0, 2, 0]
+    assert turn.upload.shared.values.tolist() == [*turn.client.w.tolist()[:2], 0]
+
+
 def test_averaged_statistics_are_shared_like_weights() -> None:
     task, federation = small_federation("batch", (5, 9))
     average = replace(task, buffers="average")
@@ -341,12 +379,12 @@ def test_nobody_answered() -> None:
 def test_the_factory_hands_every_keyword_to_its_part() -> None:
     made = copfl(
         Mamo(lr=1e-3), rate=0.1, budget=0.2, among="all", limit="check_before", count="all", warmup=3, every=4,
-        score="gradient", without="letter", prefer="agreement", trust="learned", merge="union",
-        phases="sequence", epochs=2,
+        by="benefit", score="gradient", without="letter", prefer="agreement", trust="learned", scale="mean",
+        smooth=0.5, merge="union", phases="sequence", epochs=2,
     )  # fmt: skip
     assert made == COPFL(
-        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4),
-        Cowa("gradient", "letter", "agreement", "learned"), epochs=2, merge="union", phases="sequence",
+        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4, "benefit"),
+        Cowa("gradient", "letter", "agreement", "learned", "mean", 0.5), epochs=2, merge="union", phases="sequence",
     )  # fmt: skip
     assert made.passes == 4
     assert copfl() == COPFL()
@@ -360,6 +398,7 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
+        ({"among": "anew", "merge": "union"}, 'among="anew" lets entries return, which merge="union" does not'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

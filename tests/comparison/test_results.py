@@ -80,3 +80,11 @@ def test_the_worst_tenth() -> None:
 
 def test_last_looks_of_fewer_than_asked() -> None:
     assert np.array_equal(last_looks(np.array([[1.0, nan], [2.0, nan]]), 5), [1.5, nan], equal_nan=True)
+
+
+def test_liars_are_not_counted(tmp_path: Path) -> None:
+    hostile = {"hostile": [0.0, 1.0, 0.0]}
+    found = outcome_of(run(tmp_path / "run", [look(0.2, 0.0, 0.4, **hostile), look(0.4, 1.0, 0.6, **hostile)]), last=1)
+    assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
+    assert found.mean("accuracy") == pytest.approx(0.5)
+    assert found.curve == pytest.approx([0.3, 0.5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from copfl.data.holdout import held_out, kept_back
+from copfl.data.holdout import every_from, held_out, kept_back
 from copfl.task import Batch, Data
 
 
@@ -30,3 +30,20 @@ def test_the_two_share_no_sample_and_miss_none() -> None:
         held = held_out(Data(torch.arange(11), torch.arange(11), torch.tensor(11)), every)
         trained = batch.index[batch.real].tolist()
         assert sorted(trained + held.y[: int(held.size)].tolist()) == list(range(11))
+
+
+def test_in_turn_every_sample_is_judged_with_once_and_trained_on_else() -> None:
+    plan = ((Batch(torch.arange(11), None, None, None),),)
+    data = Data(torch.arange(12), torch.arange(12), torch.tensor(11))
+    judged = []
+    for which in range(5):
+        (batch,) = kept_back(plan, which=torch.tensor(which))[0]
+        held = every_from(data, torch.tensor(which))
+        assert batch.real is not None
+        ours = held.y[: int(held.size)].tolist()
+        assert sorted(batch.index[batch.real].tolist() + ours) == list(range(11))
+        judged += ours
+    assert sorted(judged) == list(range(11))
+    (batch,) = kept_back(plan, which=torch.tensor(-1))[0]
+    assert batch.real is not None
+    assert batch.real.all()  # where nothing is judged, nothing is kept back

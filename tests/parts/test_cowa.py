@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,26 @@ def test_one_score_alone_or_none() -> None:
     assert totals == pytest.approx({"both": 1.7, "gradient": 1.0, "prediction": 0.7, "none": 1.0})
 
 
+def test_scores_over_their_means() -> None:
+    scaled = Cowa(scale="mean").weigh(EAST, NORTH, LOSS, means=torch.tensor([2.0, 0.35]))
+    assert numbers(scaled) == pytest.approx([1.0, 0.7, 1 / 2 + 2])  # shown as they are
+    first = Cowa(scale="mean").weigh(EAST, NORTH, LOSS, means=torch.zeros(2))
+    assert float(first.total) == pytest.approx(1.7)  # no means yet
+
+
+def test_a_weight_is_smoothed_where_there_is_a_last_one() -> None:
+    three, one, none = (torch.tensor(v) for v in (3.0, 1.0, 0.0))
+    smooth = Cowa(smooth=0.75).smoothed
+    assert [float(smooth(a, b)) for a, b in ((three, one), (three, none), (none, one))] == [1.5, 3, 0]
+    assert float(Cowa().smoothed(three, one)) == 3
+
+
+@pytest.mark.parametrize("smooth", [-0.1, 1.0, math.nan])
+def test_no_share_of_the_last_weight(smooth: float) -> None:
+    with pytest.raises(UsageError, match="must be at least 0 and below 1"):
+        Cowa(smooth=smooth)
+
+
 def test_where_all_scores_are_zero_the_clients_count_the_same() -> None:
     totals = [float(Cowa("gradient").weigh(EAST * n, EAST, LOSS).total) for n in (1, 2, 3)]
     assert totals[0] > 0
@@ -91,9 +112,10 @@ def test_side_by_side_is_the_same_as_alone() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    for wrong in ({"score": "grad"}, {"without": "me"}, {"prefer": "deviations"}, {"trust": "me"}):
-        with pytest.raises(UsageError, match=f'no {next(iter(wrong))} "'):
-            Cowa(**wrong)
+    for name, wrong in {"score": "grad", "without": "me", "prefer": "deviations", "trust": "me", "scale": "2"}.items():
+        given: dict[str, Any] = {name: wrong}
+        with pytest.raises(UsageError, match=f'no {name} "'):
+            Cowa(**given)
 
 
 # -- leaving one out ---------------------------------------------------------------------------------------------------

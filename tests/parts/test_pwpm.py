@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from copfl.errors import UsageError
 from copfl.layout import Layout, layout_of
 from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_share
+from copfl.task import Batch
 
 ROUND = torch.tensor(0)
 
@@ -135,7 +136,8 @@ def test_nothing_moved_nothing_grows() -> None:
 
 @settings(max_examples=100)
 @given(
-    st.integers(1, 60), st.floats(0, 1), st.floats(0, 1), st.sampled_from(AMONG), st.sampled_from(COUNTS),
+    st.integers(1, 60), st.floats(0, 1), st.floats(0, 1), st.sampled_from(("shared", "all", "tensor")),
+    st.sampled_from(COUNTS),
     st.integers(0, 2**31 - 1), st.sampled_from([torch.float32, torch.float64]),
 )  # fmt: skip
 def test_masks_only_grow_and_never_beyond_the_budget(
@@ -177,6 +179,33 @@ def test_clients_side_by_side_grow_as_each_alone(among: str, limit: str, count: 
         assert torch.equal(together[n], growth.grow(layout, masks[n], changes[n], rounds[n]))
 
 
+def test_chosen_anew_an_entry_may_return() -> None:
+    held = torch.tensor([True, False, False, False])
+    # One is personal and a third of three more would be: two of four, the budget. The largest two do not hold entry 0.
+    assert grown(Pwpm(1 / 3, 0.5, "anew"), [0.1, 5.0, 3.0, 0.2], held) == [1, 2]
+    assert grown(Pwpm(1 / 3, 0.5, "anew"), [4.0, 5.0, 3.0, 0.2], held) == [0, 1]
+    assert grown(Pwpm(1 / 3, 0.5, "anew", warmup=1), [0.1, 5.0, 3.0, 0.2], held) == [0]  # it is not due
+
+
+def test_samples_are_kept_back_only_where_benefit_is_asked_for() -> None:
+    plan = ((Batch(torch.arange(10), None, None, None),),)
+    assert Pwpm().trainable(plan, ROUND) is plan
+    growth = Pwpm(by="benefit", warmup=6)
+    for round, missing in ((5, []), (6, [1, 6]), (7, [2, 7])):
+        (batch,) = growth.trainable(plan, torch.tensor(round))[0]
+        assert batch.real is not None
+        assert places(~batch.real) == missing
+
+
+@pytest.mark.parametrize("among", AMONG)
+def test_what_is_of_no_benefit_stays_shared(among: str) -> None:
+    change, benefit = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([-1.0, 0.5, 0.0, 0.25])
+    found = Pwpm(1.0, 1.0, among, by="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
+    assert places(found) == [1, 3]
+    found = Pwpm(0.25, 1.0, among, by="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
+    assert places(found) == [1]
+
+
 def test_shares() -> None:
     mask, change = torch.tensor([True, True, False, False, False]), torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-9])
     share, of_moving = personal_share(mask, change)
@@ -194,6 +223,7 @@ def test_shares() -> None:
         ({"among": "tensors"}, 'no among "tensors"; did you mean "tensor"'),
         ({"limit": "hard"}, 'no limit "hard"'),
         ({"count": "moved"}, 'no count "moved"'),
+        ({"by": "size"}, 'no by "size"'),
         ({"warmup": -1}, "warmup=-1 must be at least 0"),
         ({"every": 0}, "every=0 at least 1"),
     ],

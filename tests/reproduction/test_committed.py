@@ -45,7 +45,7 @@ def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) ->
     for plan in items.plans(item, item.budget("full"), list(item.protocols)):
         (run,) = plan.runs(plan.choices[0], [0])  # what it is made of is checked as it is put together
         assert run.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
-        assert run.tables["model"]["name"] == "resnet18"
+        assert run.tables["model"]["name"] == ("cnn" if name == "plus-worlds" else "resnet18")
         assert (run.validation > 0) == (name == "plus-search")
     seen = findings.found(item, "full", list(item.protocols), [0], store.Store(Path("nowhere")))
     for claim in item.claims:
@@ -79,6 +79,8 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
     plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8")
     algorithm = plan.runs({}, [0])[0].tables["algorithm"]
     assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
+    runs = [p.runs({}, [0])[0] for p in items.plans(item, item.budget("full"), ["paper"])]
+    assert len({store.id_of(run) for run in runs}) == 2 * 19  # where p is above gamma it is gamma that counts
 
 
 def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_are_shorter() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
-from copfl.errors import at_least, one_of, share_of
+from copfl.errors import UsageError, at_least, one_of, share_of
 from copfl.optim import Optimizer, State, begin, fresh, kept
 from copfl.parts.cowa import Cowa, bounds_of, exactly_without, first_bounds, held, whole_without
 from copfl.parts.mamo import Mamo
@@ -31,6 +31,7 @@ class Server(NamedTuple):
     union: Tensor  # [D] bool, m_0^k: personal for at least one client
     round: Tensor  # [] int64, k
     bounds: Tensor | None = None  # [2], what a score is held between in the next round; None: it is not held
+    means: Tensor | None = None  # [2], of both scores in the last round; None: they are not scaled by them
 
 
 Down = Server  # the server keeps nothing to itself
@@ -48,6 +49,7 @@ class Client(NamedTuple):
 class Upload(NamedTuple):
     shared: Masked  # g_n, and the mask
     score: Tensor  # [], Gamma_n
+    scores: Tensor | None = None  # [2], what it is made of; None: the server need not know
 
 
 class Total(NamedTuple):
@@ -56,6 +58,7 @@ class Total(NamedTuple):
     personal: Tensor  # [D], how many clients hold the entry as personal
     score: Tensor  # [], sum of Gamma
     clients: Tensor  # []
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class COPFL:
         one_of(MERGES, merge=self.merge)
         one_of(PHASES, phases=self.phases)
         at_least(1, epochs=self.epochs)
+        if self.growth.among == "anew" and self.merge != "sharers":
+            raise UsageError(f'among="anew" lets entries return, which merge="{self.merge}" does not; use "sharers"')
         share_of("the weight", most=self.most)
 
     @property
@@ -91,8 +96,9 @@ class COPFL:
 
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, start = torch.zeros_like(task.first), torch.zeros((), dtype=torch.int64, device=task.device)
-        bounds = first_bounds(self.most, clients, zeros)
-        return Server(task.first, zeros, zeros.new_zeros(()), torch.zeros_like(zeros, dtype=torch.bool), start, bounds)
+        union, none = torch.zeros_like(zeros, dtype=torch.bool), zeros.new_zeros(())
+        bounds, means = first_bounds(self.most, clients, zeros), self.contribution.first_means(zeros)
+        return Server(task.first, zeros, none, union, start, bounds, means)
 
     def client_init(self, task: Task) -> Client:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
@@ -106,7 +112,7 @@ class COPFL:
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         """Algorithm 2."""
-        plan = self.contribution.trainable(plan)
+        plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
         start, personal = self.personal(task, client, down), client.mask[: task.d]
         moments = begin(self.optimizer, client.moments, start[: task.d])
         # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
@@ -114,18 +120,20 @@ class COPFL:
             task, self.optimizer, start, moments, data, plan, client.mask, restart=self.phases == "restart"
         )
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
-        grown = self.growth.grow(task.layout, personal, update, down.round)
-        moments = self.optimizer.forget(moments, grown & ~personal)
+        benefit = self.growth.benefit(task, w, update, data, down.round)
+        grown = self.growth.grow(task.layout, personal, update, down.round, benefit)
+        moments = self.optimizer.forget(moments, grown ^ personal)
         mask = torch.cat([grown, client.mask[task.d :]])
         # COWA: what the others lack without this client, Eqs. (9)-(10).
         others = self._without(task, client, down, update)
-        scores = self.contribution.judge(task, w, update, others, data)
-        score = held(scores.total, down.bounds)
+        scores = self.contribution.judge(task, w, update, others, data, down.means)
+        score = held(self.contribution.smoothed(scores.total, client.score), down.bounds)
         after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round)
         figures = {"loss": loss, "weight": score}
         figures |= {"gradient_score": scores.gradient, "prediction_score": scores.prediction}
         figures |= personal_share(grown, update)._asdict()
-        return Turn(after, Upload(shared(mask, w), score), w, figures)
+        parts = None if down.means is None else torch.stack([scores.gradient, scores.prediction])
+        return Turn(after, Upload(shared(mask, w), score, parts), w, figures)
 
     def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
@@ -139,7 +147,7 @@ class COPFL:
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = held(upload.score, server.bounds)  # again: the server need not trust it
-        return Total(*weighed(upload.shared, score), score, torch.ones_like(score))
+        return Total(*weighed(upload.shared, score), score, torch.ones_like(score), upload.scores)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
         """Algorithm 1, lines 4-6."""
@@ -154,19 +162,22 @@ class COPFL:
             "shared_by_all": (total.personal[:d] == 0).to(w.dtype).mean(),
         }
         bounds = None if server.bounds is None else bounds_of(total.score, total.clients, self.most, server.bounds)
-        return Server(w, weights, total.score, union, server.round + 1, bounds), figures
+        means = None if total.scores is None else total.scores / clients
+        return Server(w, weights, total.score, union, server.round + 1, bounds, means), figures
 
 
 def copfl(
     optimizer: Optimizer = Mamo(),
     # PWPM's
     rate: float = 0.25, budget: float = 0.5, among: str = "shared", limit: str = "exact", count: str = "moving",
-    warmup: int = 0, every: int = 1,
+    warmup: int = 0, every: int = 1, by: str = "change",
     # COWA's
     score: str = "both", without: str = "exact", prefer: str = "deviation", trust: str = "all",
+    scale: str = "none", smooth: float = 0.0,
     # their composition's
     merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0,
 ) -> COPFL:  # fmt: skip
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
-    growth = Pwpm(rate, budget, among, limit, count, warmup, every)
-    return COPFL(optimizer, growth, Cowa(score, without, prefer, trust), epochs, merge, phases, most)
+    growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
+    contribution = Cowa(score, without, prefer, trust, scale, smooth)
+    return COPFL(optimizer, growth, contribution, epochs, merge, phases, most)

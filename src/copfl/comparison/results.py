@@ -20,7 +20,7 @@ WORST = 0.1  # share of the clients
 
 
 class Outcome(NamedTuple):
-    """One run. Accuracies are means over each client's last looks; nan where a client never was looked at."""
+    """One run. Accuracies are means over each client's last looks; nan where a client never was looked at, or lies."""
 
     clients: dict[str, Numbers]  # by accuracy, [clients]
     rounds: NDArray[np.int64]  # the rounds with a look, from 1
@@ -53,6 +53,7 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
     if not tested.any():
         raise DataError(f"{job.label}, seed {job.seed}: no client has samples to be tested on; use another partition")
     looks = [line for line in lines if "accuracy" in line["per_client"]]
+    liars = np.nan_to_num(records.table(lines, "hostile", partition.clients)).any(0)
     tables, broken = {}, 0
     for name in ACCURACIES:
         values = records.table(looks, name, partition.clients)
@@ -60,7 +61,7 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
             wrong = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
             row[wrong] = 0.0
             broken += int(wrong.sum()) if name == "accuracy" else 0
-        tables[name] = values
+        tables[name] = np.where(liars, math.nan, values)  # what an attack makes of its own clients is nobody's concern
     shown = ~np.isnan(tables["accuracy"]).all(1)  # of a few clients in a round, none may have test samples
     return Outcome(
         clients={name: last_looks(values, last) for name, values in tables.items()},

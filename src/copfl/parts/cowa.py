@@ -21,6 +21,7 @@ SCORES = ("both", "gradient", "prediction", "none")
 WITHOUT = ("exact", "letter")
 PREFER = ("deviation", "agreement")
 TRUST = ("all", "learned", "held_out")
+SCALES = ("none", "mean")
 
 
 class Scores(NamedTuple):
@@ -44,23 +45,39 @@ class Cowa:
              learned what it deviates for; which wrong labels are in time, by heart. "held_out": the loss is taken on
              every fifth sample, which the client does not train on: wrong labels stay unlikely, and it has less to
              learn from
+    scale    "none": the two scores are added as they are (Paper). "mean": each over its mean in the round before, so
+             that neither outweighs the other by its unit
+    smooth   the share of its last weight that a client keeps; 0: none (Paper)
     """
 
     score: str = "both"
     without: str = "exact"
     prefer: str = "deviation"
     trust: str = "all"
+    scale: str = "none"
+    smooth: float = 0.0
 
     def __post_init__(self) -> None:
         one_of(SCORES, score=self.score)
         one_of(WITHOUT, without=self.without)
         one_of(PREFER, prefer=self.prefer)
         one_of(TRUST, trust=self.trust)
+        one_of(SCALES, scale=self.scale)
+        if not 0 <= self.smooth < 1:
+            raise UsageError(f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the last weight")
 
-    def weigh(self, update: Tensor, others: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
+    def weigh(
+        self,
+        update: Tensor,
+        others: Tensor,
+        loss: Tensor,
+        own_loss: Tensor | None = None,
+        means: Tensor | None = None,
+    ) -> Scores:
         """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11).
 
-        `own_loss`, of the client's own model on the same data, is looked at only where trust has to be earned.
+        `own_loss`, of the client's own model on the same data, is looked at only where trust has to be earned; `means`
+        [2] are those of both scores, where they are scaled.
         """
         closeness, finite = cosine(update, others), torch.isfinite(loss)
         loss = torch.where(finite, loss, 0)
@@ -68,6 +85,9 @@ class Cowa:
             gradient, prediction = 1 - closeness, loss
         else:
             gradient, prediction = 1 + closeness, torch.exp(-loss)
+        shown = gradient, prediction
+        if means is not None:
+            gradient, prediction = (torch.where(m > 0, s / m, s) for s, m in zip(shown, means, strict=True))
         total = {
             "both": gradient + prediction,
             "gradient": gradient,
@@ -79,20 +99,38 @@ class Cowa:
         # Where all scores are zero the clients count the same instead of not at all; a client without a finite
         # loss or update is left out.
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
-        return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
+        return Scores(*shown, torch.where(healthy, total.clamp(min=1e-6), 0))
 
     def trainable(self, plan: Plan) -> Plan:
         """The plan without the samples that trust is earned on."""
         return kept_back(plan) if self.trust == "held_out" else plan
 
-    def judge(self, task: Task, w: Tensor, update: Tensor, others: tuple[Tensor, Tensor], data: Data) -> Scores:
+    def judge(
+        self,
+        task: Task,
+        w: Tensor,
+        update: Tensor,
+        others: tuple[Tensor, Tensor],
+        data: Data,
+        means: Tensor | None = None,
+    ) -> Scores:
         """Gamma_n of the client that ended in w, out of the `others` without it: delta_{-n} and w_{-n}, [d] each."""
         step, model = others
         loss, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
         if self.trust == "all":
-            return self.weigh(update, step, loss)
+            return self.weigh(update, step, loss, None, means)
         own_loss, _ = task.evaluate(w, held_out(data) if self.trust == "held_out" else data)
-        return self.weigh(update, step, loss, own_loss)
+        return self.weigh(update, step, loss, own_loss, means)
+
+    def smoothed(self, score: Tensor, last: Tensor) -> Tensor:
+        """The score with a part of the last one in it; who has none, or is left out, is not smoothed."""
+        if self.smooth == 0:
+            return score
+        return torch.where((score > 0) & (last > 0), self.smooth * last + (1 - self.smooth) * score, score)
+
+    def first_means(self, like: Tensor) -> Tensor | None:
+        """[2], no means of both scores yet; None: they are not scaled."""
+        return like.new_zeros(2) if self.scale == "mean" else None
 
 
 def first_bounds(most: float, clients: int, like: Tensor) -> Tensor | None:

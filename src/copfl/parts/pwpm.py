@@ -8,12 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.data.holdout import every_from, kept_back
 from copfl.elementwise import elementwise
 from copfl.errors import UsageError, one_of
 from copfl.layout import Layout
 from copfl.selection import count, largest
+from copfl.task import Data, Plan, Task
 
-AMONG = ("shared", "all", "tensor")
+BY = ("change", "benefit")
+AMONG = ("shared", "all", "tensor", "anew")
 LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
 
@@ -25,13 +28,17 @@ class Pwpm:
     rate    p: the share that turns personal in one update
     budget  gamma: the largest personal share
     among   "shared": top p of what is still shared (default); "all": personal entries compete too, so the mask may
-            stall (Paper: the letter of Eq. 7); "tensor": top p of the shared entries of every weight tensor (FedSelect)
+            stall (Paper: the letter of Eq. 7); "tensor": top p of the shared entries of every weight tensor
+            (FedSelect); "anew": the grown mask is chosen among all entries, so that some return to the shared part
     limit   "exact": never above the budget, as the paper demands; "check_before": a mask that is not yet above the
             budget may grow past it (FedSelect)
     count   "moving": rate and budget count the entries that training moves; "all": every entry (Paper: the letter).
             In ResNet-18 with the ImageNet stem on 32x32 images 62 % of the entries never move.
     warmup  rounds before the first growth
     every   rounds between growths
+    by      "change": |change|, Eq. (6); "benefit": by how much keeping an entry's change lowers the loss on a fifth of
+            the samples, another one in every round of growth, which that round does not train on; what does not lower
+            it stays shared
     """
 
     rate: float = 0.25
@@ -41,12 +48,14 @@ class Pwpm:
     count: str = "moving"
     warmup: int = 0
     every: int = 1
+    by: str = "change"
 
     def __post_init__(self) -> None:
         for name, share in (("rate", self.rate), ("budget", self.budget)):
             if not 0 <= share <= 1:
                 raise UsageError(f"{name}={share} must lie between 0 and 1: it is a share of the parameters")
         one_of(AMONG, among=self.among)
+        one_of(BY, by=self.by)
         one_of(LIMITS, limit=self.limit)
         one_of(COUNTS, count=self.count)
         if self.warmup < 0 or self.every < 1:
@@ -56,11 +65,36 @@ class Pwpm:
         """Whether the mask grows in this round, counted from 0."""
         return (round >= self.warmup) & ((round - self.warmup) % self.every == 0)
 
-    def grow(self, layout: Layout, mask: Tensor, change: Tensor, round: Tensor) -> Tensor:
-        """m^{k+1}: the mask with the top of |change| added, Eq. (7); `round` counts from 0."""
+    def trainable(self, plan: Plan, round: Tensor) -> Plan:
+        """The plan without the samples that benefit is found with."""
+        return kept_back(plan, which=torch.where(self.due(round), round % 5, -1)) if self.by == "benefit" else plan
+
+    def benefit(self, task: Task, w: Tensor, change: Tensor, data: Data, round: Tensor) -> Tensor | None:
+        """[d], by how much the loss on unseen samples falls with each entry of the change that led to w.
+
+        That is gradient times change, the gradient taken half-way between both ends, where it tells their difference
+        best. None: nobody asks.
+        """
+        if self.by == "change":
+            return None
+        unseen = every_from(data, round % 5)
+        real = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
+        d, x = task.d, task.numbers(unseen.x)
+        return task.gradient(w[:d] + change / 2, w[d:], x, unseen.y, real)[0] * change
+
+    def grow(
+        self, layout: Layout, mask: Tensor, change: Tensor, round: Tensor, benefit: Tensor | None = None
+    ) -> Tensor:
+        """m^{k+1}: the mask with the top of |change|, or of the benefit, added, Eq. (7); `round` counts from 0."""
         moving = moves(change, mask) if self.count == "moving" else torch.ones_like(mask)
-        (size,) = elementwise(_candidates, change, moving, mask if self.among != "all" else torch.zeros_like(mask))
+        taken = torch.zeros_like(mask) if self.among in ("all", "anew") else mask
+        if benefit is None:
+            (size,) = elementwise(_candidates, change, moving, taken)
+        else:
+            (size,) = elementwise(_useful, benefit, moving, taken)
         due = self.due(round)
+        if self.among == "anew":
+            return torch.where(due, self._anew(size, mask, moving), mask)
         if self.among != "tensor":
             return mask | self._top(size, mask, moving, due)
         starts, grown = 0, []
@@ -75,6 +109,12 @@ class Pwpm:
             )
             grown.append(mask[part] | chosen)
         return torch.cat(grown)
+
+    def _anew(self, size: Tensor, mask: Tensor, moving: Tensor) -> Tensor:
+        """As many entries as the mask would have grown to, whoever held them before."""
+        entries, personal = count(moving), count(mask)
+        wanted = personal + torch.round(self.rate * (entries - personal).double()).long()
+        return largest(size, torch.minimum(wanted, torch.floor(self.budget * entries.double()).long()))
 
     def _top(self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor) -> Tensor:
         """The entries that this update makes (or finds) personal; `size` is -1 where an entry cannot be chosen."""
@@ -108,6 +148,10 @@ def _moves(change: Tensor, mask: Tensor, most: Tensor) -> tuple[Tensor]:
 
 def _candidates(change: Tensor, moving: Tensor, mask: Tensor) -> tuple[Tensor]:
     return (torch.where(moving & ~mask, change.abs(), -1),)
+
+
+def _useful(benefit: Tensor, moving: Tensor, mask: Tensor) -> tuple[Tensor]:
+    return (torch.where(moving & ~mask & (benefit > 0), benefit, -1),)
 
 
 class Share(NamedTuple):

@@ -58,9 +58,10 @@ def combination(means: Tensor, spread: Tensor) -> Tensor:
     the mixture and its variance. One Gram matrix gives them all; only differences count, so the mean is taken off.
     """
     rows = means.double() - means.double().mean(0)
-    gram, variance = rows @ rows.T, torch.diag(spread.double())
+    # The solver works on the host: one small table goes there, and one comes back.
+    gram, variance = (rows @ rows.T).cpu(), torch.diag(spread.double().cpu())
     weights = [on_simplex(variance + gram + g[i] - g[:, None] - g) for i, g in enumerate(gram)]
-    return torch.stack(weights) if weights else gram
+    return (torch.stack(weights) if weights else gram).to(means.device)
 
 
 def onto_simplex(rows: Tensor, allowed: Tensor) -> Tensor:

@@ -156,11 +156,11 @@ class Plan(NamedTuple):
 
     def trials(self) -> list[Trial]:
         """The tuning runs; none, where there is nothing to choose."""
-        b, column = self.budget, self.column
+        b, column = self.budget, self.column.tuned or self.column
         rounds, every = b.tune_rounds, b.tune_look_every
         if column.rounds:  # a third of a shorter run, and looked at more often
             rounds, every = min(rounds, column.rounds // 3), min(every, 4)
-        there = self if column.tuned is None else self._replace(column=column.tuned)
+        there = self._replace(column=column)
         run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         choices = self.choices
         if len(choices) < 2:
@@ -315,13 +315,17 @@ def _row(own: Mapping[str, Any], recipes: Mapping[str, Any]) -> Row:
 
 
 def _grid_rows(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per cell of a map."""
+    """A row per cell of a map; with `at_most = [A, B]`, cells that differ only in how far A is above B are one run."""
     values = {grid[k]["key"]: grid[k]["values"] for k in ("down", "across")}
-    same = {key: value for key, value in grid.items() if key not in ("down", "across")}
-    return [
-        {**same, "label": described(cell, grid["algorithm"]), "settings": cell}
-        for cell in cells(grid_of(values, "grid"))
-    ]
+    same = {key: value for key, value in grid.items() if key not in ("down", "across", "at_most")}
+    rows = []
+    for cell in cells(grid_of(values, "grid")):
+        label, settings = described(cell, grid["algorithm"]), joined(cell)
+        if "at_most" in grid:
+            (title, name), (other, limit) = (key.split(".") for key in grid["at_most"])
+            settings[title][name] = min(settings[title][name], settings[other][limit])
+        rows.append({**same, "label": label, "settings": settings})
+    return rows
 
 
 def _claim(own: dict[str, Any]) -> Claim:

@@ -48,7 +48,7 @@ class Record(NamedTuple):
     last: int
     rounds: list[int]  # those with a look, from 1
     curves: dict[str, list[float]]  # by figure, its mean over the clients at each look
-    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last looks; nan: it was never looked at
+    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last looks; nan: no look, or it lies
     cost: dict[str, float]  # bytes up and down per client and round, seconds a round, looks without a finite answer
     start: dict[str, str]  # fingerprints of the partition, the samples and the first weights
     data: str  # what the data set says of itself

@@ -18,6 +18,7 @@ from copfl.data.plan import plan
 from copfl.errors import UsageError
 from copfl.experiment import run
 from copfl.flower.settings import settings_of
+from copfl.parts.cowa import Cowa
 from copfl.privacy import Private, epsilon
 from tests.commands import called
 
@@ -69,6 +70,11 @@ def test_masks_and_scores_do_not_travel() -> None:
     assert (private.upload.score.item(), private.client.score.item()) == (1, 1)
     assert open_.upload.score.item() != 1
     assert torch.equal(private.client.mask, open_.client.mask)  # the client has its own
+
+
+def test_scores_that_the_server_must_know_cannot_be_withheld() -> None:
+    with pytest.raises(UsageError, match="this algorithm also sends scores"):
+        turn(Private(COPFL(contribution=Cowa(scale="mean")), 2, 2, clip=1.0, noise=1.0))
 
 
 def test_a_client_whose_training_broke_sends_noise_and_keeps_its_record() -> None:

@@ -115,7 +115,8 @@ class Private:
 
 def _check_sayable(turn: Turn[Any, Any]) -> None:
     """Nothing, if the upload is an answer and a claim and no message crosses in mid-turn; else a UsageError."""
-    others = [name for name in turn.upload._fields if name not in (*ANSWERS, *CLAIMS)]
+    sent = [name for name, value in turn.upload._asdict().items() if value is not None]
+    others = [name for name in sent if name not in (*ANSWERS, *CLAIMS)]
     if "bytes_up" in turn.figures:
         others.append("messages in the middle of a turn")
     if others:

@@ -163,8 +163,8 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
 
 WORDS = {
     "w": "weights", "shared": "which* parameters are personal", "size": "the number of samples", "score": "score",
-    "weight": "score", "head": "the head", "means": "mean features", "features": "mean features",
-    "spread": "variance", "counts": "per class", "answers": "answers to the public samples",
+    "weight": "score", "scores": "three with", "head": "the head", "means": "mean features",
+    "features": "mean features", "spread": "variance", "counts": "per class", "answers": "answers to the public samples",
 }  # fmt: skip
 
 
@@ -183,13 +183,13 @@ def test_the_table_has_every_algorithm() -> None:
     assert rows_of_the_table().keys() == ALGORITHMS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_the_table_says_what_an_upload_holds(name: str) -> None:
+@pytest.mark.parametrize(("name", "how"), [*((name, {}) for name in sorted(ALGORITHMS)), ("copfl", {"scale": "mean"})])
+def test_the_table_says_what_an_upload_holds(name: str, how: dict[str, str]) -> None:
     said = rows_of_the_table()[name]
     task, _ = small_federation("batch", (4,))
-    upload = example(ALGORITHMS[name](), task, (1, 8, 8), augment=False)
+    upload = example(ALGORITHMS[name](**how), task, (1, 8, 8), augment=False)
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
-    for field in upload._fields:
+    for field in [name for name, value in upload._asdict().items() if value is not None]:
         word = WORDS[field].replace("*", "")
         if field == "w" and upload.w.numel() == 0:
             assert "weights" not in said

@@ -164,7 +164,8 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
 WORDS = {
     "w": "weights", "shared": "which* parameters are personal", "size": "the number of samples", "score": "score",
     "weight": "score", "scores": "three with", "head": "the head", "means": "mean features",
-    "features": "mean features", "spread": "variance", "counts": "per class", "answers": "answers to the public samples",
+    "features": "mean features", "spread": "variance", "counts": "per class",
+    "answers": "answers to the public samples",
 }  # fmt: skip
 
 

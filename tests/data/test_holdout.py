@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from copfl.data.holdout import every_from, held_out, kept_back
+from copfl.data.holdout import held_out, kept_back
 from copfl.task import Batch, Data
 
 
@@ -38,7 +38,7 @@ def test_in_turn_every_sample_is_judged_with_once_and_trained_on_else() -> None:
     judged = []
     for which in range(5):
         (batch,) = kept_back(plan, which=torch.tensor(which))[0]
-        held = every_from(data, torch.tensor(which))
+        held = held_out(data, which=torch.tensor(which))
         assert batch.real is not None
         ours = held.y[: int(held.size)].tolist()
         assert sorted(batch.index[batch.real].tolist() + ours) == list(range(11))

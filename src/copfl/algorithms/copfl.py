@@ -12,7 +12,7 @@ from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
 from copfl.errors import UsageError, at_least, one_of, share_of
 from copfl.optim import Optimizer, State, begin, fresh, kept
-from copfl.parts.cowa import Cowa, bounds_of, exactly_without, first_bounds, held, whole_without
+from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import either, shared, weighed
 from copfl.parts.phases import personal_then_shared
@@ -96,9 +96,8 @@ class COPFL:
 
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, start = torch.zeros_like(task.first), torch.zeros((), dtype=torch.int64, device=task.device)
-        union, none = torch.zeros_like(zeros, dtype=torch.bool), zeros.new_zeros(())
-        bounds, means = first_bounds(self.most, clients, zeros), self.contribution.first_means(zeros)
-        return Server(task.first, zeros, none, union, start, bounds, means)
+        known = first_bounds(self.most, clients, zeros), self.contribution.first_means(zeros)
+        return Server(task.first, zeros, zeros.new_zeros(()), torch.zeros_like(zeros, dtype=torch.bool), start, *known)
 
     def client_init(self, task: Task) -> Client:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
@@ -129,21 +128,15 @@ class COPFL:
         scores = self.contribution.judge(task, w, update, others, data, down.means)
         score = held(self.contribution.smoothed(scores.total, client.score), down.bounds)
         after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round)
-        figures = {"loss": loss, "weight": score}
-        figures |= {"gradient_score": scores.gradient, "prediction_score": scores.prediction}
-        figures |= personal_share(grown, update)._asdict()
-        parts = None if down.means is None else torch.stack([scores.gradient, scores.prediction])
-        return Turn(after, Upload(shared(mask, w), score, parts), w, figures)
+        figures = {"loss": loss, "weight": score, **scores.figures(), **personal_share(grown, update)._asdict()}
+        return Turn(after, Upload(shared(mask, w), score, self.contribution.told(scores)), w, figures)
 
     def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
-        d, ever = task.d, client.round >= 0
-        vectors = down.w[:d], client.seen[:d], client.w[:d]
         counted = torch.where(client.round == down.round - 1, client.score, 0)  # in the last mean it was, or not
-        if self.contribution.without == "letter":
-            share = counted / torch.where(down.score > 0, down.score, 1)  # alpha_n^k
-            return whole_without(*vectors, update, share, ever)
-        return exactly_without(*vectors, client.mask[:d], down.weights[:d], counted, ever)
+        d, last = task.d, (counted, down.score, client.round >= 0)
+        vectors = down.w[:d], client.seen[:d], client.w[:d], client.mask[:d], down.weights[:d]
+        return self.contribution.others(*vectors, update, *last)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = held(upload.score, server.bounds)  # again: the server need not trust it
@@ -179,5 +172,4 @@ def copfl(
 ) -> COPFL:  # fmt: skip
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
     growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
-    contribution = Cowa(score, without, prefer, trust, scale, smooth)
-    return COPFL(optimizer, growth, contribution, epochs, merge, phases, most)
+    return COPFL(optimizer, growth, Cowa(score, without, prefer, trust, scale, smooth), epochs, merge, phases, most)

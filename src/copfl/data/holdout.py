@@ -19,13 +19,10 @@ def kept_back(plan: Plan, every: int = 5, which: Tensor | None = None) -> Plan:
     return tuple(tuple(shorter(batch) for batch in one) for one in plan)
 
 
-def held_out(data: Data, every: int = 5) -> Data:
-    """Those samples; none of fewer than `every`."""
-    return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)
-
-
-def every_from(data: Data, which: Tensor, every: int = 5) -> Data:
-    """Every so many-th sample from `which` on."""
+def held_out(data: Data, every: int = 5, which: Tensor | None = None) -> Data:
+    """Those samples, which may be none where there are fewer than `every`."""
+    if which is None:
+        return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)
     rows = torch.arange(-(-data.y.shape[0] // every), device=data.y.device) * every + which
     place = rows.clamp(max=data.y.shape[0] - 1)
     return Data(data.x[place], data.y[place], (rows < data.size).sum())

@@ -29,6 +29,10 @@ class Scores(NamedTuple):
     prediction: Tensor  # Gamma^data, >= 0
     total: Tensor  # Gamma, the unnormalised weight; 0 leaves the client out of the round
 
+    def figures(self) -> dict[str, Tensor]:
+        """Both, under the names that they have among a turn's figures."""
+        return {"gradient_score": self.gradient, "prediction_score": self.prediction}
+
 
 @dataclass(frozen=True)
 class Cowa:
@@ -105,6 +109,16 @@ class Cowa:
         """The plan without the samples that trust is earned on."""
         return kept_back(plan) if self.trust == "held_out" else plan
 
+    def others(
+        self, broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, update: Tensor,
+        counted: Tensor, total: Tensor, ever: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """delta_{-n} and w_{-n}, the server's last step and model without the client; `total` is the sum of Gamma."""
+        if self.without == "letter":
+            share = counted / torch.where(total > 0, total, 1)  # alpha_n^k
+            return whole_without(broadcast, seen, own, update, share, ever)
+        return exactly_without(broadcast, seen, own, mask, weights, counted, ever)
+
     def judge(
         self,
         task: Task,
@@ -127,6 +141,10 @@ class Cowa:
         if self.smooth == 0:
             return score
         return torch.where((score > 0) & (last > 0), self.smooth * last + (1 - self.smooth) * score, score)
+
+    def told(self, scores: Scores) -> Tensor | None:
+        """[2], what the server needs to know of both scores; None: nothing."""
+        return torch.stack([scores.gradient, scores.prediction]) if self.scale == "mean" else None
 
     def first_means(self, like: Tensor) -> Tensor | None:
         """[2], no means of both scores yet; None: they are not scaled."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.data.holdout import every_from, kept_back
+from copfl.data.holdout import held_out, kept_back
 from copfl.elementwise import elementwise
 from copfl.errors import UsageError, one_of
 from copfl.layout import Layout
@@ -77,7 +77,7 @@ class Pwpm:
         """
         if self.by == "change":
             return None
-        unseen = every_from(data, round % 5)
+        unseen = held_out(data, which=round % 5)
         real = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
         d, x = task.d, task.numbers(unseen.x)
         return task.gradient(w[:d] + change / 2, w[d:], x, unseen.y, real)[0] * change

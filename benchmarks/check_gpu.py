@@ -3,7 +3,7 @@
     python benchmarks/check_gpu.py [ALGORITHM ...]
 
 No clock: this is the proof that the fast engine computes the same. Unequal clients, batch norm, five rounds, of which
-the last ones are replayed.
+the last ones are replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from copfl.engine.simulate import State, begin, simulate
 from copfl.optim import Adam
 
 ROUNDS = 5
+BENEFIT = "copfl:benefit"
 
 
 def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], folded: bool) -> State:
     task, federation = small_federation("batch", sizes, device)
     task = task.for_many() if folded else task
-    algorithm = ALGORITHMS[name]() if name == "copfl" else ALGORITHMS[name](optimizer=Adam(lr=1e-3))
+    if name == BENEFIT:
+        algorithm = ALGORITHMS["copfl"](by="benefit", among="anew")
+    else:
+        algorithm = ALGORITHMS[name]() if name == "copfl" else ALGORITHMS[name](optimizer=Adam(lr=1e-3))
     state = begin(algorithm, task, federation.clients)
     for _ in simulate(algorithm, task, federation, mapping, state, rounds=ROUNDS, batch=4, look_every=2):
         pass
@@ -39,11 +43,12 @@ def difference(a: object, b: object) -> float:
 
 
 def main() -> None:
-    names = sys.argv[1:] or sorted(ALGORITHMS)
+    names = sys.argv[1:] or sorted([*ALGORITHMS, BENEFIT])
     failed = []
+    elementwise.LONG = 1  # so that the kernels for long vectors are tried on short ones
     for name in names:
         # The compiler takes seconds for every function, so only CO-PFL, which uses all of them, is tried compiled too.
-        for compiled in (False, True) if name == "copfl" else (False,):
+        for compiled in (False, True) if name in ("copfl", BENEFIT) else (False,):
             elementwise.COMPILE = compiled
             for sizes in (SIZES, (8, 8, 8, 8)):
                 clock = time.perf_counter()
@@ -62,7 +67,7 @@ def main() -> None:
                 failed += [] if good else [name]
                 what = "compiled" if compiled else "as written"
                 print(
-                    f"{name:12} {what:10} {'unequal' if sizes == SIZES else 'equal':8} largest difference {gap:.1e} "
+                    f"{name:13} {what:10} {'unequal' if sizes == SIZES else 'equal':8} largest difference {gap:.1e} "
                     f"{'ok' if good else 'NOT EQUAL'} ({time.perf_counter() - clock:.1f} s)",
                     flush=True,
                 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl import elementwise as room
-from copfl.elementwise import elementwise
+from copfl.elementwise import elementwise, mostly
 
 
 def line(x: Tensor, slope: Tensor, other: Tensor | None, shift: float) -> tuple[Tensor, Tensor]:
@@ -51,3 +51,22 @@ def test_a_long_vector_goes_block_by_block_to_the_same_bits() -> None:
     for found, wanted in zip(elementwise(moved, x, active, 0.3), moved(x, active, 0.3), strict=True):
         assert torch.equal(found, wanted)
         assert found.dtype == wanted.dtype
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_old_vector_stays_where_the_new_one_is_not_wanted(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel:  # the plumbing around the kernel, without the kernel
+        monkeypatch.setattr(room, "compiles", lambda tensor: True)
+        monkeypatch.setattr(room, "LONG", 1)
+        pytest.importorskip("triton")
+        from copfl import gpu_kernels
+
+        monkeypatch.setattr(gpu_kernels, "put_back", lambda keep, new, old: torch.where(keep[:, None], new, old))
+    new, old = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    some, all = torch.tensor([True, False]), torch.tensor([True, True])
+    assert mostly(some[0], new[0], old[0]).tolist() == [1.0, 2.0]
+    assert mostly(some[1], new[0], old[0]).tolist() == [5.0, 6.0]
+    assert torch.func.vmap(mostly)(some, new, old).tolist() == [[1.0, 2.0], [7.0, 8.0]]
+    assert torch.func.vmap(mostly)(all, new, old).tolist() == new.tolist()
+    same_for_all = torch.func.vmap(mostly, in_dims=(0, 0, None))(some, new, old[0])
+    assert same_for_all.tolist() == [[1.0, 2.0], [5.0, 6.0]]

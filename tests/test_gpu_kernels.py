@@ -28,13 +28,12 @@ for kernel, stride, padding, size in shapes:
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
     weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
-    count = torch.full((2, 1), 37.0, dtype=torch.float64) if share is None else share.sum(1, keepdim=True).clamp(min=1)
-    plain = folded.normalised(x, weight, bias, share, count, 1e-5)
+    plain = folded.normalised(x, weight, bias, share, 1e-5)
     fast = gpu_kernels.normalise(x, weight, bias, share, 1e-5)
     for a, b in zip(fast, plain, strict=True):
         close(a, b)
     grad = torch.randn_like(x) * (1 if share is None else share[..., None])
-    plain = folded.normalised_back(grad, x, weight, fast[1], fast[3], count, share)
+    plain = folded.normalised_back(grad, x, weight, fast[1], fast[3], share)
     for a, b in zip(gpu_kernels.normalise_back(grad, x, weight, fast[1], fast[3], share), plain, strict=True):
         close(a, b)
 for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, torch.int64, 63)):
@@ -57,6 +56,9 @@ for dtype in (torch.float32, torch.bool):
     put = gpu_kernels.put_back(torch.tensor([True, False, True]), new, old)
     assert put is new
     assert torch.equal(new, torch.stack([before[0], old[1], before[2]]))
+    common = old[0].expand(3, -1)  # the same for all
+    gpu_kernels.put_back(torch.tensor([False, True, True]), new, common)
+    assert torch.equal(new, torch.stack([old[0], old[1], before[2]]))
 print("equal")
 """
 

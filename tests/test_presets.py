@@ -35,3 +35,4 @@ def test_plus_shares_for_half_of_the_rounds_however_many_there_are() -> None:
         tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
         assert tables["algorithm"]["warmup"] == rounds // 2
         assert (tables["levers"]["momentum"], tables["levers"]["average"]) == (0.9, 0.95)
+        assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "anew")

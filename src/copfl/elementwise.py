@@ -47,6 +47,7 @@ def _into(function: Function) -> Function:
     return into
 
 
+LONG = 2**16  # entries from which a vector is worth a kernel of its own
 ALIGN = 32  # numbers; rows that begin at such multiples let matrix products read in the widest pieces
 
 
@@ -152,3 +153,42 @@ def elementwise(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
 
 
 _apply: Callable[..., tuple[Tensor, ...]] = _Elementwise.apply
+
+
+def mostly_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The rows of `new` [N, ...] where `keep` [N] holds, those of `old` elsewhere; `new` itself may be written to.
+
+    What is rarely needed must not cost a pass over all rows: on a CPU one looks first, on a GPU a kernel does.
+    """
+    if not keep.is_cuda and bool(keep.all()):
+        return new
+    if new.dim() == 2 and new.stride(1) == 1 and new.stride(0) >= new.shape[1] > LONG and compiles(new):
+        from copfl import gpu_kernels
+
+        return gpu_kernels.put_back(keep, new, old)
+    return torch.where(keep.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+class _Mostly(torch.autograd.Function):
+    @staticmethod
+    def forward(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        return mostly_rows(keep[None], new[None], old[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], keep: Tensor, new: Tensor, old: Tensor) -> tuple[Tensor, int]:
+        def rows(t: Tensor, dim: int | None) -> Tensor:
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        return mostly_rows(*(rows(t, dim) for t, dim in zip((keep, new, old), in_dims, strict=True))), 0
+
+
+def mostly(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new vector where `keep` [] holds, as it nearly always does, else the old one; see `mostly_rows`."""
+    return _choose(keep, new, old)
+
+
+_choose: Callable[[Tensor, Tensor, Tensor], Tensor] = _Mostly.apply

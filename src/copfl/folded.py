@@ -126,41 +126,43 @@ class _Convolve(torch.autograd.Function):
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch norm of rows [N, R, C] over R, only those with a share; also the mean, the variance and the count."""
+    """Batch norm of rows [N, R, C] over R, only those with a share; also the mean and the variance."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        count = x.new_full((x.shape[0], 1), x.shape[1]) if share is None else share.sum(1, keepdim=True)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # nobody asks for those of the mean and the variance
         if compiles(x):
             from copfl import gpu_kernels
 
             y, mean, var, inverse = gpu_kernels.normalise(x, weight, bias, share, eps)
         else:
-            y, mean, var, inverse = normalised(x, weight, bias, share, count.clamp(min=1), eps)
-        ctx.save_for_backward(x, weight, mean, inverse, count, share)
-        ctx.mark_non_differentiable(mean, var, count)
-        return y, mean, var, count
+            y, mean, var, inverse = normalised(x, weight, bias, share, eps)
+        ctx.save_for_backward(x, weight, mean, inverse, share)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse, count, share = ctx.saved_tensors
+        x, weight, mean, inverse, share = ctx.saved_tensors
         if compiles(x):
             from copfl import gpu_kernels
 
             back = gpu_kernels.normalise_back(grads[0], x, weight, mean, inverse, share)
         else:
-            back = normalised_back(grads[0], x, weight, mean, inverse, count.clamp(min=1), share)
+            back = normalised_back(grads[0], x, weight, mean, inverse, share)
         return (*back, None, None)
 
 
 def normalised(
-    x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, count: Tensor, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The rows normalised, their mean and variance, and 1 / its root."""
     if share is None:
         var, mean = torch.var_mean(x, 1, correction=0)
     else:
+        count = share.sum(1, keepdim=True).clamp(min=1)
         mean = torch.einsum("nrc,nr->nc", x, share) / count
         var = torch.einsum("nrc,nr->nc", (x - mean[:, None]) ** 2, share) / count
     inverse = torch.rsqrt(var + eps)
@@ -169,17 +171,17 @@ def normalised(
 
 
 def normalised_back(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, count: Tensor, share: Tensor | None
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, share: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `normalised` with respect to the rows, the weight and the bias."""
     scaled = (x - mean[:, None]) * inverse[:, None]
     to_bias = grad.sum(1)
     to_weight = (grad * scaled).sum(1)
     # d/dx of (x - mean) / std: the mean and the variance depend on every row that has a share.
-    pull = (to_bias[:, None] + scaled * to_weight[:, None]) / count[:, None]
-    if share is not None:
-        pull = pull * share[..., None]
+    part = 1 / x.shape[1] if share is None else (share / share.sum(1, keepdim=True).clamp(min=1))[..., None]
+    pull = (to_bias[:, None] + scaled * to_weight[:, None]) * part
     return (weight * inverse)[:, None] * (grad - pull), to_weight, to_bias
 
 
 convolve: Callable[..., Tensor] = _Convolve.apply
-normalise: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _Normalise.apply
+normalise: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Normalise.apply

@@ -209,7 +209,7 @@ def _put_back(healthy, new, old, length, new_stride, old_stride, BLOCK: tl.const
 def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new` [N, d] with the rows that are not healthy written over by those of `old`; the others are not touched."""
     rows, length = new.shape
-    old = old.contiguous()
+    old = old if old.stride(1) == 1 else old.contiguous()
     whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
     _put_back[(triton.cdiv(length, 4 * BLOCK), rows)](
         healthy.view(torch.uint8), whole(new), whole(old),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from copfl import tree
-from copfl.elementwise import elementwise, of_many_steps
+from copfl.elementwise import elementwise, mostly, of_many_steps
 from copfl.errors import UsageError, above
 from copfl.task import Batch, Data, Objective, Pass, Task, cross_entropy
 
@@ -224,9 +225,9 @@ def descend(
             parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
         else:
             some = batch.real.any()
-            parameters = torch.where(some, moved, parameters)
-            buffers = torch.where(some, after, buffers)
-            state = tree.each(lambda new, old, some=some: torch.where(some, new, old), next_state, state)
+            parameters, buffers, state = tree.each(
+                partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
+            )
             loss, steps = loss + torch.where(some, value, 0), steps + some
     return Trained(torch.cat([parameters, buffers]), state, loss / steps.clamp(min=1))
 

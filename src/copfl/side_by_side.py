@@ -76,19 +76,23 @@ class SideBatchNorm(Side):
         mean, var = self.values["running_mean"], self.values["running_var"]
         weight, bias = self.values["weight"], self.values["bias"]
         if self.training:
-            share = None
+            share, count = None, rows.shape[1]
+            pace: float | Tensor = like.momentum
+            factor: float | Tensor = count / max(count - 1, 1)
             if self.real is not None:
-                share = self.real.to(x.dtype).repeat_interleave(rows.shape[1] // self.real.shape[1], 1)  # [N, B*H*W]
-            y, batch_mean, batch_var, count = normalise(rows, weight, bias, share, like.eps)
-            some = like.momentum * (count > 0).to(x.dtype)  # a batch of nobody teaches nothing
-            unbiased = batch_var * (count / (count - 1).clamp(min=1))
+                real = self.real.to(x.dtype)
+                share = real.repeat_interleave(count // real.shape[1], 1)  # [N, B*H*W]
+                counts = real.sum(1, keepdim=True) * (count // real.shape[1])
+                pace = like.momentum * (counts > 0).to(x.dtype)  # a batch of nobody teaches nothing
+                factor = counts / (counts - 1).clamp(min=1)
+            y, batch_mean, batch_var = normalise(rows, weight, bias, share, like.eps)
             self.after = {
-                "running_mean": torch.lerp(mean, batch_mean, some),
-                "running_var": torch.lerp(var, unbiased, some),
+                "running_mean": torch.lerp(mean, batch_mean, pace),
+                "running_var": torch.lerp(var, batch_var * factor, pace),
             }
         else:
             scale = weight * torch.rsqrt(var + like.eps)
-            y = rows * scale[:, None] + (bias - mean * scale)[:, None]
+            y = torch.addcmul((bias - mean * scale)[:, None], rows, scale[:, None])
         y = y.reshape(inside.shape)
         return y if x.dim() == 2 else y.movedim(-1, 1)
 

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm, Figures, look
-from copfl.elementwise import compiles, quick
+from copfl.elementwise import LONG, mostly_rows, quick
 from copfl.engine.graph import Recorder
 from copfl.task import Data, Plan, Task
 
 A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T")
-
-LONG = 2**16  # entries from which a vector is worth a kernel of its own
 
 
 class Given(NamedTuple):
@@ -205,10 +203,7 @@ def _sum(healthy: Tensor, rows: Tensor, gathered: bool) -> Tensor:
 
 
 def kept(healthy: Tensor, new: T, old: T) -> T:
-    """The new records of the healthy clients and the old ones of the others, rows [N, ...].
-
-    What is rarely needed must not cost a pass over all records: on a CPU one looks first, on a GPU a kernel does.
-    """
+    """The new records of the healthy clients and the old ones of the others, rows [N, ...]."""
     if not healthy.is_cuda:
         if bool(healthy.all()):
             return tree.each(torch.Tensor.contiguous, new)  # what is the same for all gets a row for each
@@ -217,13 +212,9 @@ def kept(healthy: Tensor, new: T, old: T) -> T:
 
     def keep(n: Tensor, o: Tensor) -> Tensor:
         home = n.untyped_storage().data_ptr()
-        own = n.dim() == 2 and n.stride(1) == 1 and n.stride(0) >= n.shape[1] > LONG and home not in taken
+        own = home not in taken
         taken.add(home)
-        if not (own and compiles(n)):
-            return _either(healthy, n, o)
-        from copfl import gpu_kernels
-
-        return gpu_kernels.put_back(healthy, n, o)
+        return mostly_rows(healthy, n, o) if own else _either(healthy, n, o)
 
     return tree.each(keep, new, old)
 

@@ -171,7 +171,8 @@ class Plan(NamedTuple):
         """The runs that the cell is made of."""
         rounds, every = self.budget.rounds, self.budget.look_every
         if self.column.rounds:
-            rounds, every = min(rounds, self.column.rounds), min(every, 4)
+            rounds = min(rounds, self.column.rounds)
+            every = min(every, max(1, rounds // 10))  # ten looks at least
         run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         return [self._run([run, chosen], seed, self.budget.held_out, self.budget.last) for seed in seeds]
 

@@ -163,7 +163,7 @@ class Store:
     folder: Path
     found: dict[str, Record] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)  # what could not be used, and why
-    begun: dict[str, tuple[str, str]] = field(default_factory=dict)  # what runs of the same clients began with
+    begun: dict[str, tuple[str, Record]] = field(default_factory=dict)  # what runs of the same clients began with
 
     def get(self, run: Run) -> Record | None:
         return self.found.get(id_of(run))
@@ -179,12 +179,13 @@ class Store:
     def check_common(self, record: Record) -> None:
         """Nothing, if the record began with what those of the same clients and seed began with."""
         for what, group, mark in starts_of(record):
-            other, name = self.begun.setdefault(group, (mark, file_name(record)))
-            if mark != other:
+            known, other = self.begun.setdefault(group, (mark, record))
+            if mark != known:
                 raise RunError(
-                    f"{file_name(record)} and {name} began with different {what.replace('first', 'first weights')}, so "
-                    f"they cannot be compared; the data sets differ (this one: {record.data or 'no note'}): use the "
-                    "data of the records that are there, or another folder with --results DIR"
+                    f"{file_name(record)} and {file_name(other)} began with different "
+                    f"{what.replace('first', 'first weights')}, so they cannot be compared; the data sets differ (this "
+                    f"one: {record.data or 'no note'}): use the data of the records that are there, or another folder "
+                    "with --results DIR"
                 )
 
 

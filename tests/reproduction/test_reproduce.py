@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from copfl import run_folder
 from copfl.comparison.plots import available
 from copfl.engine import in_step
 from copfl.errors import RunError, UsageError
@@ -152,6 +155,33 @@ def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is
     assert asked == [[0], [0], [0, 1, 2], [0, 1, 2]]  # two tuning runs, then FedAvg's seeds and CO-PFL's
     assert (left, len(problems)) == (2, 2)  # the third seed of each; the others have their records
     assert len(list(tmp_path.glob("*.json"))) == 6
+
+
+def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole: Path, tmp_path: Path) -> None:
+    """Two real processes at the same cells, with the same folders, make the records of one, each run once."""
+    where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    command = [sys.executable, "-m", "copfl.cli", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
+    both = [subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert contents(tmp_path / "results") == contents(whole / "results")
+    done = [line.rpartition(":")[0] for text in told for line in text.splitlines() if " % in " in line]
+    assert sorted(set(done)) == sorted(done), done
+    assert len(done) == 8
+    assert not list((tmp_path / "runs").glob("*.lock"))
+
+
+def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    item = items.read(str(SMALL))
+    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
+    (tmp_path / "runs").mkdir()
+    with run_folder.locked(tmp_path / "runs" / f"{store.id_of(plan.trials()[0].run)}.lock") as mine:
+        assert mine
+        answer = reproduce(capsys, tmp_path, *COLUMN)
+    assert answer.code == 0
+    assert "2 cells are left to other processes" in answer.err  # FedAvg and FedAvg+FT: the same runs
+    assert "5 runs are left" in answer.err
+    assert len(contents(tmp_path / "results")) == 3  # CO-PFL's
 
 
 def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture) -> None:

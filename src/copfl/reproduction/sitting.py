@@ -1,8 +1,9 @@
 """The runs that an item lacks, one after the other in this process, for as long as there is time.
 
-On a GPU the seeds of one cell go in step, their clients trained as one batch; processes that share a GPU only take
-turns. What is there as a record is not run again, and a run that was stopped in the middle goes on from its checkpoint
-if its folder is still there.
+On a GPU the seeds of one cell go in step, their clients trained as one batch. Several processes may be at one item,
+each at cells that no other is at; on a GPU that pays if they share it (NVIDIA's MPS) and do not take turns. What is
+there as a record is not run again, and a run that was stopped in the middle goes on from its checkpoint if its folder
+is still there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from copfl import run_folder
 from copfl.comparison.jobs import PAUSE, LeanFolder, started_with
@@ -108,43 +111,68 @@ def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> t
 
     Cells are finished one after the other, over all seeds, so that a table that is not whole is of use.
     """
-    problems = []
+    problems: list[str] = []
     failed: set[str] = set()
+    waiting, tried = list(plans), -1
     try:
-        for runs in _in_order(plans, seeds, sitting, failed):
-            if time.monotonic() + expected(runs, sitting) > sitting.end:
-                raise TimeIsUp
-            clock, loading, rounds = time.monotonic(), sitting.loading, runs[0].tables["run"]["rounds"]
-            try:
-                for count, (run, record) in enumerate(carried_out(runs, sitting), 1):
-                    sitting.store.add(record)
-                    gone = time.monotonic() - clock - (sitting.loading - loading)
-                    sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
-            except CopflError as error:  # what fails does not stop the others
-                failed |= {id_of(run) for run in runs if sitting.store.get(run) is None}
-                problems.append(f"{runs[0].label}: {error}")
-                sitting.say(f"failed: {problems[-1]}")
-                continue
-            sitting.pace[_kind(runs)] = gone / rounds
-            gc.collect()  # on a GPU, what the run recorded holds memory that the next one wants
+        while waiting and len(waiting) != tried:  # as long as others' cells come free
+            tried, waiting = len(waiting), [p for p in waiting if not _done(p, seeds, sitting, failed, problems)]
+        if waiting:
+            sitting.say(f"{len(waiting)} cells are left to other processes, which are at them")
     except TimeIsUp:
         sitting.say("the time is up")
     return count_left(plans, seeds, sitting.store), problems
 
 
-def _in_order(
-    plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting, failed: set[str]
-) -> Iterator[Sequence[Run]]:
-    """The runs that are done next, as many as go in step."""
-    for plan in plans:
-        for _ in range(2):  # the tuning runs, then those with what they chose
-            left = [run for run in missing(plan, seeds, sitting.store) if id_of(run) not in failed]
-            if sitting.cuda and not any(run.tuning for run in left):
-                yield from [left] if left else []
-                continue
-            for run in left:
-                if sitting.store.get(run) is None:
-                    yield [run]
+def _done(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str], problems: list[str]) -> bool:
+    """Whether what the cell lacked was run, or tried; not, if another process is at it."""
+    sitting.store.refresh()
+    if not missing(plan, seeds, sitting.store):
+        return True
+    # Cells that share runs share their first trial, so no two processes do the same.
+    first = [trial.run for trial in plan.trials()] or plan.runs(plan.choices[0], seeds)
+    sitting.folder.mkdir(parents=True, exist_ok=True)
+    with run_folder.locked(sitting.folder / f"{id_of(first[0])}.lock") as mine:
+        if mine:
+            sitting.store.refresh()  # with what came before the lock was free
+            for runs in _in_order(plan, seeds, sitting, failed):
+                problems += _recorded(runs, sitting, failed)
+    return mine
+
+
+def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[str]:
+    """What went wrong with these runs, of which the others have their records then."""
+    if time.monotonic() + expected(runs, sitting) > sitting.end:
+        raise TimeIsUp
+    clock, loading, rounds = time.monotonic(), sitting.loading, runs[0].tables["run"]["rounds"]
+    try:
+        for count, (run, record) in enumerate(carried_out(runs, sitting), 1):
+            sitting.store.add(record)
+            gone = time.monotonic() - clock - (sitting.loading - loading)
+            sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
+    except (CopflError, torch.cuda.OutOfMemoryError) as error:  # what fails does not stop the others
+        failed |= {id_of(run) for run in runs if sitting.store.get(run) is None}
+        problem = f"{runs[0].label}: {error}"
+        sitting.say(f"failed: {problem}")
+        return [problem]
+    finally:
+        gc.collect()  # on a GPU, what the run recorded holds memory that the next one, or another process, wants
+        if sitting.cuda:
+            torch.cuda.empty_cache()
+    sitting.pace[_kind(runs)] = gone / rounds
+    return []
+
+
+def _in_order(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str]) -> Iterator[Sequence[Run]]:
+    """The runs of a cell that are done next, as many as go in step."""
+    for _ in range(2):  # the tuning runs, then those with what they chose
+        left = [run for run in missing(plan, seeds, sitting.store) if id_of(run) not in failed]
+        if sitting.cuda and not any(run.tuning for run in left):
+            yield from [left] if left else []
+            continue
+        for run in left:
+            if sitting.store.get(run) is None:
+                yield [run]
 
 
 def _kind(runs: Sequence[Run]) -> str:

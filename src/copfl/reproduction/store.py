@@ -164,6 +164,7 @@ class Store:
     found: dict[str, Record] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)  # what could not be used, and why
     begun: dict[str, tuple[str, Record]] = field(default_factory=dict)  # what runs of the same clients began with
+    read: set[str] = field(default_factory=set)  # the names of the files that were looked at
 
     def get(self, run: Run) -> Record | None:
         return self.found.get(id_of(run))
@@ -175,6 +176,19 @@ class Store:
         write_bytes(path, as_json(record).encode())
         self.found[record.id] = record
         return path
+
+    def refresh(self) -> None:
+        """Takes in what came into the folder since: other processes and other machines add records too."""
+        for path in sorted(self.folder.glob("*.json")):
+            if path.name in self.read:
+                continue
+            self.read.add(path.name)
+            try:
+                record = from_json(path.read_text("utf-8"))
+                self.check_common(record)
+                self.found.setdefault(record.id, record)
+            except (OSError, ValueError, KeyError, TypeError, CopflError) as error:
+                self.odd.append(f"{path}: {error}")
 
     def check_common(self, record: Record) -> None:
         """Nothing, if the record began with what those of the same clients and seed began with."""
@@ -192,13 +206,7 @@ class Store:
 def opened(folder: Path) -> Store:
     """The records in a folder; those that this version does not understand are named, not used."""
     store = Store(folder)
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = from_json(path.read_text("utf-8"))
-            store.check_common(record)
-            store.found.setdefault(record.id, record)
-        except (OSError, ValueError, KeyError, TypeError, CopflError) as error:
-            store.odd.append(f"{path}: {error}")
+    store.refresh()
     return store
 
 

@@ -197,8 +197,11 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     assert 3 <= len(begun) < 6, "it was to be killed half-way"
     said = list[str]()
     wait_for_free(out)  # the workers notice that they are alone, and go
+    # One that had just written its last round may leave its lock's file, which nobody holds, in a folder that is done.
+    done = {p.parent for p in out.rglob("rounds.jsonl") if len(p.read_text().splitlines()) == 12}
     assert numbers(compare(rows, [0, 1], tables, out, say=said.append)) == expected
-    assert not list(out.rglob(".lock"))
+    assert {path.parent for path in out.rglob(".lock")} <= done
+    wait_for_free(out)
     assert said
 
 

@@ -78,6 +78,35 @@ def test_gradient_value_and_statistics_equal_plain_torch_over_several_steps() ->
         close(w, flat(model))
 
 
+def test_the_gradient_of_the_head_alone_is_that_part_of_the_whole() -> None:
+    """With another head than the one in w, for one client, under vmap, and side by side."""
+    made = toy()
+    d, head = made.d, made.where("head")[: made.d]
+    w = torch.stack([made.first, 1.5 * made.first])
+    other = 0.5 * w[:, :d][:, head]
+    whole = w.clone()
+    whole[:, :d][:, head] = other
+    (x, y), (x2, y2) = samples(6), samples(6, seed=1)
+    both, labels = torch.stack([x, x2]), torch.stack([y, y2])
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    expected = [made.gradient(whole[n, :d], w[n, d:], both[n], labels[n], real[n]) for n in range(2)]
+
+    def found(task: task.Task, n: int | None) -> tuple[Tensor, ...]:
+        rows = (w[:, :d], w[:, d:], both, labels, real, other)
+
+        def one(p: Tensor, b: Tensor, x: Tensor, y: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+            return task.gradient(p, b, x, y, r, head=h)
+
+        return one(*(t[n] for t in rows)) if n is not None else torch.func.vmap(one)(*rows)
+
+    for n, (grad, value, after) in enumerate(expected):
+        ways = [found(made, n), *([t[n] for t in found(way, None)] for way in (made, made.for_many()))]
+        for mine in (*ways, found(made.for_many(), n)):
+            close(mine[0], grad[head])
+            close(mine[1], value)
+            close(mine[2], after)
+
+
 def test_gradient_edits_nothing_it_was_lent() -> None:
     made = toy()
     w, (x, y) = made.first.clone(), samples(6)

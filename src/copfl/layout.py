@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +41,16 @@ class Layout:
 
         One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of zeros.
         """
-        span = slice(self.trained, None) if buffers else slice(self.trained)
-        names, shapes, sizes = self.names[span], self.shapes[span], self.sizes[span]
-        pieces = torch.split(part, list(sizes), -1) if sizes else ()
-        rows = part.shape[:-1]
-        return {name: piece.view(*rows, *shape) for name, shape, piece in zip(names, shapes, pieces, strict=True)}
+        return self._cut(part, range(self.trained, len(self.names)) if buffers else range(self.trained))
+
+    def split_head(self, part: Tensor) -> dict[str, Tensor]:
+        """The head's tensors by name, cut out of its entries alone."""
+        return self._cut(part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)])
+
+    def _cut(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
+        sizes, rows = self.sizes, part.shape[:-1]
+        pieces = torch.split(part, [sizes[i] for i in which], -1) if which else ()
+        return {self.names[i]: piece.view(*rows, *self.shapes[i]) for i, piece in zip(which, pieces, strict=True)}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector, from the tensors by name."""

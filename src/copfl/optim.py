@@ -185,6 +185,22 @@ def _scaled(start: Tensor, end: Tensor, pace: Tensor) -> tuple[Tensor]:
     return (start + pace * (end - start),)
 
 
+class Learnt(Protocol):
+    """What can be descended on: a Task, or a part of one."""
+
+    @property
+    def d(self) -> int:
+        """How many entries of w are parameters; the rest are statistics."""
+
+    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The samples and labels of one step."""
+
+    def gradient(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the objective [d], its value, and the buffers after this batch."""
+
+
 class Trained(NamedTuple):
     """What a descent leaves."""
 
@@ -194,7 +210,7 @@ class Trained(NamedTuple):
 
 
 def descend(
-    task: Task,
+    task: Learnt,
     optimizer: Optimizer,
     w: Tensor,
     state: State,
@@ -233,7 +249,7 @@ def descend(
 
 
 def train(
-    task: Task, optimizer: Optimizer, w: Tensor, state: State, data: Data, passes: tuple[Pass, ...], **how: Any
+    task: Learnt, optimizer: Optimizer, w: Tensor, state: State, data: Data, passes: tuple[Pass, ...], **how: Any
 ) -> Trained:
     """`descend` over several passes, with the mean of their losses."""
     losses = []

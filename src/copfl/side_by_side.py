@@ -229,10 +229,11 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        mask = None if real is None else real[None]
-        logits, features, after = _forward(parameters[None], buffers[None], x[None], mask, model, tape)
+        parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None,
+        head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        mask, front = (None if t is None else t[None] for t in (real, head))
+        logits, features, after = _forward(parameters[None], buffers[None], x[None], mask, model, tape, front)
         return logits[0], features[0], after[0]
 
     @staticmethod
@@ -249,12 +250,14 @@ class _Forward(torch.autograd.Function):
         real: Tensor | None,
         model: Model,
         tape: Tape | None,
+        head: Tensor | None,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
         w, statistics, samples = (
             _in_front(info, dim, t) for dim, t in zip(in_dims[:3], (parameters, buffers, x), strict=True)
         )
         mask = None if real is None else _in_front(info, in_dims[3], real)
-        return _forward(w, statistics, samples, mask, model, tape), (0, 0, 0)
+        front = None if head is None else _in_front(info, in_dims[6], head)
+        return _forward(w, statistics, samples, mask, model, tape, front), (0, 0, 0)
 
 
 class _Backward(torch.autograd.Function):
@@ -283,18 +286,20 @@ class Model(NamedTuple):
 
 
 def _forward(
-    parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    statistics = model.layout.split(buffers, buffers=True)
+    parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None,
+    head: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    statistics, still = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
     if tape is None:
         with torch.no_grad():
-            return (*model.run({**model.layout.split(parameters), **statistics}, x, None, False)[:2], buffers)
-    (tape.gradient,) = aligned_like((parameters,), *parameters.shape)
-    places = model.layout.split(tape.gradient)
-    tensors = {name: t.detach().requires_grad_() for name, t in model.layout.split(parameters).items()}
+            return (*model.run({**still, **statistics}, x, None, False)[:2], buffers)
+    moving, cut = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
+    (tape.gradient,) = aligned_like((moving,), *moving.shape)
+    places = cut(tape.gradient)
+    tensors = {name: t.detach().requires_grad_() for name, t in cut(moving).items()}
     tape.parameters, tape.places = list(tensors.values()), list(places.values())
     with torch.enable_grad():
-        logits, features, after = model.run({**tensors, **statistics}, x, real, True, places)
+        logits, features, after = model.run({**still, **tensors, **statistics}, x, real, True, places)
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
     return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers
@@ -318,5 +323,13 @@ def _in_front(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
     return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-forward: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Forward.apply
+def forward(
+    parameters: Tensor, buffers: Tensor, x: Tensor, real: Tensor | None, model: Model, tape: Tape | None,
+    head: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Logits, features and the buffers after; a `head` stands in for the parameters' own, and is alone on the tape."""
+    return _forward_of(parameters, buffers, x, real, model, tape, head)
+
+
+_forward_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Forward.apply
 backward: Callable[..., Tensor] = _Backward.apply

@@ -164,11 +164,16 @@ class Task:
         y: Tensor,
         real: Tensor | None = None,
         objective: Objective = cross_entropy,
+        head: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient of the objective [d], its value, and the buffers after this batch."""
+        """The gradient of the objective [d], its value, and the buffers after this batch.
+
+        With a `head` [h], that one stands in the head's place, and the gradient is its own: nothing goes back through
+        the body.
+        """
         if self.beside is not None:
             tape = Tape()
-            logits, features, after = forward(parameters, buffers, x, real, self.beside, tape)
+            logits, features, after = forward(parameters, buffers, x, real, self.beside, tape, head)
 
             def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
                 value = objective(logits, features, y, real)
@@ -178,30 +183,35 @@ class Task:
             return backward(*toward, tape), value, after
 
         if not mapped():
-            return self._gradient_alone(parameters, buffers, x, y, real, objective)
+            return self._gradient_alone(parameters, buffers, x, y, real, objective, head)
 
-        def loss(parameters: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def loss(moving: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             # Each buffer gets a tensor of its own: under vmap, statistics written into views of a vector are lost.
             own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
-            logits, features = self._call({**self.layout.split(parameters), **own}, x, real, training=True)
+            still = {} if head is None else self.layout.split(parameters)
+            pieces = self.layout.split(moving) if head is None else self.layout.split_head(moving)
+            logits, features = self._call({**still, **pieces, **own}, x, real, training=True)
             value = objective(logits, features, y, real)
             after = torch.cat([b.reshape(-1) for b in own.values()]) if own else buffers
             return value, (value.detach(), after)
 
-        grads, (value, after) = torch.func.grad(loss, has_aux=True)(parameters)
+        grads, (value, after) = torch.func.grad(loss, has_aux=True)(parameters if head is None else head)
         return grads, value, after
 
     def _gradient_alone(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective,
+        head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """`gradient` of one client outside of vmap, where every tensor can be a leaf."""
         own = {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
-        leaves = {name: t.detach().requires_grad_() for name, t in self.layout.split(parameters).items()}
-        grads = torch.zeros_like(parameters)
-        for leaf, place in zip(leaves.values(), self.layout.split(grads).values(), strict=True):
+        still = {} if head is None else self.layout.split(parameters)
+        moving, cut = (parameters, self.layout.split) if head is None else (head, self.layout.split_head)
+        leaves = {name: t.detach().requires_grad_() for name, t in cut(moving).items()}
+        grads = torch.zeros_like(moving)
+        for leaf, place in zip(leaves.values(), cut(grads).values(), strict=True):
             leaf.grad = place  # each layer's gradient is added where it belongs, while it is in the processor's cache
         with torch.enable_grad():
-            logits, features = self._call({**leaves, **own}, x, real, training=True)
+            logits, features = self._call({**still, **leaves, **own}, x, real, training=True)
             value = objective(logits, features, y, real)
             value.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
         after = torch.cat([b.reshape(-1) for b in own.values()]).detach() if own else buffers

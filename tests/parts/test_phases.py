@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from copfl.optim import Adam, faster
-from copfl.parts.phases import head_then_body, personal_then_shared
+from copfl import tree
+from copfl.contract import small_federation
+from copfl.data.plan import plan
+from copfl.optim import Adam, Optimizer, Sgd, begin, faster, fresh, train
+from copfl.parts.mamo import Mamo
+from copfl.parts.phases import fresh_head, head_then_body, personal_then_shared
+from copfl.task import Data, task_of
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 
 DATA = samples((1.0, 1), (2.0, 0))
@@ -25,10 +31,35 @@ def test_the_body_trains_for_the_new_head() -> None:
 
 def test_each_phase_counts_its_own_steps() -> None:
     task, adam = chain(1.0, 2.0), Adam(keep=True)
-    moments = adam.init(task.first), adam.init(task.first)
-    plan = one_at_a_time([0, 1], [1], [0])
-    done = head_then_body(task, (adam, adam), task.first, moments, DATA, plan, head_epochs=2)
+    moments = adam.init(task.first[1:]), adam.init(task.first)
+    order = one_at_a_time([0, 1], [1], [0])
+    done = head_then_body(task, (adam, adam), task.first, moments, DATA, order, head_epochs=2)
     assert (int(done.head_moments.t), int(done.body_moments.t)) == (3, 1)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(), Adam(lr=1e-2), Adam(lr=1e-2, keep=True), Mamo(lr=1e-2)])
+def test_the_head_alone_moves_as_it_does_within_the_whole(optimizer: Optimizer) -> None:
+    """As if the whole model were trained with the body frozen, its statistics going on, over batches with filling."""
+    task, federation = small_federation("batch", (3, 8), "cpu")
+    data = tree.row(federation.train.rows([0, 1]), 0)
+    order = tree.row(plan(0, 0, [0, 1], [3, 8], batch=4, passes=3), 0)
+    state = begin(optimizer, fresh(optimizer, task), task.first[: task.d])
+    head, body = (task.where(name)[: task.d] for name in ("head", "body"))
+    w, _, _ = train(task, optimizer, task.first, state, data, order[:2], active=head)
+    w, _, loss = train(task, optimizer, w, state, data, order[2:], active=body)
+    moments = fresh_head(optimizer, task), fresh(optimizer, task)
+    done = head_then_body(task, (optimizer, optimizer), task.first, moments, data, order, head_epochs=2)
+    torch.testing.assert_close(done.w, w, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(done.loss, loss)
+
+
+def test_a_head_without_parameters_learns_nothing() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Identity())
+    task = task_of(model, 2, head="2")
+    data = Data(torch.rand(3, 4), torch.tensor([0, 1, 0]), torch.tensor(3))
+    order = tree.row(plan(0, 0, [0], [3], batch=3, passes=2), 0)
+    done = head_then_body(task, (PLAIN, PLAIN), task.first, ((), ()), data, order, head_epochs=1)
+    assert not torch.equal(done.w, task.first)
 
 
 @pytest.mark.parametrize("restart", [True, False])

@@ -15,7 +15,7 @@ from copfl.errors import above, at_least
 from copfl.optim import Optimizer, Sgd, State, faster, fresh
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
 from copfl.parts.keeping import entries, joined, part
-from copfl.parts.phases import head_then_body
+from copfl.parts.phases import fresh_head, head_then_body
 from copfl.parts.quadratic import combination
 from copfl.task import Data, Plan, Task
 
@@ -91,8 +91,8 @@ class FedPAC:
         return Server(part(task, self.keeps, task.first, home=False), head.repeat(clients, 1), centroids, unknown)
 
     def client_init(self, task: Task) -> Client:
-        moments = fresh(self.optimizer, task)
-        return Client(part(task, (), task.first, home=True), moments, moments)
+        moments = fresh_head(self.optimizer, task), fresh(self.optimizer, task)
+        return Client(part(task, (), task.first, home=True), *moments)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         w, centroids, known = (tree.repeat(t, len(ids)) for t in (server.w, server.centroids, server.known))

@@ -13,7 +13,7 @@ from copfl.algorithms.averaging import Down, Upload
 from copfl.errors import at_least
 from copfl.optim import Optimizer, Sgd, State
 from copfl.parts.keeping import part
-from copfl.parts.phases import head_then_body
+from copfl.parts.phases import fresh_head, head_then_body
 from copfl.task import Data, Plan, Task
 
 
@@ -51,7 +51,7 @@ class FedRep:
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
-        return Client(own, moments, moments)
+        return Client(own, fresh_head(self.optimizer, task), moments)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         start, optimizers = self.personal(task, client, down), (self.optimizer, self.optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,40 @@ from torch import Tensor
 
 from copfl.elementwise import elementwise
 from copfl.optim import Optimizer, State, begin, kept, train
-from copfl.task import Data, Objective, Plan, Task, cross_entropy
+from copfl.parts.keeping import entries, with_entries
+from copfl.task import Batch, Data, Objective, Plan, Task, cross_entropy
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAlone:
+    """The task of learning a head on a body that stays: its vector is the head's entries and the statistics."""
+
+    task: Task
+    w: Tensor  # [D], the body's and some head
+
+    @property
+    def d(self) -> int:
+        return len(entries(self.task, self.w, "head"))
+
+    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The samples and labels of one step."""
+        return self.task.batch(data, batch)
+
+    def gradient(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the objective for the head [h], its value, and the buffers after this batch."""
+        return self.task.gradient(self.w[: self.task.d], buffers, x, y, real, objective, head=parameters)
+
+
+def fresh_head(optimizer: Optimizer, task: Task) -> State:
+    """What of the state of a head's optimizer is in the record of a client that has never trained."""
+    return kept(optimizer, optimizer.init(entries(task, task.first, "head")))
 
 
 class HeadAndBody(NamedTuple):
     w: Tensor  # [D]
-    head_moments: State  # what of them lives on
+    head_moments: State  # [h] each, what of them lives on
     body_moments: State
     loss: Tensor  # [], of the body's phase
 
@@ -34,10 +63,12 @@ def head_then_body(
     Each phase has an optimizer state of its own: one common step count would make Adam's first body steps three times
     too large. The `objective` is the body's.
     """
-    heads, bodies = (begin(o, m, w[: task.d]) for o, m in zip(optimizers, moments, strict=True))
-    head, body = (task.where(part)[: task.d] for part in ("head", "body"))
-    w, heads, _ = train(task, optimizers[0], w, heads, data, plan[:head_epochs], active=head)
-    rest = plan[head_epochs:]
+    head, body, statistics = entries(task, w, "head"), task.where("body")[: task.d], w[task.d :]
+    heads, alone = begin(optimizers[0], moments[0], head), HeadAlone(task, w)
+    passes = plan[: head_epochs if len(head) else 0]  # a module without parameters has nothing to learn
+    moved, heads, _ = train(alone, optimizers[0], torch.cat([head, statistics]), heads, data, passes)
+    w = with_entries(task, torch.cat([w[: task.d], moved[len(head) :]]), "head", moved[: len(head)])
+    bodies, rest = begin(optimizers[1], moments[1], w[: task.d]), plan[head_epochs:]
     w, bodies, loss = train(task, optimizers[1], w, bodies, data, rest, active=body, objective=objective)
     return HeadAndBody(w, kept(optimizers[0], heads), kept(optimizers[1], bodies), loss)
 

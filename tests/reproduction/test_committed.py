@@ -95,11 +95,11 @@ def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_
         tuning = plan.trials()[0].run.tables["run"]
         assert run.tables["run"]["clients"] == int(name.rpartition("-")[2])
         shown = (run.tables["run"]["rounds"], run.tables["run"]["look_every"], tuning["rounds"], tuning["look_every"])
-        expected = (50, 5, 16, 4) if name.startswith("mini") else (100 if name.endswith("-50") else 200, 8, 40, 8)
+        usual, many = (50, 25) if name.startswith("mini") else (200, 100)
+        rounds = many if name.endswith("-50") else usual
+        expected = (rounds, min(8, rounds // 8), *((16, 4) if name.startswith("mini") else (40, 8)))
         assert shown == expected
-        assert (f"{expected[0]} rounds" in plan.column.title) == (
-            expected[0] != 200
-        )  # a heading says what is not usual
+        assert (f"{rounds} rounds" in plan.column.title) == (expected[0] != 200)  # a heading says what is not usual
 
 
 def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() -> None:
@@ -116,7 +116,7 @@ def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() 
             assert [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
             if plan.row.label == "plus":  # in every column the preset's own numbers
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
-                assert tables["algorithm"]["warmup"] == tables["run"]["rounds"] / 2
+                assert abs(tables["algorithm"]["warmup"] - tables["run"]["rounds"] / 2) <= 0.5
                 levers = tables["levers"]
             if plan.row.label.endswith("levers") and not plan.row.label.startswith("Local"):
                 assert tables["levers"].items() >= {"momentum": 0.9, "average": 0.95, "statistics": "own"}.items()

@@ -172,7 +172,7 @@ class Plan(NamedTuple):
         rounds, every = self.budget.rounds, self.budget.look_every
         if self.column.rounds:
             rounds = min(rounds, self.column.rounds)
-            every = min(every, max(1, rounds // 10))  # ten looks at least
+            every = min(every, max(1, rounds // 8))  # eight looks at least
         run: Tables = {"run": {"rounds": rounds, "look_every": every}}
         return [self._run([run, chosen], seed, self.budget.held_out, self.budget.last) for seed in seeds]
 

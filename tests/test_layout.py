@@ -38,6 +38,16 @@ def test_split_and_join_undo_each_other() -> None:
     assert torch.equal(it.join(tensors), w)
 
 
+@pytest.mark.parametrize("head", ["first", "norm", "last"])
+def test_the_head_comes_out_and_goes_in_wherever_it_is(head: str) -> None:
+    w, it = torch.arange(22.0), layout(head)
+    assert it.head_of(w).tolist() == w[it.where("head")].tolist()
+    assert torch.equal(it.with_head(w, -it.head_of(w)), torch.where(it.where("head"), -w, w))
+    tensors = it.split_head(it.head_of(w))
+    assert list(tensors) == [f"{head}.weight", f"{head}.bias"]
+    assert all(torch.equal(t, it.split(w[:18])[name]) for name, t in tensors.items())
+
+
 def test_split_of_a_model_without_statistics_is_empty() -> None:
     plain = layout_of(nn.Linear(2, 2), head="")
     assert plain.split(torch.zeros(0), buffers=True) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,26 @@ class Layout:
     def split_head(self, part: Tensor) -> dict[str, Tensor]:
         """The head's tensors by name, cut out of its entries alone."""
         return self._cut(part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)])
+
+    def head_of(self, w: Tensor) -> Tensor:
+        """The head's entries [h] of w."""
+        runs = self._head_runs()
+        pieces = zip(torch.split(w, [length for _, length in runs]), runs, strict=True)
+        found = [piece for piece, (inside, _) in pieces if inside]
+        return found[0] if len(found) == 1 else torch.cat(found) if found else w[:0]
+
+    def with_head(self, w: Tensor, head: Tensor) -> Tensor:
+        """w with these entries for its head."""
+        runs = self._head_runs()
+        new = iter(torch.split(head, [length for inside, length in runs if inside]))
+        pieces = zip(torch.split(w, [length for _, length in runs]), runs, strict=True)
+        return torch.cat([next(new) if inside else piece for piece, (inside, _) in pieces])
+
+    def _head_runs(self) -> list[tuple[bool, int]]:
+        """The vector as runs of (whether it is the head's, length)."""
+        inside = [i < self.trained and _inside(name, self.head) for i, name in enumerate(self.names)]
+        groups = groupby(zip(inside, self.sizes, strict=True), key=lambda pair: pair[0])
+        return [(chosen, sum(size for _, size in group)) for chosen, group in groups]
 
     def _cut(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
         sizes, rows = self.sizes, part.shape[:-1]

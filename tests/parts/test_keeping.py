@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from copfl.contract import small_federation
-from copfl.parts.keeping import apart, entries, joined, layers, only, part, runs, with_entries
+from copfl.parts.keeping import apart, entries, joined, layers, only, part, runs
 from copfl.task import task_of
 from tests.test_task import network
 
@@ -34,14 +34,6 @@ def test_entries_and_runs_of_a_part(parts: tuple[str, ...]) -> None:
     found = runs(task.layout, parts)
     assert [inside for length, inside in found for _ in range(length)] == where.tolist()
     assert all(one[1] is not other[1] for one, other in pairwise(found))
-
-
-@pytest.mark.parametrize("part", ["head", "norms", "buffers"])
-def test_other_entries_in_a_part(part: str) -> None:
-    task = task_of(network(), 4, dtype=torch.float64)
-    w, where = torch.arange(float(task.layout.size), dtype=torch.float64), task.where(part)
-    made = with_entries(task, w, part, -entries(task, w, part))
-    assert torch.equal(made, torch.where(where, -w, w))
 
 
 def test_only_one_part_may_move() -> None:

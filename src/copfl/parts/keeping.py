@@ -52,14 +52,6 @@ def entries(task: Task, w: Tensor, *parts: str) -> Tensor:
     return _cut(w, runs(task.layout, parts), True)
 
 
-def with_entries(task: Task, w: Tensor, part: str, values: Tensor) -> Tensor:
-    """w with these values in one part of the model: what `entries` then gives back."""
-    layout = runs(task.layout, (part,))
-    new = iter(torch.split(values, [length for length, chosen in layout if chosen]))
-    pieces = zip(torch.split(w, [length for length, _ in layout]), layout, strict=True)
-    return torch.cat([next(new) if chosen else piece for piece, (_, chosen) in pieces])
-
-
 def _cut(w: Tensor, layout: tuple[tuple[int, bool], ...], inside: bool) -> Tensor:
     pieces = torch.split(w, [length for length, _ in layout])
     wanted = [piece for piece, (_, chosen) in zip(pieces, layout, strict=True) if chosen == inside]

@@ -208,12 +208,7 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
         raise RunError(f"there is no folder {path}. Known runs: {_known(path.parent)}")
     with contextlib.ExitStack() as held:
         held.callback(_remove_if_empty, path, new)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            mine = held.enter_context(locked(path / LOCK))
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        if not mine:
+        if not held.enter_context(locked(path / LOCK)):
             raise RunError(f"another process is working in {path}; wait for it, or name another folder")
         try:
             if new:
@@ -229,8 +224,12 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the file, which is gone again at the end."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    """Whether this process alone holds the file, which is gone again at the end; its folder is made if need be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -184,6 +184,14 @@ def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, c
     assert len(contents(tmp_path / "results")) == 3  # CO-PFL's
 
 
+def test_a_folder_for_runs_that_cannot_be_is_told(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "runs").write_text("a file")
+    answer = reproduce(capsys, tmp_path, *COLUMN)
+    assert answer.code == 2
+    assert str(tmp_path / "runs") in answer.err
+    assert "Traceback" not in answer.err
+
+
 def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     for words in (("--row", "CO-PFL", "--seeds", "2-2"), ("--row", "FedAvg+FT"), ("--seeds", "3")):
         assert reproduce(capsys, tmp_path, *COLUMN, *words, "--quiet").code == 0

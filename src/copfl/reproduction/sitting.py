@@ -131,7 +131,6 @@ def _done(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str], 
         return True
     # Cells that share runs share their first trial, so no two processes do the same.
     first = [trial.run for trial in plan.trials()] or plan.runs(plan.choices[0], seeds)
-    sitting.folder.mkdir(parents=True, exist_ok=True)
     with run_folder.locked(sitting.folder / f"{id_of(first[0])}.lock") as mine:
         if mine:
             sitting.store.refresh()  # with what came before the lock was free

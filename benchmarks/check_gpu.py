@@ -16,6 +16,7 @@ import torch
 from copfl import elementwise, tree
 from copfl.algorithms import ALGORITHMS
 from copfl.contract import SIZES, small_federation
+from copfl.engine import mapping as engine
 from copfl.engine.mapping import Mapping, captured, one_by_one
 from copfl.engine.simulate import State, begin, simulate
 from copfl.optim import Adam
@@ -45,7 +46,7 @@ def difference(a: object, b: object) -> float:
 def main() -> None:
     names = sys.argv[1:] or sorted([*ALGORITHMS, BENEFIT])
     failed = []
-    elementwise.LONG = 1  # so that the kernels for long vectors are tried on short ones
+    elementwise.LONG = engine.LONG = 1  # so that the kernels for long vectors are tried on short ones
     for name in names:
         # The compiler takes seconds for every function, so only CO-PFL, which uses all of them, is tried compiled too.
         for compiled in (False, True) if name in ("copfl", BENEFIT) else (False,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,22 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         configure.read_file(tmp_path / "gone.toml")
     with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
         configure.read_file(tmp_path)
+
+
+@dataclasses.dataclass
+class Maker:
+    """Something of a user's own that can be called and has no hash."""
+
+    width: int = 4
+
+    def __call__(self, shape: tuple[int, ...], depth: int = 2) -> int:
+        return self.width * depth
+
+
+def test_a_factory_without_a_hash_is_read_like_any_other() -> None:
+    with pytest.raises(TypeError):
+        hash(Maker())
+    assert configure.keywords_of(Maker(), skip=("shape",)) == {"depth": 2}
+    assert configure.checked("model", Maker(), {"depth": 3}) == {"depth": 3}
+    with pytest.raises(UsageError, match="dept"):
+        configure.checked("model", Maker(), {"dept": 3})

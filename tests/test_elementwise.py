@@ -70,3 +70,11 @@ def test_the_old_vector_stays_where_the_new_one_is_not_wanted(kernel: bool, monk
     assert torch.func.vmap(mostly)(all, new, old).tolist() == new.tolist()
     same_for_all = torch.func.vmap(mostly, in_dims=(0, 0, None))(some, new, old[0])
     assert same_for_all.tolist() == [[1.0, 2.0], [5.0, 6.0]]
+
+
+def test_it_can_be_mapped_twice() -> None:
+    """As by an algorithm that trains several models of each client under a vmap of its own."""
+    keep = torch.tensor([[True, False], [False, True]])
+    new, old = torch.ones(2, 2, 3), torch.zeros(2, 2, 3)
+    found = torch.func.vmap(torch.func.vmap(mostly))(keep, new, old)
+    assert torch.equal(found, keep[:, :, None].float().expand(2, 2, 3))

@@ -119,7 +119,8 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Settings that go together. paper: CO-PFL by the letter; plus: with levers.")
+        str | None,
+        typer.Option(help="Settings that go together. paper: CO-PFL by the letter; plus: with levers and late masks."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2.")

@@ -26,10 +26,19 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "
 
 def keywords_of(factory: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keyword arguments a factory takes, with their defaults."""
-    return {name: default for name, default in _defaults(factory).items() if name not in skip}
+    return {name: default for name, default in _known(_defaults, factory).items() if name not in skip}
 
 
 # A thousand records are checked against the same dozen signatures, and reading one takes a tenth of a millisecond.
+
+
+def _known(cached: Any, factory: Callable[..., Any]) -> Mapping[str, Any]:
+    """What was found out of the factory, or is now; an object of a user's own may have no hash to remember it by."""
+    try:
+        hash(factory)
+    except TypeError:
+        return cached.__wrapped__(factory)  # type: ignore[no-any-return]
+    return cached(factory)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=256)
@@ -50,7 +59,7 @@ def checked(
     what: str, factory: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The given keywords with the types that the factory wants; a misspelt or misfit one is an error that names it."""
-    known, hints = keywords_of(factory, skip), _hints(factory)
+    known, hints = keywords_of(factory, skip), _known(_hints, factory)
     result = {}
     for name, value in given.items():
         if name not in known:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from copfl.convolution import mapped
+
 COMPILE = True  # False: always as written, for measuring what compiling brings
 
 
@@ -160,6 +162,8 @@ def mostly_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
     What is rarely needed must not cost a pass over all rows: on a CPU one looks first, on a GPU a kernel does.
     """
+    if mapped():  # within another vmap nothing can be looked at
+        return torch.where(keep.view(-1, *[1] * (new.dim() - 1)), new, old)
     if not keep.is_cuda and bool(keep.all()):
         return new
     if new.dim() == 2 and new.stride(1) == 1 and new.stride(0) >= new.shape[1] > LONG and compiles(new):

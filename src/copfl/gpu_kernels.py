@@ -212,7 +212,7 @@ def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
     old = old if old.stride(1) == 1 else old.contiguous()
     whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
     _put_back[(triton.cdiv(length, 4 * BLOCK), rows)](
-        healthy.view(torch.uint8), whole(new), whole(old),
+        healthy.contiguous().view(torch.uint8), whole(new), whole(old),
         length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
     )  # fmt: skip
     return new

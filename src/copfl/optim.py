@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         """The state before the first step."""
 
     def step(self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
-        """The parameters and the state after one step."""
+        """The parameters and the state after one step, in tensors of their own: they may be written to afterwards."""
 
     def forget(self, state: State, entries: Tensor) -> State:
         """The state after these entries (bool) changed sides between shared and personal."""

@@ -45,6 +45,10 @@ FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environm
 FOLDERS = ("checkpoint", "models")
 
 
+class Busy(RunError):
+    """Another process is working in the folder."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A folder that this process holds alone."""
@@ -209,7 +213,7 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     with contextlib.ExitStack() as held:
         held.callback(_remove_if_empty, path, new)
         if not held.enter_context(locked(path / LOCK)):
-            raise RunError(f"another process is working in {path}; wait for it, or name another folder")
+            raise Busy(f"another process is working in {path}; wait for it, or name another folder")
         try:
             if new:
                 _check_free(folder)  # again: another may have come and gone in between

@@ -168,20 +168,18 @@ def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole:
     done = [line.rpartition(":")[0] for text in told for line in text.splitlines() if " % in " in line]
     assert sorted(set(done)) == sorted(done), done
     assert len(done) == 8
-    assert not list((tmp_path / "runs").glob("*.lock"))
+    assert not list((tmp_path / "runs").rglob(".lock"))
 
 
 def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     item = items.read(str(SMALL))
     plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    (tmp_path / "runs").mkdir()
-    with run_folder.locked(tmp_path / "runs" / f"{store.id_of(plan.trials()[0].run)}.lock") as mine:
-        assert mine
+    with run_folder.claimed(tmp_path / "runs" / store.id_of(plan.trials()[1].run), new=True):
         answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 0
     assert "2 cells are left to other processes" in answer.err  # FedAvg and FedAvg+FT: the same runs
-    assert "5 runs are left" in answer.err
-    assert len(contents(tmp_path / "results")) == 3  # CO-PFL's
+    assert "4 runs are left" in answer.err
+    assert len(contents(tmp_path / "results")) == 4  # CO-PFL's, and the first trial
 
 
 def test_a_folder_for_runs_that_cannot_be_is_told(tmp_path: Path, capsys: Capture) -> None:

@@ -74,9 +74,11 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
 
 
 def _how(findings: Findings, budget: Budget) -> str:
+    fewer = ", more often in columns with fewer rounds" if any(c.rounds for c in findings.item.columns) else ""
     text = (
         f"{budget.rounds} rounds; mean ± standard deviation over seeds of each client's last {budget.last} looks "
-        f"(every {budget.look_every} rounds), the same partitions, first weights and batches for every row of a seed. "
+        f"(every {budget.look_every} rounds{fewer}), the same partitions, first weights and batches for every row of a "
+        "seed. "
     )
     shown = "The paper's numbers, single runs, are in brackets." if findings.item.numbers else ""
     short = " **A short budget, for trying things: not the reproduction.**" if budget.name == "short" else ""

@@ -125,18 +125,27 @@ def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> t
 
 
 def _done(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str], problems: list[str]) -> bool:
-    """Whether what the cell lacked was run, or tried; not, if another process is at it."""
-    sitting.store.refresh()
-    if not missing(plan, seeds, sitting.store):
-        return True
-    # Cells that share runs share their first trial, so no two processes do the same.
-    first = [trial.run for trial in plan.trials()] or plan.runs(plan.choices[0], seeds)
-    with run_folder.locked(sitting.folder / f"{id_of(first[0])}.lock") as mine:
-        if mine:
-            sitting.store.refresh()  # with what came before the lock was free
-            for runs in _in_order(plan, seeds, sitting, failed):
-                problems += _recorded(runs, sitting, failed)
-    return mine
+    """Whether what the cell lacked was run, or tried; not, if another process is at one of its runs."""
+    try:
+        for runs in _in_order(plan, seeds, sitting, failed):
+            problems += _recorded(runs, sitting, failed)
+    except run_folder.Busy:
+        return False
+    return True
+
+
+def _in_order(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str]) -> Iterator[Sequence[Run]]:
+    """The runs of a cell that are done next, as many as go in step."""
+    for _ in range(2):  # the tuning runs, then those with what they chose
+        sitting.store.refresh()
+        left = [run for run in missing(plan, seeds, sitting.store) if id_of(run) not in failed]
+        if sitting.cuda and not any(run.tuning for run in left):
+            yield from [left] if left else []
+            continue
+        for run in left:
+            sitting.store.refresh()
+            if sitting.store.get(run) is None:
+                yield [run]
 
 
 def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[str]:
@@ -149,6 +158,9 @@ def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[s
             sitting.store.add(record)
             gone = time.monotonic() - clock - (sitting.loading - loading)
             sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
+            sitting.pace[_kind(runs)] = gone / rounds
+    except run_folder.Busy:
+        raise
     except (CopflError, torch.cuda.OutOfMemoryError) as error:  # what fails does not stop the others
         failed |= {id_of(run) for run in runs if sitting.store.get(run) is None}
         problem = f"{runs[0].label}: {error}"
@@ -158,20 +170,7 @@ def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[s
         gc.collect()  # on a GPU, what the run recorded holds memory that the next one, or another process, wants
         if sitting.cuda:
             torch.cuda.empty_cache()
-    sitting.pace[_kind(runs)] = gone / rounds
     return []
-
-
-def _in_order(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str]) -> Iterator[Sequence[Run]]:
-    """The runs of a cell that are done next, as many as go in step."""
-    for _ in range(2):  # the tuning runs, then those with what they chose
-        left = [run for run in missing(plan, seeds, sitting.store) if id_of(run) not in failed]
-        if sitting.cuda and not any(run.tuning for run in left):
-            yield from [left] if left else []
-            continue
-        for run in left:
-            if sitting.store.get(run) is None:
-                yield [run]
 
 
 def _kind(runs: Sequence[Run]) -> str:
@@ -186,7 +185,10 @@ def expected(runs: Sequence[Run], sitting: Sitting) -> float:
 
 
 def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Record]]:
-    """Each run with its record, once its rounds are done; several go in step if they can."""
+    """Each run with its record, once its rounds are done; several go in step if they can.
+
+    Folders are held until the record was taken, so that no other process does a run again.
+    """
     with contextlib.ExitStack() as held:
         if len(runs) > 1:
             prepared = [_prepared(run, sitting, held) for run in runs]
@@ -198,8 +200,10 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
     for run in runs:
         with contextlib.ExitStack() as held:
             experiment, folder, watch = _prepared(run, sitting, held)
-            execute(experiment, folder, watch)
-        yield run, record_of(folder.path, run)
+            sitting.store.refresh()
+            if sitting.store.get(run) is None:  # or another process was quicker
+                execute(experiment, folder, watch)
+                yield run, record_of(folder.path, run)
 
 
 def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[Experiment, LeanFolder, OnRound]:

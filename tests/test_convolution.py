@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl import models
-from copfl.convolution import FEW, LARGE, Convolution, MaxPool, mapped, taps_of
+from copfl.convolution import FEW, LARGE, Convolution, MaxPool, taps_of
+from copfl.elementwise import mapped
 from copfl.task import task_of
 
 

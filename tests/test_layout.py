@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
 from copfl.errors import UsageError
-from copfl.layout import Layout, layout_of
+from copfl.layout import Layout, layout_of, runs
 
 
 class Net(nn.Module):
@@ -41,11 +43,21 @@ def test_split_and_join_undo_each_other() -> None:
 @pytest.mark.parametrize("head", ["first", "norm", "last"])
 def test_the_head_comes_out_and_goes_in_wherever_it_is(head: str) -> None:
     w, it = torch.arange(22.0), layout(head)
-    assert it.head_of(w).tolist() == w[it.where("head")].tolist()
-    assert torch.equal(it.with_head(w, -it.head_of(w)), torch.where(it.where("head"), -w, w))
-    tensors = it.split_head(it.head_of(w))
+    own = it.entries(w, "head")
+    assert own.tolist() == w[it.where("head")].tolist()
+    assert torch.equal(it.with_entries(w, "head", -own), torch.where(it.where("head"), -w, w))
+    tensors = it.split_head(own)
     assert list(tensors) == [f"{head}.weight", f"{head}.bias"]
     assert all(torch.equal(t, it.split(w[:18])[name]) for name, t in tensors.items())
+
+
+@pytest.mark.parametrize("parts", [("head",), ("buffers",), ("first.bias", "norms"), ("head", "body", "buffers")])
+def test_entries_and_runs_of_a_part(parts: tuple[str, ...]) -> None:
+    w, it = torch.arange(22.0), layout()
+    assert it.entries(w, *parts).tolist() == w[it.where(*parts)].tolist()
+    found = runs(it, parts)
+    assert [inside for length, inside in found for _ in range(length)] == it.where(*parts).tolist()
+    assert all(one[1] is not other[1] for one, other in pairwise(found))
 
 
 def test_split_of_a_model_without_statistics_is_empty() -> None:

@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from copfl.elementwise import mapped
+
 FEW = 4  # outputs of a map up to which, on a CPU, one matrix product is quicker than a convolution
 LARGE = 2**14  # numbers from which pooling is worth another layout
-
-
-def mapped() -> bool:
-    """Whether this is called from within vmap or another of torch.func's transforms."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class Tap(NamedTuple):

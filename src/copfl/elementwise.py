@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from copfl.convolution import mapped
-
 COMPILE = True  # False: always as written, for measuring what compiling brings
 
 
@@ -75,6 +73,16 @@ def can_compile() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
+
+
+def mapped() -> bool:
+    """Whether this is called from within vmap or another of torch.func's transforms."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_front(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
+    """The tensor with the client axis in front, where vmap had put it anywhere or nowhere."""
+    return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 BLOCK = 2**15  # numbers; the intermediate results of a block stay in a core's cache
@@ -162,14 +170,18 @@ def mostly_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
     What is rarely needed must not cost a pass over all rows: on a CPU one looks first, on a GPU a kernel does.
     """
-    if mapped():  # within another vmap nothing can be looked at
-        return torch.where(keep.view(-1, *[1] * (new.dim() - 1)), new, old)
-    if not keep.is_cuda and bool(keep.all()):
+    look = not mapped()  # within another vmap nothing can be looked at
+    if look and not keep.is_cuda and bool(keep.all()):
         return new
-    if new.dim() == 2 and new.stride(1) == 1 and new.stride(0) >= new.shape[1] > LONG and compiles(new):
+    if look and new.dim() == 2 and new.stride(1) == 1 and new.stride(0) >= new.shape[1] > LONG and compiles(new):
         from copfl import gpu_kernels
 
         return gpu_kernels.put_back(keep, new, old)
+    return either_rows(keep, new, old)
+
+
+def either_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The rows of `new` [N, ...] where `keep` [N] holds, those of `old` elsewhere."""
     return torch.where(keep.view(-1, *[1] * (new.dim() - 1)), new, old)
 
 
@@ -184,10 +196,7 @@ class _Mostly(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], keep: Tensor, new: Tensor, old: Tensor) -> tuple[Tensor, int]:
-        def rows(t: Tensor, dim: int | None) -> Tensor:
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-        return mostly_rows(*(rows(t, dim) for t, dim in zip((keep, new, old), in_dims, strict=True))), 0
+        return mostly_rows(*(in_front(info, dim, t) for dim, t in zip(in_dims, (keep, new, old), strict=True))), 0
 
 
 def mostly(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:

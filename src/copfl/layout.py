@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -48,25 +49,16 @@ class Layout:
         """The head's tensors by name, cut out of its entries alone."""
         return self._cut(part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)])
 
-    def head_of(self, w: Tensor) -> Tensor:
-        """The head's entries [h] of w."""
-        runs = self._head_runs()
-        pieces = zip(torch.split(w, [length for _, length in runs]), runs, strict=True)
-        found = [piece for piece, (inside, _) in pieces if inside]
-        return found[0] if len(found) == 1 else torch.cat(found) if found else w[:0]
+    def entries(self, w: Tensor, *parts: str) -> Tensor:
+        """The entries of w in these parts of the model."""
+        return cut(w, runs(self, parts), True)
 
-    def with_head(self, w: Tensor, head: Tensor) -> Tensor:
-        """w with these entries for its head."""
-        runs = self._head_runs()
-        new = iter(torch.split(head, [length for inside, length in runs if inside]))
-        pieces = zip(torch.split(w, [length for _, length in runs]), runs, strict=True)
-        return torch.cat([next(new) if inside else piece for piece, (inside, _) in pieces])
-
-    def _head_runs(self) -> list[tuple[bool, int]]:
-        """The vector as runs of (whether it is the head's, length)."""
-        inside = [i < self.trained and _inside(name, self.head) for i, name in enumerate(self.names)]
-        groups = groupby(zip(inside, self.sizes, strict=True), key=lambda pair: pair[0])
-        return [(chosen, sum(size for _, size in group)) for chosen, group in groups]
+    def with_entries(self, w: Tensor, part: str, values: Tensor) -> Tensor:
+        """w with these values in one part of the model: what `entries` then gives back."""
+        spans = runs(self, (part,))
+        new = iter(torch.split(values, [length for length, inside in spans if inside]))
+        pieces = zip(torch.split(w, [length for length, _ in spans]), spans, strict=True)
+        return torch.cat([next(new) if inside else piece for piece, (_, inside) in pieces])
 
     def _cut(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
         sizes, rows = self.sizes, part.shape[:-1]
@@ -102,6 +94,34 @@ class Layout:
             torch.full((size,), choice, dtype=torch.bool) for size, choice in zip(self.sizes, chosen, strict=True)
         ]
         return torch.cat(pieces)
+
+
+# A vector as runs of (length, whether it is in some parts): cut apart and put together, no shape depends on a value.
+
+Runs = tuple[tuple[int, bool], ...]
+
+
+@lru_cache(maxsize=64)
+def runs(layout: Layout, parts: tuple[str, ...]) -> Runs:
+    """The vector as runs of (length, whether it is in these parts)."""
+    inside = layout.where(*parts)
+    _, lengths = torch.unique_consecutive(inside, return_counts=True)
+    ends = accumulate(lengths.tolist())
+    return tuple((length, bool(inside[end - 1])) for length, end in zip(lengths.tolist(), ends, strict=True))
+
+
+def cut(w: Tensor, runs: Runs, inside: bool) -> Tensor:
+    """The entries of w in the runs that are inside, or in those that are not."""
+    pieces = torch.split(w, [length for length, _ in runs])
+    wanted = [piece for piece, (_, chosen) in zip(pieces, runs, strict=True) if chosen == inside]
+    return wanted[0] if len(wanted) == 1 else torch.cat(wanted) if wanted else w.new_zeros(0)
+
+
+def put_together(runs: Runs, inside: Tensor, outside: Tensor) -> Tensor:
+    """The vector, from its entries inside and outside; what `cut` takes apart."""
+    ours = iter(torch.split(inside, [length for length, chosen in runs if chosen]))
+    others = iter(torch.split(outside, [length for length, chosen in runs if not chosen]))
+    return torch.cat([next(ours) if chosen else next(others) for _, chosen in runs])
 
 
 def _inside(name: str, module: str) -> bool:

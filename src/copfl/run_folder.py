@@ -210,9 +210,19 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
         _check_free(folder)
     elif not path.is_dir():
         raise RunError(f"there is no folder {path}. Known runs: {_known(path.parent)}")
-    with contextlib.ExitStack() as held:
-        held.callback(_remove_if_empty, path, new)
-        if not held.enter_context(locked(path / LOCK)):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        _remove_if_empty(path, new)
+        raise _unwritable(path, error) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = os.path.samestat(os.fstat(lock), os.stat(path / LOCK))  # and not one that its owner has removed
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
             raise Busy(f"another process is working in {path}; wait for it, or name another folder")
         try:
             if new:
@@ -224,27 +234,8 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
             if new and not folder.begun:
                 for name in FILES:
                     (path / name).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the file, which is gone again at the end; its folder is made if need be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.path.samestat(os.fstat(lock), os.stat(path))  # and not one that its owner has removed
-        except (BlockingIOError, FileNotFoundError):
-            mine = False
-        try:
-            yield mine
-        finally:
-            if mine:
-                path.unlink(missing_ok=True)
+            (path / LOCK).unlink(missing_ok=True)
+            _remove_if_empty(path, new)
     finally:
         os.close(lock)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from copfl.elementwise import compiles
+from copfl.elementwise import compiles, in_front
 
 
 def largest(values: Tensor, count: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class _Largest(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor, count: Tensor) -> tuple[Tensor, int]:
-        rows = values.expand(info.batch_size, -1) if in_dims[0] is None else values.movedim(in_dims[0], 0)
+        rows = in_front(info, in_dims[0], values)
         return _largest(rows, count.expand(info.batch_size)), 0
 
 
@@ -88,7 +88,7 @@ class _Count(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor) -> tuple[Tensor, int]:
-        rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
+        rows = in_front(info, in_dims[0], mask)
         return _in_rows(rows), 0
 
 
@@ -116,7 +116,7 @@ class _Counts(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, parts: int) -> tuple[Tensor, int]:
-        rows = mask.expand(info.batch_size, -1) if in_dims[0] is None else mask.movedim(in_dims[0], 0)
+        rows = in_front(info, in_dims[0], mask)
         return torch.stack([_in_rows(part) for part in rows.tensor_split(parts, 1)], 1), 0
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.convolution import Convolution
-from copfl.elementwise import aligned_like
+from copfl.elementwise import aligned_like, in_front
 from copfl.folded import convolve, normalise, product
 from copfl.layout import Layout
 from copfl.models import BatchNorm
@@ -253,10 +253,10 @@ class _Forward(torch.autograd.Function):
         head: Tensor | None,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
         w, statistics, samples = (
-            _in_front(info, dim, t) for dim, t in zip(in_dims[:3], (parameters, buffers, x), strict=True)
+            in_front(info, dim, t) for dim, t in zip(in_dims[:3], (parameters, buffers, x), strict=True)
         )
-        mask = None if real is None else _in_front(info, in_dims[3], real)
-        front = None if head is None else _in_front(info, in_dims[6], head)
+        mask = None if real is None else in_front(info, in_dims[3], real)
+        front = None if head is None else in_front(info, in_dims[6], head)
         return _forward(w, statistics, samples, mask, model, tape, front), (0, 0, 0)
 
 
@@ -275,7 +275,7 @@ class _Backward(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], to_logits: Tensor, to_features: Tensor, tape: Tape
     ) -> tuple[Tensor, int]:
-        return _backward(_in_front(info, in_dims[0], to_logits), _in_front(info, in_dims[1], to_features), tape), 0
+        return _backward(in_front(info, in_dims[0], to_logits), in_front(info, in_dims[1], to_features), tape), 0
 
 
 class Model(NamedTuple):
@@ -316,11 +316,6 @@ def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
         elif grad.data_ptr() != place.data_ptr():  # else a layer wrote it there already
             place.copy_(grad)
     return tape.gradient
-
-
-def _in_front(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
-    """The tensor with the client axis in front, where vmap had put it anywhere or nowhere."""
-    return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 def forward(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.convolution import mapped
+from copfl.elementwise import mapped
 from copfl.errors import UsageError
 from copfl.layout import Layout, layout_of
 from copfl.models import BatchNorm, for_tasks

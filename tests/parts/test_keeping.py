@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 
 import pytest
 import torch
 
 from copfl.contract import small_federation
-from copfl.parts.keeping import apart, entries, joined, layers, only, part, runs
+from copfl.parts.keeping import apart, joined, layers, only, part
 from copfl.task import task_of
 from tests.test_task import network
 
@@ -24,16 +23,6 @@ def test_parts_come_apart_and_together_again() -> None:
         assert shared.tolist() == w[~home].tolist()
         assert torch.equal(joined(task, keeps, own, shared), w)
         assert [t.tolist() for t in apart(task, keeps, w)] == [own.tolist(), shared.tolist()]
-
-
-@pytest.mark.parametrize("parts", [("head",), ("buffers",), ("0.bias", "norms"), ("head", "body", "buffers")])
-def test_entries_and_runs_of_a_part(parts: tuple[str, ...]) -> None:
-    task = task_of(network(), 4, dtype=torch.float64)
-    w, where = torch.arange(float(task.layout.size), dtype=torch.float64), task.where(*parts)
-    assert entries(task, w, *parts).tolist() == w[where].tolist()
-    found = runs(task.layout, parts)
-    assert [inside for length, inside in found for _ in range(length)] == where.tolist()
-    assert all(one[1] is not other[1] for one, other in pairwise(found))
 
 
 def test_only_one_part_may_move() -> None:

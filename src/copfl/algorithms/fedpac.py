@@ -14,7 +14,7 @@ from copfl.algorithms.algorithm import Figures, Turn
 from copfl.errors import above, at_least
 from copfl.optim import Optimizer, Sgd, State, faster, fresh
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
-from copfl.parts.keeping import entries, joined, part
+from copfl.parts.keeping import joined, part
 from copfl.parts.phases import fresh_head, head_then_body
 from copfl.parts.quadratic import combination
 from copfl.task import Data, Plan, Task
@@ -86,7 +86,7 @@ class FedPAC:
         return self.head_epochs + self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        centroids, head = task.first.new_zeros(table_shape(task)), entries(task, task.first, "head")
+        centroids, head = task.first.new_zeros(table_shape(task)), task.layout.entries(task.first, "head")
         unknown = torch.zeros_like(centroids[:, 0], dtype=torch.bool)
         return Server(part(task, self.keeps, task.first, home=False), head.repeat(clients, 1), centroids, unknown)
 
@@ -110,7 +110,7 @@ class FedPAC:
         w, *states, loss = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs, pulled)
         after, body = class_sums(task, w, data), part(task, self.keeps, w, home=False)
         means, spread = prior_means(before, n)
-        upload = Upload(body, n, entries(task, w, "head"), means, spread, after.features, after.counts)
+        upload = Upload(body, n, task.layout.entries(w, "head"), means, spread, after.features, after.counts)
         return Turn(Client(part(task, (), w, home=True), *states), upload, w, {"loss": loss, "weight": n})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from copfl import tree
 from copfl.algorithms.algorithm import AnyAlgorithm, Figures, look
-from copfl.elementwise import LONG, mostly_rows, quick
+from copfl.elementwise import LONG, either_rows, mostly_rows, quick
 from copfl.engine.graph import Recorder
 from copfl.task import Data, Plan, Task
 
@@ -207,17 +207,13 @@ def kept(healthy: Tensor, new: T, old: T) -> T:
     if not healthy.is_cuda:
         if bool(healthy.all()):
             return tree.each(torch.Tensor.contiguous, new)  # what is the same for all gets a row for each
-        return tree.each(lambda n, o: _either(healthy, n, o), new, old)
+        return tree.each(lambda n, o: either_rows(healthy, n, o), new, old)
     taken = {t.untyped_storage().data_ptr() for t in tree.leaves(old)}  # memory that is not ours to write to
 
     def keep(n: Tensor, o: Tensor) -> Tensor:
         home = n.untyped_storage().data_ptr()
         own = home not in taken
         taken.add(home)
-        return mostly_rows(healthy, n, o) if own else _either(healthy, n, o)
+        return mostly_rows(healthy, n, o) if own else either_rows(healthy, n, o)
 
     return tree.each(keep, new, old)
-
-
-def _either(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(healthy.view(-1, *[1] * (new.dim() - 1)), new, old)

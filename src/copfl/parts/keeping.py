@@ -6,32 +6,21 @@ tensor's value.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import accumulate, groupby
 
-import torch
 from torch import Tensor
 
-from copfl.layout import Layout
+from copfl.layout import Runs, cut, put_together, runs
 from copfl.task import Task
 
 
-@lru_cache(maxsize=64)
-def runs(layout: Layout, parts: tuple[str, ...]) -> tuple[tuple[int, bool], ...]:
-    """The vector as runs of (length, whether it is in these parts)."""
-    inside = layout.where(*parts)
-    _, lengths = torch.unique_consecutive(inside, return_counts=True)
-    ends = accumulate(lengths.tolist())
-    return tuple((length, bool(inside[end - 1])) for length, end in zip(lengths.tolist(), ends, strict=True))
-
-
-def _runs(task: Task, keeps: tuple[str, ...]) -> tuple[tuple[int, bool], ...]:
+def _runs(task: Task, keeps: tuple[str, ...]) -> Runs:
     return runs(task.layout, (*keeps, "buffers") if task.buffers == "local" else keeps)
 
 
 def part(task: Task, keeps: tuple[str, ...], w: Tensor, home: bool) -> Tensor:
     """The entries of w that stay home, or those that are shared."""
-    return _cut(w, _runs(task, keeps), home)
+    return cut(w, _runs(task, keeps), home)
 
 
 def apart(task: Task, keeps: tuple[str, ...], w: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,21 +30,7 @@ def apart(task: Task, keeps: tuple[str, ...], w: Tensor) -> tuple[Tensor, Tensor
 
 def joined(task: Task, keeps: tuple[str, ...], own: Tensor, shared: Tensor) -> Tensor:
     """w, from the entries that stay home and those that are shared."""
-    layout = _runs(task, keeps)
-    mine = iter(torch.split(own, [length for length, stays in layout if stays]))
-    theirs = iter(torch.split(shared, [length for length, stays in layout if not stays]))
-    return torch.cat([next(mine) if stays else next(theirs) for _, stays in layout])
-
-
-def entries(task: Task, w: Tensor, *parts: str) -> Tensor:
-    """The entries of w in these parts of the model, wherever they live."""
-    return _cut(w, runs(task.layout, parts), True)
-
-
-def _cut(w: Tensor, layout: tuple[tuple[int, bool], ...], inside: bool) -> Tensor:
-    pieces = torch.split(w, [length for length, _ in layout])
-    wanted = [piece for piece, (_, chosen) in zip(pieces, layout, strict=True) if chosen == inside]
-    return wanted[0] if len(wanted) == 1 else torch.cat(wanted) if wanted else w.new_zeros(0)
+    return put_together(_runs(task, keeps), own, shared)
 
 
 def only(task: Task, part: str) -> Tensor | None:

@@ -22,7 +22,7 @@ class HeadAlone:
 
     @property
     def d(self) -> int:
-        return len(self.task.layout.head_of(self.w))
+        return len(self.task.layout.entries(self.w, "head"))
 
     def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
         """The samples and labels of one step."""
@@ -37,7 +37,7 @@ class HeadAlone:
 
 def fresh_head(optimizer: Optimizer, task: Task) -> State:
     """What of the state of a head's optimizer is in the record of a client that has never trained."""
-    return kept(optimizer, optimizer.init(task.layout.head_of(task.first)))
+    return kept(optimizer, optimizer.init(task.layout.entries(task.first, "head")))
 
 
 class HeadAndBody(NamedTuple):
@@ -62,11 +62,11 @@ def head_then_body(
     Each phase has an optimizer state of its own: one common step count would make Adam's first body steps three times
     too large. The `objective` is the body's.
     """
-    head, body, statistics = task.layout.head_of(w), task.where("body")[: task.d], w[task.d :]
+    head, body, statistics = task.layout.entries(w, "head"), task.where("body")[: task.d], w[task.d :]
     heads, alone = begin(optimizers[0], moments[0], head), HeadAlone(task, w)
     passes = plan[: head_epochs if len(head) else 0]  # a module without parameters has nothing to learn
     moved, heads, _ = train(alone, optimizers[0], torch.cat([head, statistics]), heads, data, passes)
-    w = task.layout.with_head(torch.cat([w[: task.d], moved[len(head) :]]), moved[: len(head)])
+    w = task.layout.with_entries(torch.cat([w[: task.d], moved[len(head) :]]), "head", moved[: len(head)])
     bodies, rest = begin(optimizers[1], moments[1], w[: task.d]), plan[head_epochs:]
     w, bodies, loss = train(task, optimizers[1], w, bodies, data, rest, active=body, objective=objective)
     return HeadAndBody(w, kept(optimizers[0], heads), kept(optimizers[1], bodies), loss)

@@ -1,7 +1,7 @@
 """The runs that an item lacks, one after the other in this process, for as long as there is time.
 
 On a GPU the seeds of one cell go in step, their clients trained as one batch. Several processes may be at one item,
-each at cells that no other is at; on a GPU that pays if they share it (NVIDIA's MPS) and do not take turns. What is
+each at runs that no other is at; on a GPU that pays if they share it (NVIDIA's MPS) and do not take turns. What is
 there as a record is not run again, and a run that was stopped in the middle goes on from its checkpoint if its folder
 is still there.
 """

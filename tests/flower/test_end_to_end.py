@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 @pytest.mark.long
 def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
-    """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them."""
+    """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them.
+
+    What shows the run's log is lost on the way, which does not lose the run.
+    """
     config = CONFIG | {"model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
     app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
     init(app, model="mlp", config=config)
@@ -29,6 +33,9 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
         for client, node in enumerate(nodes):
             trial.start_node(f"node-{client}", node)
         process = trial.start_run({"runs": str(runs)})
+        while "Successfully started run" not in trial.processes.tail("run") and process.poll() is None:
+            time.sleep(0.2)
+        process.kill()
         records = list(follow(trial, process, Folder(str(runs), "test", goes_on=True), 3))
         (run,) = trial.runs()
     assert not trial.processes.left()

@@ -81,6 +81,14 @@ class Trial:
         result: list[dict[str, Any]] = json.loads(text[text.index("{") :])["runs"]
         return result
 
+    def again(self) -> subprocess.Popen[bytes] | None:
+        """The log of a run that goes on without us: `flwr run` ends when it loses the SuperLink for a moment."""
+        with contextlib.suppress(RunError):  # the SuperLink is gone
+            for run in self.runs():
+                if not run["status"].startswith("finished"):
+                    return self.processes.start("run", ["flwr", "log", run["run-id"], "copfl", "--stream"])
+        return None
+
 
 def deal(folder: Path, data: str, nodes: int, scheme: str, seed: int) -> list[dict[str, Any]]:
     """The nodes' configurations, each with its share of the data set in a file of its own."""
@@ -143,6 +151,9 @@ def follow(
             seen += 1
             yield record
         if ended and seen < rounds:
+            if process.returncode and (log := trial.again()) is not None:
+                process = log
+                continue
             raise RunError(f"the run ended after round {seen} of {rounds}: {trial.processes.tail('run')}")
         time.sleep(pause)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -270,11 +270,15 @@ def _workers(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgor
 
 
 def _chunk(task: Task, participants: int) -> int:
-    """How many clients go side by side: on a GPU, what its free memory holds of some fifty vectors a client."""
+    """How many clients go side by side: on a GPU, what its free memory holds of some fifty vectors a client.
+
+    In equal parts where there are several: a last part of another size would be recorded once more.
+    """
     if task.device.type != "cuda":
         return choose.chunk_of(task, participants)
     free, _ = torch.cuda.mem_get_info(task.device)
-    return max(1, min(512, int(free / (50 * 4 * task.layout.size + 64e6))))
+    most = max(1, min(512, int(free / (50 * 4 * task.layout.size + 64e6))))
+    return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
 
 
 def _problem(task: Task, engine: Engine, data: Data) -> str:

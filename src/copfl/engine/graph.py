@@ -33,6 +33,7 @@ class Recorder:
         self.recordings: dict[object, Recording] = {}
         self.calls: dict[object, int] = {}
         self.pool: Any = None
+        self.stream: Any = None
         self.sources: dict[object, list[Tensor]] = {}
 
     def __call__(self, f: Callable[[G], R], given: G, variant: object) -> R:
@@ -58,12 +59,14 @@ class Recorder:
         return result
 
     def _warm(self, f: Callable[[G], R], given: G) -> R:
-        """Runs as written, on a stream of its own, as recording will."""
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Runs as written, on a stream of its own, as recording will; on one alone, for each keeps what it frees."""
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             result = f(given)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.empty_cache()  # until it is recorded others may want the memory, such as another process
         return result
 
     def _record(self, f: Callable[[G], R], given: G) -> Recording:
@@ -71,7 +74,16 @@ class Recorder:
         torch.cuda.empty_cache()  # a recording keeps its memory to itself, so what the warm-up used goes back first
         fixed = tree.each(lambda t: t.contiguous().clone(), given)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            result = f(fixed)
+        before = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                result = f(fixed)
+        except BaseException as error:
+            # torch leaves its own stream in place then. Whatever this thread did next would be done beside what other
+            # threads do, and they would read numbers that are not there yet.
+            torch.cuda.set_stream(before)
+            if isinstance(error, RuntimeError) and "out of memory" in str(error):
+                raise torch.cuda.OutOfMemoryError(str(error)) from error
+            raise
         self.pool = graph.pool()
         return Recording(graph, tree.leaves(fixed), result)

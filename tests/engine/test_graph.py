@@ -1,0 +1,80 @@
+"""Recording needs a GPU; what is done around it does not: here torch.cuda is played by records of what was asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from copfl.engine.graph import Recorder
+
+
+class Cuda:
+    """The streams of a GPU, as far as a recorder asks for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_the_end: Exception | None) -> None:
+        self.stream, self.made, self.freed = "usual", list[Stream](), 0
+        for name, value in {
+            "current_stream": lambda: self.stream,
+            "set_stream": self.set_stream,
+            "Stream": lambda: self.made.append(Stream()) or self.made[-1],  # type: ignore[func-returns-value]
+            "stream": lambda stream: contextlib.nullcontext(),
+            "empty_cache": self.empty,
+            "synchronize": lambda: None,
+            "CUDAGraph": lambda: None,
+            "graph": self.graph,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(Stream, "wait_stream", lambda self, other: None, raising=False)
+        self.at_the_end = at_the_end
+
+    def set_stream(self, stream: str) -> None:
+        self.stream = stream
+
+    def empty(self) -> None:
+        self.freed += 1
+
+    @contextlib.contextmanager
+    def graph(self, graph: object, pool: object) -> Iterator[None]:
+        """As torch does it: what goes wrong at the end of a recording leaves the recording's stream in place."""
+        self.stream = "recording"
+        yield
+        if self.at_the_end is not None:
+            raise self.at_the_end
+        self.stream = "usual"
+
+
+class Stream:
+    wait_stream: Any
+
+
+@pytest.mark.parametrize(
+    ("problem", "seen"),
+    [
+        (RuntimeError("CUDA error: out of memory"), torch.cuda.OutOfMemoryError),
+        (RuntimeError("something else"), RuntimeError),
+        (KeyError("in the program"), KeyError),
+    ],
+)
+def test_a_recording_that_fails_leaves_the_stream_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, seen: type[Exception]
+) -> None:
+    """Else this thread goes on beside the others, which read what it has not yet computed."""
+    cuda = Cuda(monkeypatch, at_the_end=problem)
+    with pytest.raises(seen):
+        Recorder()._record(lambda given: given, (torch.zeros(2),))
+    assert cuda.stream == "usual"
+
+
+def test_rounds_before_the_recording_share_one_stream_and_give_their_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, recorder = Cuda(monkeypatch, None), Recorder()
+    monkeypatch.setattr(cuda, "stream", Stream())
+    results = [recorder._warm(lambda given: (given[0] + 1,), (torch.zeros(2),)) for _ in range(3)]
+    assert [r[0].tolist() for r in results] == [[1.0, 1.0]] * 3
+    assert len(cuda.made) == 1
+    assert cuda.freed == 3

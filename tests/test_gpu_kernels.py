@@ -11,20 +11,45 @@ import pytest
 
 SCRIPT = """
 import torch
-from copfl import gpu_kernels, selection, folded
+from copfl import elementwise, gpu_kernels, selection, folded
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 shapes = (((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9))
-for kernel, stride, padding, size in shapes:
-    x = torch.randn(2, size, size, 3, dtype=torch.float64)
+for kernel, stride, padding, size, channels in ((*shape, c) for shape in shapes for c in (3, 64)):
+    x = torch.randn(2, size, size, channels, dtype=torch.float64)
     rows = folded.patches(x, kernel, stride, padding)
-    turned = rows.view(*rows.shape[:3], *kernel, 3).movedim(5, 3).contiguous()  # as the weights lie, channels first
-    close(gpu_kernels.patches(x, tuple(rows.shape[1:3]), kernel, stride, padding), turned)
-    grad = torch.randn_like(turned)
-    back = gpu_kernels.unpatch(grad, (size, size), stride, padding)
-    flat = grad.movedim(3, 5).flatten(3)
-    close(back, folded.unpatch(flat, (size, size), kernel, stride, padding))
+    out, filling = tuple(rows.shape[1:3]), -rows.shape[3] % 4
+    turned = rows.view(*rows.shape[:3], *kernel, channels).movedim(5, 3).flatten(3)  # channels first
+    close(gpu_kernels.patches(x, out, kernel, stride, padding, False), turned)
+    close(gpu_kernels.patches(x, out, kernel, stride, padding, True), torch.nn.functional.pad(rows, (0, filling)))
+    grad = torch.randn(*rows.shape[:3], rows.shape[3] + filling, dtype=torch.float64)
+    meant = grad[..., : rows.shape[3]]
+    back = folded.unpatch(meant.contiguous(), (size, size), channels, kernel, stride, padding)
+    close(gpu_kernels.unpatch(grad, (size, size), channels, kernel, stride, padding, True), back)
+    first = meant.unflatten(3, (*kernel, channels)).movedim(5, 3).flatten(3)
+    close(gpu_kernels.unpatch(first, (size, size), channels, kernel, stride, padding, False), back)
+# The whole convolution as it is on a GPU, windows as pixels lie (many of them) and as weights lie, against torch's.
+folded.compiles = lambda tensor: True
+for kernel, stride, padding, size, kernels in (
+    ((3, 3), (1, 1), (1, 1), 5, 2), ((3, 3), (1, 1), (1, 1), 2, 40), ((3, 3), (2, 2), (1, 1), 6, 3),
+    ((7, 7), (2, 2), (3, 3), 9, 4), ((1, 1), (2, 2), (0, 0), 4, 3),
+):
+    x = torch.randn(2 * 3, size, size, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, kernels, 3, *kernel, dtype=torch.float64, requires_grad=True)
+    place = torch.zeros_like(weight)
+    y = folded.convolve(x, weight, 2, kernel, stride, padding, None, place)
+    toward = torch.randn_like(y)
+    mine = torch.autograd.grad(y, (x, weight), toward)
+    images = x.detach().permute(0, 3, 1, 2).requires_grad_()
+    pairs = zip(images.split(3), weight, strict=True)
+    plain = torch.cat([torch.nn.functional.conv2d(i, w, None, stride, padding) for i, w in pairs])
+    close(y.permute(0, 3, 1, 2), plain)
+    theirs = torch.autograd.grad(plain, (images, weight), toward.permute(0, 3, 1, 2))
+    close(mine[0].permute(0, 3, 1, 2), theirs[0])
+    close(mine[1], theirs[1])
+    close(place, theirs[1])  # written where it is wanted
+folded.compiles = elementwise.compiles
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
     weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
@@ -39,17 +64,24 @@ for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype
 for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, torch.int64, 63)):
     values = torch.rand(3, 3000, dtype=dtype)
     values[:, ::3], values[1, :500] = values[:, :1], -1
+    keys = values.view(bits)
+    wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
     for count in ([0, 5, 3000], [1, 2500, 1000], [1000, 0, 1]):
-        keys = values.view(bits)
-        low, above, equal = gpu_kernels.threshold(keys, torch.tensor(count), width)
-        assert torch.equal(low, selection._threshold(keys, torch.tensor(count), width)), count
-        assert above.tolist() == (keys > low[:, None]).sum(1).tolist()
-        assert equal.tolist() == (keys == low[:, None]).sum(1).tolist()
-        wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
-        chosen = gpu_kernels.largest(wide, torch.tensor(count), width)
-        assert torch.equal(chosen, selection._largest(values, torch.tensor(count))), count
+        counts = torch.tensor(count)[:, None]
+        low, above, equal = gpu_kernels.threshold(keys, counts, width, (3000,))
+        assert torch.equal(low[:, 0], selection._threshold(keys, counts[:, 0], width)), count
+        assert above.tolist() == (keys > low).sum(1, keepdim=True).tolist()
+        assert equal.tolist() == (keys == low).sum(1, keepdim=True).tolist()
+        chosen = gpu_kernels.largest(wide, counts, width, (3000,))
+        assert torch.equal(chosen, selection._largest(values, counts, (3000,))), count
+        sizes = (1000, 1, 0, 1999)  # stretches, each with a count of its own
+        many = torch.stack([counts[:, 0], counts[:, 0] % 2, 0 * counts[:, 0], counts.flip(0)[:, 0]], 1)
+        chosen = gpu_kernels.largest(wide, many, width, sizes)
+        assert torch.equal(chosen, selection._largest(values, many, sizes)), count
 masks = (torch.rand(3, 20000) > 0.3)[:, :19001]
-assert gpu_kernels.count(masks).tolist() == masks.sum(1).tolist()
+assert gpu_kernels.count(masks, (19001,)).tolist() == masks.sum(1, keepdim=True).tolist()
+sizes = (9000, 0, 1, 10000)
+assert gpu_kernels.count(masks, sizes).tolist() == torch.stack([p.sum(1) for p in masks.split(sizes, 1)], 1).tolist()
 for dtype in (torch.float32, torch.bool):
     new, old = (torch.rand(3, 5008) > 0.5).to(dtype)[:, :5000], (torch.rand(3, 5000) > 0.5).to(dtype)
     before = new.clone()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl.selection import count, largest
+from copfl.selection import count, count_of_each, largest, largest_of_each
 
 
 def places(mask: Tensor) -> list[int]:
@@ -60,3 +60,17 @@ def test_count_is_exact_and_per_client() -> None:
     masks = torch.rand(3, 70, generator=torch.Generator().manual_seed(0)) < 0.3
     assert torch.func.vmap(count)(masks).tolist() == masks.sum(1).tolist()
     assert int(count(torch.ones(100_001, dtype=torch.bool))) == 100_001
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(0, 2**31 - 1))
+def test_stretches_are_chosen_and_counted_each_on_its_own(sizes: list[int], seed: int) -> None:
+    generator, cuts = torch.Generator().manual_seed(seed), tuple(sizes)
+    values = torch.rand(3, sum(sizes), generator=generator).mul(5).round() - 1
+    counts = torch.randint(0, 13, (3, len(sizes)), generator=generator)
+    together = torch.func.vmap(lambda v, n: largest_of_each(v, n, cuts))(values, counts)
+    found = torch.func.vmap(lambda m: count_of_each(m, cuts))(together)
+    for n in range(3):
+        alone = [largest(part, k) for part, k in zip(torch.split(values[n], sizes), counts[n], strict=True)]
+        assert torch.equal(together[n], torch.cat(alone))
+        assert torch.equal(largest_of_each(values[n], counts[n], cuts), together[n])
+        assert found[n].tolist() == count_of_each(together[n], cuts).tolist() == [int(part.sum()) for part in alone]

@@ -186,7 +186,7 @@ def test_unpatch_is_the_adjoint_of_patches(
     x = torch.randn(2, size, size, 3, dtype=torch.float64)
     rows = patches(x, kernel, stride, padding)
     r = torch.randn(rows.shape, dtype=torch.float64)
-    back = unpatch(r, (size, size), kernel, stride, padding)
+    back = unpatch(r, (size, size), x.shape[3], kernel, stride, padding)
     torch.testing.assert_close((rows * r).sum(), (x * back).sum())
 
 

@@ -147,7 +147,8 @@ class _Elementwise(torch.autograd.Function):
         if not compiles(like) or like.dim() != 2:
             results = function(*given)
         else:
-            first = [g[:, :1] if isinstance(g, Tensor) and g.dim() == 2 else g for g in given]  # tells the dtypes
+            # One entry of each tells the dtypes; a vector that clients have in common has no client axis.
+            first = [g[..., :1] if isinstance(g, Tensor) and g.dim() else g for g in given]
             results = aligned_like(function(*first), *like.shape)
             _compiled(_into(function), _kind(given))(results, *given)
         return results, tuple(0 for _ in results)

@@ -17,21 +17,31 @@ from copfl.elementwise import compiles
 
 Pair = tuple[int, int]
 
-# Windows are kept as the GPU's kernels write them, [..., C, kh, kw], like a convolution's weights; or, on a CPU, as
-# memory lies, [..., kh, kw, C]: whole pixels are copied and added, and it is the (far smaller) weights that are turned.
+# A window is a row of numbers: pixel by pixel, [kh, kw, C], as memory lies, so that whole pixels are copied and added;
+# or [C, kh, kw], as weights lie. Where weights lie otherwise than windows they are turned: always on a CPU, on a GPU
+# where there are more windows than kernels.
 
 
-def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The windows of x [B, H, W, C] as rows [B, Ho, Wo, C * kh * kw]."""
-    high, wide = (
-        (size + 2 * p - k) // s + 1 for size, k, s, p in zip(x.shape[1:3], kernel, stride, padding, strict=True)
-    )
+def pixel_by_pixel(weight: Tensor, windows: int) -> bool:
+    """How so many windows of each client are kept for kernels [N, O, C, kh, kw]; 1 x 1 is both."""
+    return weight.shape[3:] != (1, 1) and (not compiles(weight) or windows >= weight.shape[1])
+
+
+def outputs(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+    """How many windows there are, down and across."""
+    high, wide = ((n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, padding, strict=True))
+    return high, wide
+
+
+def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, pixels: bool = True) -> Tensor:
+    """The windows of x [B, H, W, C] as rows [B, Ho, Wo, K], K = C * kh * kw; on a GPU, with zeros behind them."""
+    high, wide = outputs((x.shape[1], x.shape[2]), kernel, stride, padding)
     if kernel == (1, 1) and padding == (0, 0):
         return x[:, :: stride[0], :: stride[1]]
     if compiles(x):
         from copfl import gpu_kernels
 
-        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding).flatten(3)
+        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding, pixels)
     if padding != (0, 0):
         x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
     rows = x.new_empty(x.shape[0], high, wide, *kernel, x.shape[3])
@@ -40,16 +50,17 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     return rows.flatten(3)
 
 
-def unpatch(rows: Tensor, size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """The sum of windows [B, Ho, Wo, C * kh * kw] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
-    batch, high, wide, entries = rows.shape
-    channels = entries // (kernel[0] * kernel[1])
+def unpatch(
+    rows: Tensor, size: Pair, channels: int, kernel: Pair, stride: Pair, padding: Pair, pixels: bool = True
+) -> Tensor:
+    """The sum of windows [B, Ho, Wo, K] back where they came from, [B, H, W, C]: the adjoint of `patches`."""
+    batch, high, wide, _ = rows.shape
     if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0):
         return rows
     if compiles(rows):
         from copfl import gpu_kernels
 
-        return gpu_kernels.unpatch(rows.view(batch, high, wide, channels, *kernel), size, stride, padding)
+        return gpu_kernels.unpatch(rows, size, channels, kernel, stride, padding, pixels)
     x = rows.new_zeros(batch, size[0] + 2 * padding[0], size[1] + 2 * padding[1], channels)
     rows = rows.view(batch, high, wide, *kernel, channels)
     for i, j, down, across in _taps(kernel, stride, high, wide):
@@ -64,13 +75,12 @@ def _taps(kernel: Pair, stride: Pair, high: int, wide: int) -> Iterator[tuple[in
             yield i, j, slice(i, i + stride[0] * high, stride[0]), slice(j, j + stride[1] * wide, stride[1])
 
 
-def turned(weight: Tensor) -> Tensor:
-    """Kernels [N, O, C, kh, kw] as matrices [N, O, C * kh * kw] whose columns are in the order of `patches`."""
-    return weight.flatten(2) if _as_they_are(weight) else weight.movedim(2, 4).flatten(2)
-
-
-def _as_they_are(weight: Tensor) -> bool:
-    return weight.shape[3:] == (1, 1) or compiles(weight)
+def turned(weight: Tensor, entries: int, pixels: bool) -> Tensor:
+    """Kernels [N, O, C, kh, kw] as matrices [N, O, K] whose columns are in the order of `patches`, K `entries`."""
+    if not pixels:
+        return weight.flatten(2)
+    matrix = weight.movedim(2, 4).flatten(2)
+    return matrix if matrix.shape[2] == entries else F.pad(matrix, (0, entries - matrix.shape[2]))
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, place: Tensor | None = None) -> Tensor:
@@ -99,29 +109,31 @@ class _Convolve(torch.autograd.Function):
         products: torch.dtype | None,
         place: Tensor | None,
     ) -> Tensor:
-        windows = patches(x, kernel, stride, padding)
-        high, wide = windows.shape[1:3]
-        rows = windows.reshape(n, -1, windows.shape[3])  # [N, B*Ho*Wo, C*kh*kw]
+        high, wide = outputs((x.shape[1], x.shape[2]), kernel, stride, padding)
+        pixels = pixel_by_pixel(weight, x.shape[0] // n * high * wide)
+        windows = patches(x, kernel, stride, padding, pixels)
+        rows = windows.reshape(n, -1, windows.shape[3])  # [N, B*Ho*Wo, K]
         ctx.save_for_backward(rows, weight)
-        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products, place)
-        y = product(rows, turned(weight).transpose(1, 2), products)
+        ctx.how = (tuple(x.shape), (high, wide), kernel, stride, padding, products, place, pixels)
+        y = product(rows, turned(weight, rows.shape[2], pixels).transpose(1, 2), products)
         return y.view(x.shape[0], high, wide, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        shape, out, kernel, stride, padding, products, place = ctx.how
-        grad = grads[0].reshape(weight.shape[0], -1, weight.shape[1])  # [N, B*Ho*Wo, O]
-        if _as_they_are(weight):
-            to_weight = product(grad.transpose(1, 2), rows, products, place).view(weight.shape)
-        else:
-            n, outs, channels = weight.shape[:3]
-            found = product(grad.transpose(1, 2), rows, products).view(n, outs, *kernel, channels).movedim(4, 2)
+        shape, out, kernel, stride, padding, products, place, pixels = ctx.how
+        n, outs, channels = weight.shape[:3]
+        grad = grads[0].reshape(n, -1, outs)  # [N, B*Ho*Wo, O]
+        if pixels:
+            found = product(grad.transpose(1, 2), rows, products)[..., : weight[0, 0].numel()]
+            found = found.reshape(n, outs, *kernel, channels).movedim(4, 2)
             to_weight = found if place is None else place.copy_(found)
+        else:
+            to_weight = product(grad.transpose(1, 2), rows, products, place).view(weight.shape)
         to_x = None
         if ctx.needs_input_grad[0]:
-            back = product(grad, turned(weight), products).view(shape[0], *out, -1)
-            to_x = unpatch(back, shape[1:3], kernel, stride, padding)
+            back = product(grad, turned(weight, rows.shape[2], pixels), products).view(shape[0], *out, -1)
+            to_x = unpatch(back, shape[1:3], channels, kernel, stride, padding, pixels)
         return to_x, to_weight, None, None, None, None, None, None
 
 

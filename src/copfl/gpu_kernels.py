@@ -7,6 +7,9 @@ Triton is installed, a test runs these in its interpreter and holds the two equa
 # mypy: ignore-errors
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +25,7 @@ def _gather(
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BLOCK: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
+    """Windows [C, kh, kw], as weights lie, number by number."""
     place = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
     j = place % KW
@@ -42,11 +46,44 @@ def _gather(
 
 
 @triton.jit
+def _gather_lines(
+    x, rows, total,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    ROW: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """Windows [kh, kw, C] line by line: the kw pixels of a window's line lie beside each other in x as well.
+
+    Where a line comes from is found once for all its numbers. Behind the last line of a window come ROW's zeros; where
+    there are none, and columns fill a line, no bound stands in the way of reading and writing four numbers at once.
+    """
+    WHOLE: tl.constexpr = (KW * C) % COLUMNS == 0 and KH * KW * C == ROW
+    line = tl.program_id(0).to(INDEX) * LINES + tl.arange(0, LINES)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    i = line % KH
+    window = line // KH
+    wo = window % WO
+    rest = window // WO
+    h = (rest % HO) * SH + i - PH
+    w = (wo * SW - PW)[:, None] + (column // C)[None]
+    inside = (line < total)[:, None]
+    real = inside & ((h >= 0) & (h < H))[:, None] & (w >= 0) & (w < W)
+    if not WHOLE:
+        real = real & (column < KW * C)[None]
+        length = tl.where(i == KH - 1, ROW - (KH - 1) * KW * C, KW * C)
+        inside = inside & (column[None] < length[:, None])
+    start = (((rest // HO) * H + h) * W + wo * SW - PW) * C
+    value = tl.load(x + start[:, None] + column[None], mask=real, other=0.0)
+    to = window * ROW + i * (KW * C)
+    tl.store(rows + to[:, None] + column[None], value, mask=inside)
+
+
+@triton.jit
 def _scatter(
     rows, x, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    BLOCK: tl.constexpr, INDEX: tl.constexpr,
+    PIXELS: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
@@ -65,8 +102,8 @@ def _scatter(
             across = w + PW - j
             wide = across // SW
             real = fits & (across >= 0) & (across % SW == 0) & (wide < WO)
-            at = (((b * HO + high) * WO + wide) * C + c) * (KH * KW) + i * KW + j
-            value += tl.load(rows + at, mask=real, other=0.0)
+            k = (i * KW + j) * C + c if PIXELS else c * (KH * KW) + i * KW + j
+            value += tl.load(rows + ((b * HO + high) * WO + wide) * ROW + k, mask=real, other=0.0)
     tl.store(x + place, value, mask=inside)
 
 
@@ -74,125 +111,172 @@ def _index(numbers: int):
     return tl.int32 if numbers < 2**31 - BLOCK else tl.int64
 
 
-def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding) -> Tensor:
-    """The windows of x [B, H, W, C] as [B, Ho, Wo, C, kh, kw]."""
+def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bool) -> Tensor:
+    """The windows of x [B, H, W, C] as rows [B, Ho, Wo, K].
+
+    A row is [C, kh, kw], as weights lie; or [kh, kw, C], pixel by pixel as x lies, which is read and written in wider
+    pieces, and filled up with zeros to a multiple of four.
+    """
     x = x.contiguous()
     batch, high, wide, channels = x.shape
-    rows = torch.empty(batch, *out, channels, *kernel, dtype=x.dtype, device=x.device)
-    total = rows.numel()
-    _gather[(triton.cdiv(total, BLOCK),)](
-        x, rows, total, high, wide, channels, *out, *kernel, *stride, *padding, BLOCK=BLOCK, INDEX=_index(total)
+    entries = channels * kernel[0] * kernel[1]
+    rows = torch.empty(batch, *out, -(-entries // 4) * 4 if pixels else entries, dtype=x.dtype, device=x.device)
+    how = (high, wide, channels, *out, *kernel, *stride, *padding)
+    if not pixels:
+        total = rows.numel()
+        _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=_index(total))
+        return rows
+    lines, length = batch * out[0] * out[1] * kernel[0], kernel[1] * channels
+    longest = length + rows.shape[3] - entries
+    columns = 64 if longest % 64 == 0 else min(128, triton.next_power_of_2(longest))
+    together = 2 * BLOCK // columns
+    _gather_lines[(triton.cdiv(lines, together), triton.cdiv(longest, columns))](
+        x, rows, lines, *how, ROW=rows.shape[3], LINES=together, COLUMNS=columns, INDEX=_index(rows.numel())
     )
     return rows
 
 
-def unpatch(rows: Tensor, size: tuple[int, int], stride, padding) -> Tensor:
+def unpatch(rows: Tensor, size: tuple[int, int], channels: int, kernel, stride, padding, pixels: bool) -> Tensor:
     """The adjoint of `patches`: [B, H, W, C]."""
     rows = rows.contiguous()
-    batch, ho, wo, channels, kh, kw = rows.shape
+    batch, ho, wo, entries = rows.shape
     x = torch.empty(batch, *size, channels, dtype=rows.dtype, device=rows.device)
     total = x.numel()
     _scatter[(triton.cdiv(total, BLOCK),)](
-        rows, x, total, *size, channels, ho, wo, kh, kw, *stride, *padding, BLOCK=BLOCK, INDEX=_index(rows.numel())
-    )
+        rows, x, total, *size, channels, ho, wo, *kernel, *stride, *padding,
+        PIXELS=pixels, ROW=entries, BLOCK=BLOCK, INDEX=_index(rows.numel()),
+    )  # fmt: skip
     return x
+
+
+# A row may be cut into stretches, such as a model's tensors, each with a count and a threshold of its own. Programs go
+# over parts of them: `stretches`, [3, parts], has each part's stretch, its first place and the place behind its last.
+
+PART = 8 * BLOCK
+
+
+@lru_cache(maxsize=64)
+def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    ends = list(accumulate(sizes))
+    found = [(i, at, end) for i, end in enumerate(ends) for at in range(end - sizes[i], end, PART)]
+    return torch.tensor(found, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
 
 
 @triton.jit
 def _digits(
-    keys, low, counts, length, stride, spare,
+    keys, low, counts, ties, stretches, parts, number, stride,
     PLACE: tl.constexpr, TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE.
 
-    With TIES the keys are the places, counted from behind, of the entries that equal `spare`'s threshold.
+    With TIES the keys are the places, counted from behind, of the entries that equal the threshold in `ties`.
     """
-    row = tl.program_id(1).to(tl.int64)
-    if TIES and tl.load(spare + row * 3 + 2) == 0:  # all that are equal are taken: there is nothing to choose
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = row * number + tl.load(stretches + part)
+    if TIES and tl.load(ties + at * 3 + 2) == 0:  # all that are equal are taken: there is nothing to choose
         return
-    prefix = 0 if TOP else tl.load(low + row) >> (PLACE + 4)
+    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    prefix = 0 if TOP else tl.load(low + at) >> (PLACE + 4)
     total = tl.zeros([32], dtype=tl.int32)
-    for part in tl.static_range(8):
-        place = (tl.program_id(0) * 8 + part) * BLOCK + tl.arange(0, BLOCK)
-        key = tl.load(keys + row * stride + place, mask=place < length, other=-1)
+    for piece in tl.static_range(8):
+        place = start + piece * BLOCK + tl.arange(0, BLOCK)
+        key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
         if TIES:
-            key = tl.where((place < length) & (key == tl.load(spare + row * 3)), length - 1 - place, -1).to(tl.int64)
+            key = tl.where((place < end) & (key == tl.load(ties + at * 3)), end - 1 - place, -1).to(tl.int64)
         fits = key >= 0
         if not TOP:  # the highest digit has nothing above it
             fits = fits & ((key >> (PLACE + 4)) == prefix)
         digit = tl.where(fits, (key >> PLACE) & 15, 31).to(tl.int32)
         total += tl.histogram(digit, 32)
     bins = tl.arange(0, 32)
-    tl.atomic_add(counts + row * 32 + bins, total, mask=bins < 16)
+    tl.atomic_add(counts + at * 16 + bins, total, mask=bins < 16)
 
 
-def threshold(keys: Tensor, count: Tensor, width: int, ties: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number below 2^width that at least `count` keys of the row reach, how many exceed and equal it: [N]s.
+@triton.jit
+def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.constexpr):
+    """The digit of the threshold at PLACE, from how many keys have each digit; the counts are zero again then."""
+    at = tl.program_id(0)
+    bins = tl.arange(0, 16)
+    found = tl.load(counts + at * 16 + bins)
+    tl.store(counts + at * 16 + bins, tl.zeros([16], dtype=tl.int32))
+    higher = tl.load(above + at)
+    reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher  # have this digit, or a higher
+    digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
+    digit = tl.maximum(digit, 0)
+    tl.store(above + at, higher + tl.sum(tl.where(bins > digit, found, 0), 0))
+    tl.store(equal + at, tl.sum(tl.where(bins == digit, found, 0), 0))
+    before = tl.load(low + at)
+    tl.store(low + at, before + (digit.to(before.dtype) << PLACE))
 
-    With `ties` [N, 3] the keys are the places, counted from behind, of the keys that equal its first column; rows
-    whose last column is 0 are passed over.
+
+def threshold(
+    keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...], ties: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest number below 2^width that at least `count` keys of the stretch reach, how many exceed and equal it.
+
+    Keys [N, d], the others [N, stretches]. With `ties` [N, stretches, 3] the keys are the places, counted from behind,
+    of the keys that equal its first column; stretches whose last column is 0 are passed over.
     """
-    rows, length = keys.shape
-    low, above = torch.zeros_like(count, dtype=keys.dtype), torch.zeros_like(count, dtype=torch.int32)
-    wanted, equal = count.to(torch.int32), above
+    rows, number, stretches = len(keys), len(sizes), _parts(sizes, keys.device)
+    count = count.contiguous()  # the kernels go by places in memory
+    low = torch.zeros_like(count, dtype=keys.dtype if ties is None else torch.int64)
+    above, equal = (torch.zeros_like(count, dtype=torch.int32) for _ in range(2))
+    counts, wanted = torch.zeros(rows * number, 16, dtype=torch.int32, device=keys.device), count.to(torch.int32)
     for place in range((width - 1) // 4 * 4, -1, -4):
-        counts = torch.zeros(rows, 32, dtype=torch.int32, device=keys.device)
-        grid = (triton.cdiv(length, 8 * 1024), rows)
-        _digits[grid](
-            keys, low, counts, length, keys.stride(0), low if ties is None else ties,
-            PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=1024,
+        _digits[(stretches.shape[1], rows)](
+            keys, low, counts, low if ties is None else ties, stretches, stretches.shape[1], number, keys.stride(0),
+            PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
         )  # fmt: skip
-        tops = 1 << min(4, width - place)  # the highest digit may have fewer bits
-        reached = counts[:, :tops].flip(1).cumsum(1).flip(1) + above[:, None]  # keys with this digit or a higher one
-        digit = ((reached >= wanted[:, None]).sum(1) - 1).clamp(min=0)
-        at = torch.arange(tops, device=keys.device)
-        above = above + torch.where(at > digit[:, None], counts[:, :tops], 0).sum(1, dtype=torch.int32)
-        equal = torch.where(at == digit[:, None], counts[:, :tops], 0).sum(1, dtype=torch.int32)
-        low = low + (digit.to(keys.dtype) << place)
+        digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
+        _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits)
     return low, above, equal
 
 
 @triton.jit
-def _reach(keys, chosen, ties, last, length, stride, BLOCK: tl.constexpr):
+def _reach(keys, chosen, ties, last, stretches, parts, number, stride, length, BLOCK: tl.constexpr):
     """True on the keys above the threshold, and on those equal to it whose place from behind is `last` or more."""
-    row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key = tl.load(keys + row * stride + place, mask=place < length, other=-1)
-    low, spare = tl.load(ties + row * 3), tl.load(ties + row * 3 + 1)
-    early = (length - 1 - place) >= tl.load(last + row)
-    value = (key > low) | ((key == low) & early & (spare > 0))
-    tl.store(chosen + row * length + place, value.to(tl.uint8), mask=place < length)
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = row * number + tl.load(stretches + part)
+    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    low, spare, first = tl.load(ties + at * 3), tl.load(ties + at * 3 + 1), tl.load(last + at)
+    for piece in tl.static_range(8):
+        place = start + piece * BLOCK + tl.arange(0, BLOCK)
+        key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
+        value = (key > low) | ((key == low) & (end - 1 - place >= first) & (spare > 0))
+        tl.store(chosen + row * length + place, value.to(tl.uint8), mask=place < end)
 
 
-def largest(keys: Tensor, count: Tensor, width: int) -> Tensor:
-    """True on the `count` largest keys of each row [N, d]; equal ones in the order they stand."""
-    rows, length = keys.shape
-    low, above, equal = threshold(keys, count, width)
+def largest(keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...]) -> Tensor:
+    """True on the `count` [N, stretches] largest keys [N, d] of each stretch; equal ones in the order they stand."""
+    (rows, length), count = keys.shape, count.contiguous()
+    low, above, equal = threshold(keys, count, width, sizes)
     spare = count.to(torch.int64) - above
-    ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], 1).contiguous()
-    last, _, _ = threshold(keys, spare, max(1, (length - 1).bit_length()), ties)
-    last = torch.where(ties[:, 2] > 0, last.to(torch.int64), 0)
-    chosen = torch.empty(rows, length, dtype=torch.bool, device=keys.device)
-    _reach[(triton.cdiv(length, BLOCK), rows)](
-        keys, chosen.view(torch.uint8), ties, last, length, keys.stride(0), BLOCK=BLOCK
-    )
+    ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], -1)
+    last, _, _ = threshold(keys, spare, max(1, (max(sizes) - 1).bit_length()), sizes, ties)
+    last = torch.where(ties[..., 2] > 0, last, 0)
+    chosen, stretches = torch.empty(rows, length, dtype=torch.bool, device=keys.device), _parts(sizes, keys.device)
+    _reach[(stretches.shape[1], rows)](
+        keys, chosen.view(torch.uint8), ties, last, stretches, stretches.shape[1], len(sizes), keys.stride(0), length,
+        BLOCK=BLOCK,
+    )  # fmt: skip
     return chosen
 
 
 @triton.jit
-def _count(mask, counts, length, stride, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(mask + row * stride + place, mask=place < length, other=0).to(tl.int32)
-    tl.atomic_add(counts + row, tl.sum(found, 0))
+def _count(mask, counts, stretches, parts, number, stride, PART: tl.constexpr):
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    end = tl.load(stretches + 2 * parts + part)
+    place = tl.load(stretches + parts + part) + tl.arange(0, PART)
+    found = tl.load(mask + row * stride + place, mask=place < end, other=0).to(tl.int32)
+    tl.atomic_add(counts + row * number + tl.load(stretches + part), tl.sum(found, 0))
 
 
-def count(mask: Tensor) -> Tensor:
-    """How many entries of each row [N, d] are True; PyTorch's own sum first writes eight bytes for each."""
-    rows, length = mask.shape
-    counts = torch.zeros(rows, dtype=torch.int32, device=mask.device)
-    _count[(triton.cdiv(length, 8 * BLOCK), rows)](
-        mask.view(torch.uint8), counts, length, mask.stride(0), BLOCK=8 * BLOCK
+def count(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """How many entries of each stretch of each row [N, d] are True; PyTorch's sum first writes eight bytes for each."""
+    counts = torch.zeros(len(mask), len(sizes), dtype=torch.int32, device=mask.device)
+    stretches = _parts(sizes, mask.device)
+    _count[(stretches.shape[1], len(mask))](
+        mask.view(torch.uint8), counts, stretches, stretches.shape[1], len(sizes), mask.stride(0), PART=PART
     )
     return counts.to(torch.int64)
 

@@ -17,36 +17,48 @@ def largest(values: Tensor, count: Tensor) -> Tensor:
     The count may be a tensor that differs from client to client, which neither topk nor a slice of a sort allows under
     vmap. Non-negative floats are ordered like their bits, so the threshold is found digit by digit on the bits.
     """
-    return _choose(values, count)
+    return _choose(values, count[None], (len(values),))
+
+
+def largest_of_each(values: Tensor, counts: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """`largest` of each of the stretches, of these sizes, that the vector is cut into: counts [stretches]."""
+    return _choose(values, counts, sizes)
 
 
 class _Largest(torch.autograd.Function):
-    """`largest`, with vmap told how: a vector's bits are not something that it knows how to look at."""
+    """`largest_of_each`, with vmap told how: a vector's bits are not something that it knows how to look at."""
 
     @staticmethod
-    def forward(values: Tensor, count: Tensor) -> Tensor:
-        return _largest(values[None], count[None])[0]
+    def forward(values: Tensor, counts: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        return _largest(values[None], counts[None], sizes)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor, count: Tensor) -> tuple[Tensor, int]:
-        rows = in_front(info, in_dims[0], values)
-        return _largest(rows, count.expand(info.batch_size)), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], values: Tensor, counts: Tensor, sizes: tuple[int, ...]
+    ) -> tuple[Tensor, int]:
+        return _largest(in_front(info, in_dims[0], values), in_front(info, in_dims[1], counts), sizes), 0
 
 
-def _largest(values: Tensor, count: Tensor) -> Tensor:
-    """`largest` of every row: values [N, d], count [N]."""
+def _largest(values: Tensor, counts: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """`largest_of_each` of every row: values [N, d], counts [N, stretches]."""
     double = values.dtype == torch.float64
     bits = values.view(torch.int64 if double else torch.int32)
+    width = 63 if double else 31
     if compiles(bits) and bits.stride(-1) == 1:
         from copfl import gpu_kernels
 
-        return gpu_kernels.largest(bits, count, 63 if double else 31)
-    bits = bits.contiguous()
-    low = _threshold(bits, count, 63 if double else 31)
+        return gpu_kernels.largest(bits, counts, width, sizes)
+    parts = zip(torch.split(bits, list(sizes), 1), counts.T, strict=True)
+    return torch.cat([_top(part.contiguous(), count, width) for part, count in parts], 1)
+
+
+def _top(bits: Tensor, count: Tensor, width: int) -> Tensor:
+    """True on the `count` [N] largest of every row [N, d]."""
+    low = _threshold(bits, count, width)
     above, equal = bits > low[:, None], bits == low[:, None]
     spare = count - above.sum(1)
     # Of those that equal the threshold, the first ones: found like the threshold, on their places counted from behind.
@@ -74,52 +86,32 @@ def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
 
 def count(mask: Tensor) -> Tensor:
     """How many entries are True; a plain sum would first turn each of them into eight bytes."""
-    return _number(mask)
+    return _number(mask, (len(mask),))[0]
+
+
+def count_of_each(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """How many entries are True in each of the stretches, of these sizes, that the vector is cut into: [stretches]."""
+    return _number(mask, sizes)
 
 
 class _Count(torch.autograd.Function):
     @staticmethod
-    def forward(mask: Tensor) -> Tensor:
-        return mask.count_nonzero()
+    def forward(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        return torch.stack([part.count_nonzero() for part in torch.split(mask, list(sizes))])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, int]:
         rows = in_front(info, in_dims[0], mask)
-        return _in_rows(rows), 0
+        if compiles(rows) and rows.stride(1) == 1:
+            from copfl import gpu_kernels
+
+            return gpu_kernels.count(rows, sizes), 0
+        return torch.stack([part.sum(1) for part in torch.split(rows, list(sizes), 1)], 1), 0
 
 
-def _in_rows(rows: Tensor) -> Tensor:
-    if compiles(rows) and rows.stride(1) == 1:
-        from copfl import gpu_kernels
-
-        return gpu_kernels.count(rows)
-    return rows.sum(1)
-
-
-def counts(mask: Tensor, parts: int) -> Tensor:
-    """How many entries are True in each of so many parts of nearly equal length, [parts]."""
-    return _numbers(mask, parts)
-
-
-class _Counts(torch.autograd.Function):
-    @staticmethod
-    def forward(mask: Tensor, parts: int) -> Tensor:
-        return torch.stack([part.count_nonzero() for part in mask.tensor_split(parts)])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, parts: int) -> tuple[Tensor, int]:
-        rows = in_front(info, in_dims[0], mask)
-        return torch.stack([_in_rows(part) for part in rows.tensor_split(parts, 1)], 1), 0
-
-
-_choose: Callable[[Tensor, Tensor], Tensor] = _Largest.apply
-_number: Callable[[Tensor], Tensor] = _Count.apply
-_numbers: Callable[[Tensor, int], Tensor] = _Counts.apply
+_choose: Callable[[Tensor, Tensor, tuple[int, ...]], Tensor] = _Largest.apply
+_number: Callable[[Tensor, tuple[int, ...]], Tensor] = _Count.apply

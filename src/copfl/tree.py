@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from copfl.selection import count, counts
+from copfl.selection import count, count_of_each
 
 T = TypeVar("T")
 
@@ -178,7 +178,9 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
         changed = personal if base is None else personal ^ base
         # In stretches, for what compresses well in one layer need not in another.
         size = max(1.0, changed.numel() / STRETCHES)
-        share = (counts(changed, STRETCHES).double() / size).clamp(max=1.0)  # they differ by one entry in length
+        share = (count_of_each(changed, _stretches(changed)).double() / size).clamp(
+            max=1.0
+        )  # they differ by one entry in length
         bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
         sent = sent + bits * size / 8
     return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
@@ -192,11 +194,17 @@ def finite(tree: object, device: torch.device | None = None) -> Tensor:
 
 def mask_mark(tree: object) -> int | Tensor:
     """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
-    found = [counts(masked.personal, STRETCHES) for masked in _masked(tree)]
+    found = [count_of_each(m.personal, _stretches(m.personal)) for m in _masked(tree)]
     if not found:
         return 0
     places = torch.arange(1, len(found) * STRETCHES + 1, device=found[0].device)
     return (torch.cat(found) * (2654435761 * places % 2**24)).sum()
+
+
+def _stretches(vector: Tensor) -> tuple[int, ...]:
+    """The sizes of STRETCHES parts of nearly equal length."""
+    size, more = divmod(len(vector), STRETCHES)
+    return tuple(size + (place < more) for place in range(STRETCHES))
 
 
 def _masked(tree: object) -> Iterator[Masked]:

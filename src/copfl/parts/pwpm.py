@@ -12,7 +12,7 @@ from copfl.data.holdout import held_out, kept_back
 from copfl.elementwise import elementwise
 from copfl.errors import UsageError, one_of
 from copfl.layout import Layout
-from copfl.selection import count, largest
+from copfl.selection import count, count_of_each, largest, largest_of_each
 from copfl.task import Data, Plan, Task
 
 BY = ("change", "benefit")
@@ -95,20 +95,8 @@ class Pwpm:
         due = self.due(round)
         if self.among == "anew":
             return torch.where(due, self._anew(size, mask, moving), mask)
-        if self.among != "tensor":
-            return mask | self._top(size, mask, moving, due)
-        starts, grown = 0, []
-        for name, entries in zip(layout.names[: layout.trained], layout.sizes, strict=False):
-            part = slice(starts, starts + entries)
-            starts += entries
-            # Biases stay shared for ever, as in FedSelect.
-            chosen = (
-                self._top(size[part], mask[part], moving[part], due)
-                if "weight" in name
-                else torch.zeros_like(mask[part])
-            )
-            grown.append(mask[part] | chosen)
-        return torch.cat(grown)
+        names = layout.names[: layout.trained] if self.among == "tensor" else ()
+        return mask | self._top(size, mask, moving, due, layout.sizes[: len(names)] or (len(mask),), names)
 
     def _anew(self, size: Tensor, mask: Tensor, moving: Tensor) -> Tensor:
         """As many entries as the mask would have grown to, whoever held them before."""
@@ -116,22 +104,31 @@ class Pwpm:
         wanted = personal + torch.round(self.rate * (entries - personal).double()).long()
         return largest(size, torch.minimum(wanted, torch.floor(self.budget * entries.double()).long()))
 
-    def _top(self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor) -> Tensor:
-        """The entries that this update makes (or finds) personal; `size` is -1 where an entry cannot be chosen."""
-        entries, personal = count(moving), count(mask)  # personal entries count as moving
+    def _top(
+        self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor, sizes: tuple[int, ...], names: tuple[str, ...]
+    ) -> Tensor:
+        """The entries that this update makes (or finds) personal; `size` is -1 where an entry cannot be chosen.
+
+        The vector is one stretch, or as many as there are tensors, with these names, each with counts of its own.
+        """
+        entries, personal = count_of_each(moving, sizes), count_of_each(mask, sizes)  # personal entries count as moving
         # Counts are sums of whole numbers far below 2^53; in float32 they would not be exact.
         rivals = entries if self.among == "all" else entries - personal
         wanted = torch.round(self.rate * rivals.double()).long()
         room = torch.floor(self.budget * entries.double()).long() - personal
         if self.limit == "exact":
             if self.among == "all":  # only newcomers use up room, so admit the largest newcomers of the top
-                top = largest(size, wanted)
+                top = largest_of_each(size, wanted, sizes)
                 fresh = torch.where(top & ~mask, size, -1)
-                return largest(fresh, torch.minimum(count(top & ~mask), room.clamp(min=0)) * due)
+                newcomers = torch.minimum(count_of_each(top & ~mask, sizes), room.clamp(min=0))
+                return largest_of_each(fresh, newcomers * due, sizes)
             wanted = torch.minimum(wanted, room.clamp(min=0))
         else:
             wanted = wanted * (room >= 0)
-        return largest(size, wanted * due)
+        if not all("weight" in name for name in names):  # biases stay shared for ever, as in FedSelect
+            none = 0 * wanted[0]
+            wanted = torch.stack([n if "weight" in name else none for n, name in zip(wanted, names, strict=True)])
+        return largest_of_each(size, wanted * due, sizes)
 
 
 def moves(change: Tensor, mask: Tensor) -> Tensor:

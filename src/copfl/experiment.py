@@ -174,7 +174,7 @@ def _rounds(e: Experiment, state: simulate.State, crew: simulate.Crew | None) ->
     with Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(crew) as crew:
         rounds = simulate.simulate(
             e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
-            participation=loop.participation, look_every=loop.look_every, crew=crew,
+            participation=loop.participation, look_every=loop.look_every, look_at=loop.look_at, crew=crew,
         )  # fmt: skip
         if elsewhere:  # who trains the clients seeds what their models draw
             yield from rounds

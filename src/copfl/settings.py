@@ -14,6 +14,7 @@ import torch
 
 from copfl import configure, models, own
 from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.algorithm import LOOKS
 from copfl.attacks import ATTACKS, attacked
 from copfl.configure import Tables
 from copfl.data.partition import SCHEMES, Partition
@@ -65,6 +66,7 @@ class Loop:
     batch: int = 32
     participation: float = 1.0
     look_every: int = 1  # rounds between evaluations
+    look_at: str = "all"  # what they try: "own": not the broadcast alone; "after": only what training left
     checkpoint_every: int = 10
     buffers: str = "local"
     device: str = "cpu"
@@ -94,6 +96,8 @@ class Loop:
             raise UsageError(f"participation={self.participation} must be above 0 and at most 1")
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
+        if self.look_at not in LOOKS:
+            raise unknown("look_at", self.look_at, LOOKS)
         if self.store not in STORES:
             raise unknown("store", self.store, STORES)
         if self.mkldnn not in SWITCH:

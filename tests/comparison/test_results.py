@@ -10,7 +10,7 @@ import pytest
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import last_looks, outcome_of, worst_of
 from copfl.data.partition import Partition
-from copfl.errors import DataError
+from copfl.errors import DataError, RunError
 
 nan = np.nan
 
@@ -88,3 +88,17 @@ def test_liars_are_not_counted(tmp_path: Path) -> None:
     assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
     assert found.mean("accuracy") == pytest.approx(0.5)
     assert found.curve == pytest.approx([0.3, 0.5])
+
+
+def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
+    found = outcome_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2), last=2)
+    assert found.clients["accuracy"] == pytest.approx([0.5, 0.0, 0.7])  # tried, and without a finite answer
+    assert np.isnan(found.clients["accuracy_before"]).all()
+    assert np.isnan(found.mean("accuracy_global"))
+    assert found.broken == 2
+
+
+@pytest.mark.parametrize("wrong", [17123988.0, 1.5, -0.1])
+def test_an_accuracy_that_is_no_share_is_told(tmp_path: Path, wrong: float) -> None:
+    with pytest.raises(RunError, match=r"accuracy_before is as high .* must be a share.*remove .*run it again"):
+        outcome_of(run(tmp_path / "run", [look(0.1, 0.2, 0.3), look(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])]))

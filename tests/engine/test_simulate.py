@@ -147,6 +147,23 @@ def test_looking_does_not_change_the_run() -> None:
     assert same(record(often), record(seldom))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_look_tries_what_it_is_told_to_and_finds_the_same(name: str, engine: str) -> None:
+    task, federation = small_federation("batch", SIZES)
+    seen = {
+        look_at: rounds_of(ALGORITHMS[name], task, federation, 2, ENGINES[engine], look_at=look_at)
+        for look_at in ("all", "own", "after")
+    }
+    whole = seen["all"][1][-1].clients
+    for look_at, left in (("own", {"_global"}), ("after", {"_before", "_global"})):
+        state, shown = seen[look_at]
+        gone = {what + model for what in ("accuracy", "test_loss") for model in left}
+        assert shown[-1].clients.keys() == whole.keys() - gone
+        assert all(np.array_equal(value, whole[figure]) for figure, value in shown[-1].clients.items())
+        assert same(record(state), record(seen["all"][0]))
+
+
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     task, federation = small_federation("none", (3, 5))
     large, exact = (rounds_of(fedavg(), task, federation, 2, batch=batch)[0] for batch in (1000, 5))
@@ -161,6 +178,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"look_every": 0}, "look_every=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"look_at": "befor"}, 'no look_at "befor".* Known: after, all, own'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -35,6 +36,10 @@ def test_every_committed_record_is_understood_and_called_after_its_run() -> None
     for record in kept.found.values():
         assert len(record.clients["accuracy"]) == record.tables["run"]["clients"]
         assert record.rounds[-1] == record.tables["run"]["rounds"]
+        shares = [
+            v for figures in (record.clients, record.curves) for n, own in figures.items() if n != "loss" for v in own
+        ]
+        assert all(math.isnan(share) or 0 <= share <= 1 for share in shares), store.file_name(record)
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
 
 

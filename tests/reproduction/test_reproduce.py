@@ -284,6 +284,23 @@ def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whol
     assert store.identity(record.tables, 0.2, record.last) != record.id
 
 
+def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None:
+    """Another item may have looked at less of the same run."""
+    item, kept = items.read(str(SMALL)), store.opened(whole / "results")
+    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
+    run = next(run for run in plan.runs(sitting.chosen(plan, kept) or {}, [0]))
+    less = {**run.tables, "run": {**run.tables["run"], "look_at": "after"}}
+    assert store.id_of(run._replace(tables=less)) == store.id_of(run)
+    record = kept.get(run)
+    assert record is not None
+    nothing = [float("nan")] * 3
+    kept.found[record.id] = record._replace(
+        clients={**record.clients, "accuracy_before": nothing, "accuracy_global": nothing}
+    )
+    assert kept.get(run) is None
+    assert kept.get(run._replace(tables=less)) is not None
+
+
 def test_a_damaged_record_is_named_and_not_used(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = shutil.copytree(whole / "results", tmp_path / "results")
     (folder / "broken.json").write_text("{")

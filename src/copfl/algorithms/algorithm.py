@@ -70,15 +70,30 @@ class Algorithm(Protocol[S, C, D, U, T]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
-def look(algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, trained: Personal, test: Data) -> Figures:
-    """Accuracy and loss on a client's test samples: after its turn, before it, and of the model for everybody."""
-    before = algorithm.personal(task, client, down)
-    everybody = algorithm.personal(task, algorithm.client_init(task), down)
-    if task.buffers == "local":  # a model from outside is tried with the client's own statistics
-        everybody = with_statistics(task, everybody, trained)
+# What a look may try, by the ending of its figures' names: the client's model after its turn, before it, and the model
+# for everybody. Three models take three times as long as one, on a GPU as long as some rounds of training.
+Tried = tuple[str, ...]
+LOOKS: dict[str, Tried] = {"all": ("", "_before", "_global"), "own": ("", "_before"), "after": ("",)}
+
+
+def look(
+    algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, trained: Personal, test: Data,
+    tried: Tried = LOOKS["all"],
+) -> Figures:  # fmt: skip
+    """Accuracy and loss of these models on a client's test samples."""
+
+    def model(name: str) -> Personal:
+        if name == "_before":
+            return algorithm.personal(task, client, down)
+        if name == "_global":
+            everybody = algorithm.personal(task, algorithm.client_init(task), down)
+            # A model from outside is tried with the client's own statistics.
+            return with_statistics(task, everybody, trained) if task.buffers == "local" else everybody
+        return trained
+
     figures = {}
-    for name, personal in (("", trained), ("_before", before), ("_global", everybody)):
-        loss, accuracy = task.evaluate(personal, test)
+    for name in tried:
+        loss, accuracy = task.evaluate(model(name), test)
         known = torch.isfinite(loss) & (test.size > 0)  # no samples or a broken model: nan, not a number
         figures[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
         figures[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)

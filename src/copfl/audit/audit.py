@@ -147,6 +147,10 @@ def run_audit(
     done, planned = len(records.read(path / "rounds.jsonl")), int(tables["run"]["rounds"])
     if done < planned:
         raise RunError(f"{path} has {done} of {planned} rounds; `copfl resume {path}` ends it, then it can be audited")
+    if (tried := tables["run"].get("look_at", "all")) != "all":
+        raise UsageError(
+            f'{path} looked at less than an audit needs (look_at="{tried}"); run it again with --set run.look_at=all'
+        )
     own = str(tables["algorithm"].get("name", ""))
     if beside is None:
         beside = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]

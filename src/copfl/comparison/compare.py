@@ -8,6 +8,7 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; one that is finish
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,7 @@ def _differences(own: Sequence[Outcome], reference: Sequence[Outcome]) -> dict[s
     return {
         name: difference([run.clients[name] for run in own], [run.clients[name] for run in reference])
         for name in ACCURACIES
+        if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not tried
     }
 
 

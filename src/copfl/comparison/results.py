@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job
-from copfl.errors import DataError
+from copfl.errors import DataError, RunError
 from copfl.report import records
 from copfl.run_folder import RunFolder
 
@@ -20,7 +20,7 @@ WORST = 0.1  # share of the clients
 
 
 class Outcome(NamedTuple):
-    """One run. Accuracies are means over each client's last looks; nan where a client never was looked at, or lies."""
+    """One run. Accuracies are means over each client's last looks; nan without any, or where it lies."""
 
     clients: dict[str, Numbers]  # by accuracy, [clients]
     rounds: NDArray[np.int64]  # the rounds with a look, from 1
@@ -31,7 +31,9 @@ class Outcome(NamedTuple):
     broken: int  # looks at a model that gave no finite answer; they count as accuracy 0
 
     def mean(self, accuracy: str) -> float:
-        return float(np.nanmean(self.clients[accuracy]))
+        """Over the clients; nan if no such model was tried."""
+        values = self.clients[accuracy]
+        return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
     @property
     def worst(self) -> float:
@@ -57,7 +59,15 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
     tables, broken = {}, 0
     for name in ACCURACIES:
         values = records.table(looks, name, partition.clients)
+        if ((values < 0) | (values > 1)).any():  # nan is neither
+            raise RunError(
+                f"{job.label}, seed {job.seed}: {name} is as high as {np.nanmax(values):.3g} or as low as "
+                f"{np.nanmin(values):.3g} and must be a share, so something went wrong in the run itself; remove "
+                f"{job.path} and run it again"
+            )
         for row, line in zip(values, looks, strict=True):
+            if name not in line["per_client"]:  # this model was not tried
+                continue
             wrong = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
             row[wrong] = 0.0
             broken += int(wrong.sum()) if name == "accuracy" else 0

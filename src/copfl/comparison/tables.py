@@ -29,6 +29,8 @@ class Sheet(NamedTuple):
 
 
 def _percent(value: Spread) -> str:
+    if math.isnan(value.mean):
+        return "-"
     return _with_spread(100 * value.mean, 100 * value.spread, ".1f")
 
 
@@ -227,7 +229,7 @@ def _row(row: Row) -> dict[str, Any]:
         "trials": [{"settings": trial.settings, "validation_accuracy": trial.accuracy} for trial in row.tuned.trials],
         "mean": {name: _plain(figure.mean) for name, figure in figures.items()},
         "spread": {name: _plain(figure.spread) for name, figure in figures.items()},
-        "per_seed": row.per_seed(),
+        "per_seed": {name: [_plain(v) for v in values] for name, values in row.per_seed().items()},
         "per_client": {n: [[_plain(v) for v in run.clients[n]] for run in row.outcomes] for n in ACCURACIES},
         "curves": [{"round": run.rounds.tolist(), "accuracy": run.curve.tolist()} for run in row.outcomes],
         "differences": {name: _gain(gain) for name, gain in row.differences.items()},

@@ -156,7 +156,7 @@ def seconds(
             for _ in range(2):
                 # The processor's time and not the clock's, which other programs' load would blur.
                 start = time.process_time()
-                together(algorithm, task, engine, chunk, look=False)
+                together(algorithm, task, engine, chunk, look=())
                 best = min(best, (time.process_time() - start) * steps / len(part))
                 if best < enough or best > 3 * limit or best * len(part) / steps > LONG:
                     break

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from copfl import tree
+from copfl.algorithms.algorithm import Tried
 from copfl.data.plan import MODEL, hashed
 from copfl.engine.mapping import Chunk, Done, abreast
 from copfl.engine.simulate import Crew, Ids, Setting, State, chunk_of
@@ -91,7 +92,7 @@ class _Bundle:
         self.moving = threading.Condition()
         self.chunks: dict[int, Chunk] = {}
         self.done: dict[int, Done] = {}
-        self.calls: dict[int, tuple[int, bool]] = {}  # the round, and whether the test samples are looked at
+        self.calls: dict[int, tuple[int, Tried]] = {}  # the round, and whether the test samples are looked at
         self.ended = 0
         self.stopped = False
 
@@ -123,7 +124,7 @@ class _Seat:
     def __init__(self, bundle: _Bundle, n: int) -> None:
         self.bundle, self.n = bundle, n
 
-    def turns(self, state: State, parts: Sequence[Ids], look: bool) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
         bundle, n = self.bundle, self.n
         for part in parts:

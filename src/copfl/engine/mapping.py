@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from copfl import tree
-from copfl.algorithms.algorithm import AnyAlgorithm, Figures, look
+from copfl.algorithms.algorithm import AnyAlgorithm, Figures, Tried, look
 from copfl.elementwise import LONG, either_rows, mostly_rows, quick
 from copfl.engine.graph import Recorder
 from copfl.task import Data, Plan, Task
@@ -113,7 +113,7 @@ class Chunk(NamedTuple):
     plan: Plan
 
 
-def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: bool) -> Done:
+def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: Tried) -> Done:
     """These clients' turns, their summands added up.
 
     A client whose upload or own record is not finite is left out of the round: it adds nothing and keeps the state it
@@ -123,7 +123,7 @@ def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk
 
 
 def abreast(
-    algorithm: AnyAlgorithm, tasks: Sequence[Task], mapping: Mapping, chunks: Sequence[Chunk], look: bool
+    algorithm: AnyAlgorithm, tasks: Sequence[Task], mapping: Mapping, chunks: Sequence[Chunk], look: Tried
 ) -> tuple[Done, ...]:
     """`together` for clients of several federations of one kind in one program, each with a server of its own."""
     alone = len(chunks) == 1
@@ -162,8 +162,8 @@ def abreast(
         )
 
 
-def turn(algorithm: AnyAlgorithm, task: Task, given: Given, look_too: bool) -> Turned:
-    """One client's turn: train, look. Whether what came of it is finite is the figure "healthy"."""
+def turn(algorithm: AnyAlgorithm, task: Task, given: Given, tried: Tried) -> Turned:
+    """One client's turn: train, look at these models. Whether what came of it is finite is the figure "healthy"."""
     done = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
     healthy = tree.finite((done.client, done.upload), given.id.device)
     figures = {name: figure.to(torch.float64) for name, figure in done.figures.items()}
@@ -174,8 +174,8 @@ def turn(algorithm: AnyAlgorithm, task: Task, given: Given, look_too: bool) -> T
     figures.setdefault("bytes_down", nothing + tree.nbytes(given.down))
     if masks:  # the round loop takes them off again where the server holds the very mask already
         figures["mask_bytes"], figures["mask_mark"] = nothing + sent, nothing + tree.mask_mark(done.upload)
-    if look_too:
-        figures |= look(algorithm, task, given.client, given.down, done.trained, given.test)
+    if tried:
+        figures |= look(algorithm, task, given.client, given.down, done.trained, given.test, tried)
     return Turned(done.client, done.upload, figures)
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from copfl import tree
-from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.algorithms.algorithm import LOOKS, AnyAlgorithm, Tried
 from copfl.data.federation import Federation
 from copfl.data.plan import MODEL, choose, hashed, plan
 from copfl.engine.mapping import Chunk, Done, Mapping, together
 from copfl.engine.store import DiskStore, MemoryStore, Store
-from copfl.errors import UsageError
+from copfl.errors import UsageError, unknown
 from copfl.task import Task
 
 
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 class Crew(Protocol):
     """Processes that train clients; see workers.py."""
 
-    def turns(self, state: State, parts: Sequence[Ids], look: bool) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
 
 
@@ -81,6 +81,7 @@ def simulate(
     batch: int = 32,
     participation: float = 1.0,
     look_every: int = 1,
+    look_at: str = "all",
     crew: Crew | None = None,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then what the next round starts from.
@@ -92,10 +93,14 @@ def simulate(
     for name, value, least in (("batch", batch, 1), ("look_every", look_every, 1), ("seed", seed, 0)):
         if value < least:
             raise UsageError(f"{name}={value} must be at least {least}")
+    if look_at not in LOOKS:
+        raise unknown("look_at", look_at, LOOKS)
+    tried = LOOKS[look_at]
     count = max(1, math.ceil(participation * federation.clients - 1e-9))
     setting = Setting(algorithm, task, federation, mapping, seed, batch)
     while state.round < rounds:
-        look = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
+        due = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
+        look = tried if due else ()
         ids = choose(seed, state.round, federation.clients, count)
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         total, figures = None, []
@@ -137,7 +142,7 @@ def _shares(
     return counted / counted.sum() if counted.sum() > 0 else counted
 
 
-def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: bool) -> Done:
+def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: Tried) -> Done:
     """The turns of some clients, their totals already added up; their records go back to the store."""
     chunk = chunk_of(setting, server, clients, round, part)
     if setting.task.device.type == "cpu":

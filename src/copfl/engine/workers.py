@@ -21,6 +21,7 @@ import torch.multiprocessing  # teaches multiprocessing to share tensors between
 from torch import Tensor
 
 from copfl import tree
+from copfl.algorithms.algorithm import Tried
 from copfl.engine.choose import keep_freed_memory, mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import Done
 from copfl.engine.simulate import Ids, Setting, State, together_of
@@ -73,7 +74,7 @@ class Workers:
             process.close()
         self.lines, self.processes = [], []
 
-    def turns(self, state: State, parts: Sequence[Ids], look: bool) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
         tree.each(lambda mine, new: mine.copy_(new), self.server, state.server)
         waiting = list(enumerate(parts))[::-1]
@@ -120,7 +121,7 @@ def _work(line: Connection, tray: Tensor, setting: Setting, store: Store, server
             line.send_bytes(_turns(setting, store, server, round, part, look, tray))
 
 
-def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: bool, tray: Tensor) -> bytes:
+def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: Tried, tray: Tensor) -> bytes:
     """What the turns leave, or what went wrong, as bytes and what is on the tray."""
     try:
         return _packed(together_of(setting, server, store, round, part, look), tray)

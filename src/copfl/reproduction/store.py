@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl.algorithms.algorithm import LOOKS
 from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job, start_of
 from copfl.comparison.results import ACCURACIES, outcome_of
@@ -30,11 +31,11 @@ from copfl.run_folder import RunFolder
 from copfl.settings import resolve
 
 FORMAT = "copfl record 1"
-# Where and how quickly a run is done, not what it is.
+# Where and how quickly a run is done and which of its models are looked at, not what it is.
 FREE = {
     "data": {"dir", "code"},
     "model": {"code"},
-    "run": {"device", "engine", "chunk", "threads", "workers", "store", "mkldnn", "checkpoint_every"},
+    "run": {"device", "engine", "chunk", "threads", "workers", "store", "mkldnn", "checkpoint_every", "look_at"},
 }
 USUAL = ("auto", "fp32", "tf32")  # precisions that count as one: what is usual on a machine
 WHERE = ("copfl", "python", "torch", "numpy", "device")
@@ -167,7 +168,10 @@ class Store:
     read: set[str] = field(default_factory=set)  # the names of the files that were looked at
 
     def get(self, run: Run) -> Record | None:
-        return self.found.get(id_of(run))
+        """The run's record, if it has all that this run looks at: another item may have asked for less."""
+        record = self.found.get(id_of(run))
+        wanted = [f"accuracy{name}" for name in LOOKS[run.tables["run"]["look_at"]]]
+        return None if record is None or any(np.isnan(record.values(name)).all() for name in wanted) else record
 
     def add(self, record: Record) -> Path:
         """Keeps the record, once it is on disk."""

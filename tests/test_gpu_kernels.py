@@ -15,7 +15,9 @@ from copfl import elementwise, gpu_kernels, selection, folded
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-shapes = (((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9))
+shapes = (
+    ((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9), ((2, 3), (1, 2), (0, 1), 5),
+)
 for kernel, stride, padding, size, channels in ((*shape, c) for shape in shapes for c in (3, 64)):
     x = torch.randn(2, size, size, channels, dtype=torch.float64)
     rows = folded.patches(x, kernel, stride, padding)
@@ -78,6 +80,11 @@ for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, tor
         many = torch.stack([counts[:, 0], counts[:, 0] % 2, 0 * counts[:, 0], counts.flip(0)[:, 0]], 1)
         chosen = gpu_kernels.largest(wide, many, width, sizes)
         assert torch.equal(chosen, selection._largest(values, many, sizes)), count
+# A stretch longer than what one program goes over, with ties across the seam.
+values = torch.rand(2, 20001).mul(50).round().div(50)
+many, sizes = torch.tensor([[9000, 0, 700], [1, 1, 8193]]), (9001, 1, 10999)
+chosen = gpu_kernels.largest(values.view(torch.int32), many, 31, sizes)
+assert torch.equal(chosen, selection._largest(values, many, sizes))
 masks = (torch.rand(3, 20000) > 0.3)[:, :19001]
 assert gpu_kernels.count(masks, (19001,)).tolist() == masks.sum(1, keepdim=True).tolist()
 sizes = (9000, 0, 1, 10000)

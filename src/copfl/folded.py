@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 # A window is a row of numbers: pixel by pixel, [kh, kw, C], as memory lies, so that whole pixels are copied and added;
 # or [C, kh, kw], as weights lie. Where weights lie otherwise than windows they are turned: always on a CPU, on a GPU
-# where there are more windows than kernels.
+# where there are at least as many windows as kernels.
 
 
 def pixel_by_pixel(weight: Tensor, windows: int) -> bool:

@@ -7,7 +7,7 @@ Triton is installed, a test runs these in its interpreter and holds the two equa
 # mypy: ignore-errors
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -108,7 +108,7 @@ def _scatter(
 
 
 def _index(numbers: int):
-    return tl.int32 if numbers < 2**31 - BLOCK else tl.int64
+    return tl.int32 if numbers < 2**31 - 2 * BLOCK else tl.int64
 
 
 def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bool) -> Tensor:
@@ -121,17 +121,17 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     batch, high, wide, channels = x.shape
     entries = channels * kernel[0] * kernel[1]
     rows = torch.empty(batch, *out, -(-entries // 4) * 4 if pixels else entries, dtype=x.dtype, device=x.device)
-    how = (high, wide, channels, *out, *kernel, *stride, *padding)
+    how, index = (high, wide, channels, *out, *kernel, *stride, *padding), _index(max(x.numel(), rows.numel()))
     if not pixels:
         total = rows.numel()
-        _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=_index(total))
+        _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=index)
         return rows
     lines, length = batch * out[0] * out[1] * kernel[0], kernel[1] * channels
     longest = length + rows.shape[3] - entries
     columns = 64 if longest % 64 == 0 else min(128, triton.next_power_of_2(longest))
     together = 2 * BLOCK // columns
     _gather_lines[(triton.cdiv(lines, together), triton.cdiv(longest, columns))](
-        x, rows, lines, *how, ROW=rows.shape[3], LINES=together, COLUMNS=columns, INDEX=_index(rows.numel())
+        x, rows, lines, *how, ROW=rows.shape[3], LINES=together, COLUMNS=columns, INDEX=index
     )
     return rows
 
@@ -144,18 +144,19 @@ def unpatch(rows: Tensor, size: tuple[int, int], channels: int, kernel, stride, 
     total = x.numel()
     _scatter[(triton.cdiv(total, BLOCK),)](
         rows, x, total, *size, channels, ho, wo, *kernel, *stride, *padding,
-        PIXELS=pixels, ROW=entries, BLOCK=BLOCK, INDEX=_index(rows.numel()),
+        PIXELS=pixels, ROW=entries, BLOCK=BLOCK, INDEX=_index(max(total, rows.numel())),
     )  # fmt: skip
     return x
 
 
 # A row may be cut into stretches, such as a model's tensors, each with a count and a threshold of its own. Programs go
-# over parts of them: `stretches`, [3, parts], has each part's stretch, its first place and the place behind its last.
+# over parts of them: `stretches`, [3, parts], has each part's stretch, its own first place, and the end of the stretch.
 
-PART = 8 * BLOCK
+PIECES = tl.constexpr(8)
+PART = PIECES.value * BLOCK
 
 
-@lru_cache(maxsize=64)
+@cache  # a recorded program reads it whenever it is replayed
 def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     ends = list(accumulate(sizes))
     found = [(i, at, end) for i, end in enumerate(ends) for at in range(end - sizes[i], end, PART)]
@@ -178,7 +179,7 @@ def _digits(
     start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
     prefix = 0 if TOP else tl.load(low + at) >> (PLACE + 4)
     total = tl.zeros([32], dtype=tl.int32)
-    for piece in tl.static_range(8):
+    for piece in tl.static_range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
         if TIES:
@@ -239,7 +240,7 @@ def _reach(keys, chosen, ties, last, stretches, parts, number, stride, length, B
     at = row * number + tl.load(stretches + part)
     start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
     low, spare, first = tl.load(ties + at * 3), tl.load(ties + at * 3 + 1), tl.load(last + at)
-    for piece in tl.static_range(8):
+    for piece in tl.static_range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
         value = (key > low) | ((key == low) & (end - 1 - place >= first) & (spare > 0))

@@ -94,6 +94,8 @@ class Experiment:
             "code",
         }
         kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
+        if kept["run"].get("look_at") == "all":  # as in run folders that are older than the choice
+            del kept["run"]["look_at"]
         data = self.federation.dataset  # what it is counts, not what it is called
         kept["data"] = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
         kept["partition"] = {"sha256": self.federation.partition.fingerprint}
@@ -272,7 +274,7 @@ def _workers(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgor
 def _chunk(task: Task, participants: int) -> int:
     """How many clients go side by side: on a GPU, what its free memory holds of some fifty vectors a client.
 
-    In equal parts where there are several: a last part of another size would be recorded once more.
+    In parts as equal as can be where there are several: one of another size is recorded once more.
     """
     if task.device.type != "cuda":
         return choose.chunk_of(task, participants)

@@ -22,7 +22,7 @@ from copfl.layout import Layout, layout_of
 from copfl.models import BatchNorm, for_tasks
 from copfl.side_by_side import Model, Tape, backward, forward, side_by_side
 
-PASS = 500  # samples whose batch-norm statistics are looked at together when nothing is trained
+PASS = 500  # samples in one forward pass when nothing is trained; batch norm may look at them together
 LOOK = 250  # samples in one forward pass of a look: with fifty clients side by side, gigabytes
 
 

@@ -178,9 +178,8 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
         changed = personal if base is None else personal ^ base
         # In stretches, for what compresses well in one layer need not in another.
         size = max(1.0, changed.numel() / STRETCHES)
-        share = (count_of_each(changed, _stretches(changed)).double() / size).clamp(
-            max=1.0
-        )  # they differ by one entry in length
+        counts = count_of_each(changed, _stretches(changed))
+        share = (counts.double() / size).clamp(max=1.0)  # they differ by one entry in length
         bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
         sent = sent + bits * size / 8
     return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent

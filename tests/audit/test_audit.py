@@ -12,7 +12,7 @@ from copfl.audit import audit as auditing
 from copfl.audit import replay, tables
 from copfl.audit.audit import Notebook, even_shares, run_audit
 from copfl.audit.games import Sampling
-from copfl.errors import RunError
+from copfl.errors import RunError, UsageError
 from copfl.run_folder import RunFolder
 from tests.audit.small import run_folder
 
@@ -33,6 +33,12 @@ def test_shares_by_hand() -> None:
     nan = math.nan
     rows = np.array([[1.0, 3.0, nan], [0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(even_shares(rows), [[0.5, 1.5, nan], [1, 1, 1]])
+
+
+def test_a_run_that_looked_at_less_is_refused(tmp_path: Path) -> None:
+    short = run_folder(tmp_path / "run", look_at="own")
+    with pytest.raises(UsageError, match=r'looked at less than an audit needs \(look_at="own"\); run it again'):
+        run_audit(short)
 
 
 def test_a_notebook_forgets_what_is_damaged(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     assert copfl_row.differences == {}
 
 
+def test_models_that_nobody_looked_at_are_left_out(tmp_path: Path, data: Path) -> None:
+    found = compare(["fedavg", "local"], [0, 1], base(data, look_at="after"), tmp_path / "a", reference="local")
+    row = numbers(found)["rows"][0]
+    assert row["mean"]["accuracy"] is not None
+    assert row["mean"]["accuracy_before"] is None
+    assert row["per_seed"]["accuracy_global"] == [None, None]
+    assert row["differences"].keys() == {"accuracy"}
+    line = next(line for line in (tmp_path / "a/table.txt").read_text().splitlines() if line.startswith("fedavg  "))
+    assert "  -  " in line
+
+
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     tune = {"lr": [0.5, 0.05], "copfl.rate": [0.1, 0.3]}
     out = tmp_path / "a"

@@ -100,5 +100,5 @@ def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [17123988.0, 1.5, -0.1])
 def test_an_accuracy_that_is_no_share_is_told(tmp_path: Path, wrong: float) -> None:
-    with pytest.raises(RunError, match=r"accuracy_before is as high .* must be a share.*remove .*run it again"):
+    with pytest.raises(RunError, match=r"accuracy_before lies between .* must be a share.*remove .*run it again"):
         outcome_of(run(tmp_path / "run", [look(0.1, 0.2, 0.3), look(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])]))

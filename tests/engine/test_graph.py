@@ -69,6 +69,17 @@ def test_a_recording_that_fails_leaves_the_stream_as_it_was(
     assert cuda.stream == "usual"
 
 
+def test_so_does_a_program_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, at_the_end=None)
+
+    def broken(given: Any) -> Any:
+        raise ValueError("cannot be")
+
+    with pytest.raises(ValueError, match="cannot be"):
+        Recorder()._record(broken, (torch.zeros(2),))
+    assert cuda.stream == "usual"
+
+
 def test_rounds_before_the_recording_share_one_stream_and_give_their_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -64,7 +64,8 @@ def test_a_record_is_small_and_says_what_the_run_folder_says(whole: Path) -> Non
         record = store.from_json(path.read_text())
         assert path.stat().st_size < 4000
         assert store.as_json(record) == path.read_text()
-        lines = [json.loads(line) for line in (whole / "runs" / record.id / "rounds.jsonl").read_text().splitlines()]
+        path = whole / "runs" / f"{record.id}-all" / "rounds.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert record.rounds == [line["round"] for line in lines]
         assert record.curves["loss"] == pytest.approx([line["mean"]["loss"] for line in lines], abs=1e-6)
         last = [line["per_client"]["accuracy"] for line in lines[-record.last :]]
@@ -132,6 +133,27 @@ def test_seeds_that_go_in_step_give_the_same_records(
     assert together == [3]
 
 
+def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store.record_of
+
+    def record_of(folder: Path, run: items.Run) -> store.Record:
+        if run.seed == 0:
+            raise RunError("no share")
+        return real(folder, run)
+
+    monkeypatch.setattr(sitting, "record_of", record_of)
+    item = items.read(str(SMALL))
+    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "CO-PFL")
+    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
+    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    seen = sitting.carried_out(plan.runs({}, [0, 1, 2]), session)
+    assert [next(seen)[0].seed, next(seen)[0].seed] == [1, 2]
+    with pytest.raises(RunError, match="no share"):
+        next(seen)
+
+
 def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is_kept(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +196,7 @@ def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole:
 def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     item = items.read(str(SMALL))
     plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    with run_folder.claimed(tmp_path / "runs" / store.id_of(plan.trials()[1].run), new=True):
+    with run_folder.claimed(tmp_path / "runs" / sitting.folder_name(plan.trials()[1].run), new=True):
         answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 0
     assert "2 cells are left to other processes" in answer.err  # FedAvg and FedAvg+FT: the same runs
@@ -299,6 +321,16 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     )
     assert kept.get(run) is None
     assert kept.get(run._replace(tables=less)) is not None
+    kept.read.clear()
+    kept.refresh()  # as if another process had made it again
+    assert kept.get(run) == record
+
+
+def test_a_row_cannot_show_what_its_runs_do_not_look_at(tmp_path: Path, capsys: Capture) -> None:
+    item = tmp_path / "own.toml"
+    item.write_text(SMALL.read_text().replace("batch = 8\n", 'batch = 8\nlook_at = "after"\n'))
+    message = 'row "FedAvg" shows accuracy_before, but its runs look at accuracy alone'
+    assert message in called(capsys, "reproduce", item, "--device", "cpu", "--plan").err
 
 
 def test_a_damaged_record_is_named_and_not_used(whole: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -61,8 +61,8 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
         values = records.table(looks, name, partition.clients)
         if ((values < 0) | (values > 1)).any():  # nan is neither
             raise RunError(
-                f"{job.label}, seed {job.seed}: {name} is as high as {np.nanmax(values):.3g} or as low as "
-                f"{np.nanmin(values):.3g} and must be a share, so something went wrong in the run itself; remove "
+                f"{job.label}, seed {job.seed}: {name} lies between {np.nanmin(values):.3g} and "
+                f"{np.nanmax(values):.3g} and must be a share, so something went wrong in the run itself; remove "
                 f"{job.path} and run it again"
             )
         for row, line in zip(values, looks, strict=True):

@@ -92,7 +92,7 @@ class _Bundle:
         self.moving = threading.Condition()
         self.chunks: dict[int, Chunk] = {}
         self.done: dict[int, Done] = {}
-        self.calls: dict[int, tuple[int, Tried]] = {}  # the round, and whether the test samples are looked at
+        self.calls: dict[int, tuple[int, Tried]] = {}  # the round, and which models a look tries
         self.ended = 0
         self.stopped = False
 

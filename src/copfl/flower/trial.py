@@ -20,6 +20,7 @@ from copfl.flower.processes import Processes, free_port, wait_for_port
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 HOST = "127.0.0.1"
+LOST = 10  # times that a run's log may be lost
 HOME = ".trial"  # FLWR_HOME of trials: the app's own connection stays as it is
 
 
@@ -81,12 +82,15 @@ class Trial:
         result: list[dict[str, Any]] = json.loads(text[text.index("{") :])["runs"]
         return result
 
-    def again(self) -> subprocess.Popen[bytes] | None:
+    def again(self, pause: float = 1.0, trials: int = 5) -> subprocess.Popen[bytes] | None:
         """The log of a run that goes on without us: `flwr run` ends when it loses the SuperLink for a moment."""
-        with contextlib.suppress(RunError):  # the SuperLink is gone
-            for run in self.runs():
-                if not run["status"].startswith("finished"):
-                    return self.processes.start("run", ["flwr", "log", run["run-id"], "copfl", "--stream"])
+        for _ in range(trials):
+            time.sleep(pause)
+            with contextlib.suppress(RunError, ValueError, subprocess.TimeoutExpired):  # it may still be lost
+                going_on = [run["run-id"] for run in self.runs() if not run["status"].startswith("finished")]
+                return (
+                    self.processes.start("run", ["flwr", "log", going_on[0], "copfl", "--stream"]) if going_on else None
+                )
         return None
 
 
@@ -144,14 +148,15 @@ def follow(
     trial: Trial, process: subprocess.Popen[bytes], folder: Folder, rounds: int, pause: float = 1.0
 ) -> Iterator[dict[str, Any]]:
     """Each round's record as it is written; RunError if the run ends before its last round."""
-    seen = len(folder.rounds())
+    seen, lost = len(folder.rounds()), 0
     while seen < rounds:
         ended = process.poll() is not None
         for record in folder.rounds()[seen:]:
             seen += 1
             yield record
         if ended and seen < rounds:
-            if process.returncode and (log := trial.again()) is not None:
+            lost += 1
+            if process.returncode and lost <= LOST and (log := trial.again(pause)) is not None:
                 process = log
                 continue
             raise RunError(f"the run ended after round {seen} of {rounds}: {trial.processes.tail('run')}")

@@ -257,7 +257,8 @@ def _dots(s: Story, local: Story | None, name: str) -> Dots:
         for place, figure in enumerate(ACCURACIES)
         if s.has(figure)
     ]
-    about = "Each client at its last look: with the broadcast alone, with its own part, and after training once more."
+    tried = ", ".join(long for figure, (_, long) in reversed(ACCURACIES.items()) if s.has(figure))
+    about = f"Each client at its last look: {tried}."
     if local is not None and local.clients == s.clients and local.has("accuracy"):
         series.append(Line("local training only", _values(100 * local.last("accuracy")), colour=3))
         about += " Beside it, what the same client gets by training alone."

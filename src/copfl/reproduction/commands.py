@@ -27,6 +27,9 @@ def reproduce(
         ),
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    chunk: Annotated[
+        int, typer.Option(min=0, help="Clients side by side, where processes share a GPU; 0: what is free decides.")
+    ] = 0,
     seeds: Annotated[
         str | None, typer.Option(help="How many, from the item's first on; or which, such as 3-7; default: the item's.")
     ] = None,
@@ -74,7 +77,7 @@ def reproduce(
     for odd in kept.odd:
         say(f"copfl: not used: {odd}")
     left, problems = 0, list[str]()
-    shared: dict[str, Any] = {"store": kept, "folder": runs, "place": _place(device, data_dir), "say": say}
+    shared: dict[str, Any] = {"store": kept, "folder": runs, "place": _place(device, chunk, data_dir), "say": say}
     session = sitting.Sitting(**shared, end=math.inf if minutes is None else clock + 60 * minutes)
     for whole in [items.read(name) for name in (items.names() if item == "all" else [item])]:
         chosen = _only(whole, column, row)
@@ -112,13 +115,13 @@ def reproduce(
         say(f"copfl: {left} runs are left; the same command goes on: copfl {shlex.join(sys.argv[1:])}")
 
 
-def _place(device: str, data_dir: Path | None) -> dict[str, dict[str, Any]]:
+def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:
     if device == "auto":  # what is run depends on it: on a GPU seeds go in step
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     data = {} if data_dir is None else {"dir": str(data_dir.absolute())}
-    return {"run": {"device": device}, "data": data}
+    return {"run": {"device": device, "chunk": chunk}, "data": data}
 
 
 def _seeds(given: str | None, usual: int, first: int) -> list[int]:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from copfl.algorithms.algorithm import LOOKS
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry, cells, described, grid_of
 from copfl.configure import Tables
@@ -184,6 +185,12 @@ class Plan(NamedTuple):
         *below, settings = entries.layers(entry, base)
         named = [preset(self.row.preset)] if self.row.preset else []
         tables = _complete(json.dumps([*below, *named, settings, *more]))
+        look_at = tables["run"]["look_at"]
+        if self.row.value not in (seen := [f"accuracy{model}" for model in LOOKS[look_at]]):
+            raise UsageError(
+                f'row "{self.row.label}" shows {self.row.value}, but its runs look at {", ".join(seen)} alone '
+                f'(look_at = "{look_at}"): say settings.run = {{ look_at = "own" }} or "all" in the row'
+            )
         chosen = described(more[-1], "optimizer", self.row.algorithm)
         what = f"{self.column.title}: {self.row.label}, {self.protocol} protocol"
         label = ", ".join(filter(None, [what, chosen, "tuning" if tuning else "", f"seed {seed}"]))

@@ -30,7 +30,7 @@ from copfl.data.partition import SCHEMES, Partition, hold_out
 from copfl.data.samples import Dataset
 from copfl.engine import in_step
 from copfl.engine.simulate import Round
-from copfl.errors import CopflError
+from copfl.errors import CopflError, RunError
 from copfl.experiment import OnRound, execute, setting_of
 from copfl.prepare import Experiment, prepare
 from copfl.report.progress import span
@@ -195,7 +195,16 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
             settings = [setting_of(experiment) for experiment, _, _ in prepared]
             if in_step.can(settings) and not any(folder.begun for _, folder, _ in prepared):
                 in_step.in_step(settings, [partial(execute, *one) for one in prepared])
-                yield from ((run, record_of(one[1].path, run)) for run, one in zip(runs, prepared, strict=True))
+                problem: RunError | None = None
+                for run, one in zip(runs, prepared, strict=True):
+                    try:
+                        record = record_of(one[1].path, run)
+                    except RunError as error:  # it does not spoil the others
+                        problem = error
+                    else:
+                        yield run, record
+                if problem is not None:
+                    raise problem
                 return
     for run in runs:
         with contextlib.ExitStack() as held:
@@ -208,7 +217,7 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
 
 def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[Experiment, LeanFolder, OnRound]:
     """What `execute` wants; the folder is ours until `held` is closed."""
-    path = sitting.folder / id_of(run)
+    path = sitting.folder / folder_name(run)
     begun = run_folder.RunFolder(path).begun
     folder = held.enter_context(run_folder.claimed(path, new=not begun))
     experiment = _experiment(run, sitting, folder.partition() if begun else None)
@@ -217,6 +226,14 @@ def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[E
     rounds = experiment.loop.rounds
     lean = LeanFolder(path, start=started_with(experiment), rounds=rounds, pause=pause)
     return experiment, lean, _watch(sitting.end, rounds)
+
+
+def folder_name(run: Run) -> str:
+    """Of the run's folder. Runs that differ in their looks alone have one record but two folders.
+
+    Else, of a run that was stopped and went on, half of the looks would lack a model.
+    """
+    return f"{id_of(run)}-{run.tables['run']['look_at']}"
 
 
 def _watch(end: float, rounds: int) -> Callable[[Round, float], None]:

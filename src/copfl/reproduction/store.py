@@ -165,13 +165,13 @@ class Store:
     found: dict[str, Record] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)  # what could not be used, and why
     begun: dict[str, tuple[str, Record]] = field(default_factory=dict)  # what runs of the same clients began with
-    read: set[str] = field(default_factory=set)  # the names of the files that were looked at
+    read: dict[str, tuple[int, int]] = field(default_factory=dict)  # the files that were looked at: when written, size
 
     def get(self, run: Run) -> Record | None:
         """The run's record, if it has all that this run looks at: another item may have asked for less."""
         record = self.found.get(id_of(run))
-        wanted = [f"accuracy{name}" for name in LOOKS[run.tables["run"]["look_at"]]]
-        return None if record is None or any(np.isnan(record.values(name)).all() for name in wanted) else record
+        wanted = {f"accuracy{model}" for model in LOOKS[run.tables["run"]["look_at"]]}
+        return record if record is not None and wanted <= tried(record) else None
 
     def add(self, record: Record) -> Path:
         """Keeps the record, once it is on disk."""
@@ -184,13 +184,16 @@ class Store:
     def refresh(self) -> None:
         """Takes in what came into the folder since: other processes and other machines add records too."""
         for path in sorted(self.folder.glob("*.json")):
-            if path.name in self.read:
-                continue
-            self.read.add(path.name)
             try:
+                state = path.stat()
+                if self.read.get(path.name) == (mark := (state.st_mtime_ns, state.st_size)):
+                    continue
+                self.read[path.name] = mark
                 record = from_json(path.read_text("utf-8"))
                 self.check_common(record)
-                self.found.setdefault(record.id, record)
+                known = self.found.get(record.id)
+                if known is None or tried(record) > tried(known):  # one that was made again looked at more
+                    self.found[record.id] = record
             except (OSError, ValueError, KeyError, TypeError, CopflError) as error:
                 self.odd.append(f"{path}: {error}")
 
@@ -205,6 +208,11 @@ class Store:
                     f"one: {record.data or 'no note'}): use the data of the records that are there, or another folder "
                     "with --results DIR"
                 )
+
+
+def tried(record: Record) -> set[str]:
+    """The accuracies that the run looked at."""
+    return {name for name, values in record.clients.items() if not all(map(math.isnan, values))}
 
 
 def opened(folder: Path) -> Store:

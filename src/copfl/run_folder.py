@@ -265,4 +265,6 @@ def _check_free(folder: RunFolder) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write into {path}: {error.strerror or error}; name another folder with --out")
+    return RunError(
+        f"cannot write into {path}: {error.strerror or error}; name another folder with --out (--runs of reproduce)"
+    )

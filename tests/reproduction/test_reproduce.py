@@ -353,6 +353,18 @@ def test_finished_runs_of_a_comparison_are_taken_over_if_they_are_what_is_asked_
     assert contents(tmp_path / "results") == contents(whole / "results")
 
 
+def test_a_folder_that_looked_at_less_is_not_taken_over(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    record = next(r for r in store.opened(whole / "results").found.values() if not r.validation)
+    folder = shutil.copytree(whole / "runs" / f"{record.id}-all", tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["per_client"] = {k: v for k, v in line["per_client"].items() if not k.endswith(("_before", "_global"))}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = reproduce(capsys, tmp_path, "--import", folder)
+    assert "not taken over: it looked at less than small shows" in answer.err
+    assert not list((tmp_path / "results").glob("*.json"))
+
+
 def test_a_failing_run_does_not_stop_the_others(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,18 +195,21 @@ def _import(
     from copfl.reproduction import items, store
 
     how = item.budget(budget)
-    asked = set()
+    asked: dict[str, items.Run] = {}
     for plan in items.plans(item, how, protocols):
-        asked |= {store.id_of(trial.run) for trial in plan.trials()}
-        asked |= {store.id_of(run) for choice in plan.choices for run in plan.runs(choice, seeds)}
+        asked |= {store.id_of(trial.run): trial.run for trial in plan.trials()}
+        asked |= {store.id_of(run): run for choice in plan.choices for run in plan.runs(choice, seeds)}
     for folder in folders:
         try:
             run = store.run_in(folder, {True: how.tune_last, False: how.last})
-            if store.id_of(run) not in asked:
+            wanted = asked.get(store.id_of(run))
+            if wanted is None:
                 say(f"{folder}: not what {item.name} asks for")
-            elif kept.get(run) is not None:
+            elif kept.get(wanted) is not None:
                 say(f"{folder}: there is a record of it already")
+            elif not store.serves(record := store.record_of(folder, run), wanted):
+                say(f"{folder}: not taken over: it looked at less than {item.name} shows")
             else:
-                say(f"{folder}: {kept.add(store.record_of(folder, run))}")
+                say(f"{folder}: {kept.add(record)}")
         except CopflError as error:
             say(f"{folder}: not taken over: {error}")

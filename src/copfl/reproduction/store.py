@@ -170,8 +170,7 @@ class Store:
     def get(self, run: Run) -> Record | None:
         """The run's record, if it has all that this run looks at: another item may have asked for less."""
         record = self.found.get(id_of(run))
-        wanted = {f"accuracy{model}" for model in LOOKS[run.tables["run"]["look_at"]]}
-        return record if record is not None and wanted <= tried(record) else None
+        return record if record is not None and serves(record, run) else None
 
     def add(self, record: Record) -> Path:
         """Keeps the record, once it is on disk."""
@@ -213,6 +212,11 @@ class Store:
 def tried(record: Record) -> set[str]:
     """The accuracies that the run looked at."""
     return {name for name, values in record.clients.items() if not all(map(math.isnan, values))}
+
+
+def serves(record: Record, run: Run) -> bool:
+    """Whether the record has all that the run looks at."""
+    return {f"accuracy{model}" for model in LOOKS[run.tables["run"]["look_at"]]} <= tried(record)
 
 
 def opened(folder: Path) -> Store:

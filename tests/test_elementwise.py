@@ -59,9 +59,9 @@ def test_the_old_vector_stays_where_the_new_one_is_not_wanted(kernel: bool, monk
         monkeypatch.setattr(room, "compiles", lambda tensor: True)
         monkeypatch.setattr(room, "LONG", 1)
         pytest.importorskip("triton")
-        from copfl import gpu_kernels
+        from copfl.gpu_kernels import vectors
 
-        monkeypatch.setattr(gpu_kernels, "put_back", lambda keep, new, old: torch.where(keep[:, None], new, old))
+        monkeypatch.setattr(vectors, "put_back", lambda keep, new, old: torch.where(keep[:, None], new, old))
     new, old = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
     some, all = torch.tensor([True, False]), torch.tensor([True, True])
     assert mostly(some[0], new[0], old[0]).tolist() == [1.0, 2.0]

@@ -11,7 +11,8 @@ import pytest
 
 SCRIPT = """
 import torch
-from copfl import elementwise, gpu_kernels, selection, folded
+from copfl import elementwise, selection, folded
+from copfl.gpu_kernels import norms, vectors, windows
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
@@ -23,14 +24,14 @@ for kernel, stride, padding, size, channels in ((*shape, c) for shape in shapes 
     rows = folded.patches(x, kernel, stride, padding)
     out, filling = tuple(rows.shape[1:3]), -rows.shape[3] % 4
     turned = rows.view(*rows.shape[:3], *kernel, channels).movedim(5, 3).flatten(3)  # channels first
-    close(gpu_kernels.patches(x, out, kernel, stride, padding, False), turned)
-    close(gpu_kernels.patches(x, out, kernel, stride, padding, True), torch.nn.functional.pad(rows, (0, filling)))
+    close(windows.patches(x, out, kernel, stride, padding, False), turned)
+    close(windows.patches(x, out, kernel, stride, padding, True), torch.nn.functional.pad(rows, (0, filling)))
     grad = torch.randn(*rows.shape[:3], rows.shape[3] + filling, dtype=torch.float64)
     meant = grad[..., : rows.shape[3]]
     back = folded.unpatch(meant.contiguous(), (size, size), channels, kernel, stride, padding)
-    close(gpu_kernels.unpatch(grad, (size, size), channels, kernel, stride, padding, True), back)
+    close(windows.unpatch(grad, (size, size), channels, kernel, stride, padding, True), back)
     first = meant.unflatten(3, (*kernel, channels)).movedim(5, 3).flatten(3)
-    close(gpu_kernels.unpatch(first, (size, size), channels, kernel, stride, padding, False), back)
+    close(windows.unpatch(first, (size, size), channels, kernel, stride, padding, False), back)
 # The whole convolution as it is on a GPU, windows as pixels lie (many of them) and as weights lie, against torch's.
 folded.compiles = lambda tensor: True
 for kernel, stride, padding, size, kernels in (
@@ -56,12 +57,12 @@ for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype
     x = torch.randn(2, 37, 20, dtype=torch.float64)
     weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
     plain = folded.normalised(x, weight, bias, share, 1e-5)
-    fast = gpu_kernels.normalise(x, weight, bias, share, 1e-5)
+    fast = norms.normalise(x, weight, bias, share, 1e-5)
     for a, b in zip(fast, plain, strict=True):
         close(a, b)
     grad = torch.randn_like(x) * (1 if share is None else share[..., None])
     plain = folded.normalised_back(grad, x, weight, fast[1], fast[3], share)
-    for a, b in zip(gpu_kernels.normalise_back(grad, x, weight, fast[1], fast[3], share), plain, strict=True):
+    for a, b in zip(norms.normalise_back(grad, x, weight, fast[1], fast[3], share), plain, strict=True):
         close(a, b)
 for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, torch.int64, 63)):
     values = torch.rand(3, 3000, dtype=dtype)
@@ -70,33 +71,33 @@ for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, tor
     wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
     for count in ([0, 5, 3000], [1, 2500, 1000], [1000, 0, 1]):
         counts = torch.tensor(count)[:, None]
-        low, above, equal = gpu_kernels.threshold(keys, counts, width, (3000,))
+        low, above, equal = vectors.threshold(keys, counts, width, (3000,))
         assert torch.equal(low[:, 0], selection._threshold(keys, counts[:, 0], width)), count
         assert above.tolist() == (keys > low).sum(1, keepdim=True).tolist()
         assert equal.tolist() == (keys == low).sum(1, keepdim=True).tolist()
-        chosen = gpu_kernels.largest(wide, counts, width, (3000,))
+        chosen = vectors.largest(wide, counts, width, (3000,))
         assert torch.equal(chosen, selection._largest(values, counts, (3000,))), count
         sizes = (1000, 1, 0, 1999)  # stretches, each with a count of its own
         many = torch.stack([counts[:, 0], counts[:, 0] % 2, 0 * counts[:, 0], counts.flip(0)[:, 0]], 1)
-        chosen = gpu_kernels.largest(wide, many, width, sizes)
+        chosen = vectors.largest(wide, many, width, sizes)
         assert torch.equal(chosen, selection._largest(values, many, sizes)), count
 # A stretch longer than what one program goes over, with ties across the seam.
 values = torch.rand(2, 20001).mul(50).round().div(50)
 many, sizes = torch.tensor([[9000, 0, 700], [1, 1, 8193]]), (9001, 1, 10999)
-chosen = gpu_kernels.largest(values.view(torch.int32), many, 31, sizes)
+chosen = vectors.largest(values.view(torch.int32), many, 31, sizes)
 assert torch.equal(chosen, selection._largest(values, many, sizes))
 masks = (torch.rand(3, 20000) > 0.3)[:, :19001]
-assert gpu_kernels.count(masks, (19001,)).tolist() == masks.sum(1, keepdim=True).tolist()
+assert vectors.count(masks, (19001,)).tolist() == masks.sum(1, keepdim=True).tolist()
 sizes = (9000, 0, 1, 10000)
-assert gpu_kernels.count(masks, sizes).tolist() == torch.stack([p.sum(1) for p in masks.split(sizes, 1)], 1).tolist()
+assert vectors.count(masks, sizes).tolist() == torch.stack([p.sum(1) for p in masks.split(sizes, 1)], 1).tolist()
 for dtype in (torch.float32, torch.bool):
     new, old = (torch.rand(3, 5008) > 0.5).to(dtype)[:, :5000], (torch.rand(3, 5000) > 0.5).to(dtype)
     before = new.clone()
-    put = gpu_kernels.put_back(torch.tensor([True, False, True]), new, old)
+    put = vectors.put_back(torch.tensor([True, False, True]), new, old)
     assert put is new
     assert torch.equal(new, torch.stack([before[0], old[1], before[2]]))
     common = old[0].expand(3, -1)  # the same for all
-    gpu_kernels.put_back(torch.tensor([False, True, True]), new, common)
+    vectors.put_back(torch.tensor([False, True, True]), new, common)
     assert torch.equal(new, torch.stack([old[0], old[1], before[2]]))
 print("equal")
 """

@@ -15,6 +15,7 @@ SOURCE = Path(copfl.__file__).parent
 # A room is a package, or the files of one level that stand directly under copfl/. A file of a package may have a level
 # of its own, below its room's.
 LEVELS: dict[float, set[str]] = {
+    -1: {"gpu_kernels"},
     0: {
         "errors",
         "tree",
@@ -25,7 +26,6 @@ LEVELS: dict[float, set[str]] = {
         "elementwise",
         "folded",
         "side_by_side",
-        "gpu_kernels",
         "noise",
     },
     1: {"task"},
@@ -46,7 +46,7 @@ LEVELS: dict[float, set[str]] = {
     8: {"__init__", "__main__"},  # the front door: it may show everything, and nobody inside looks through it
 }
 LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
-EXTRAS = {"gpu_kernels": {"triton"}}  # files that load only where their library is
+EXTRAS = {f"gpu_kernels.{name}": {"triton"} for name in ("windows", "vectors", "norms")}  # they load only where it is
 
 
 def level(module: str) -> float:

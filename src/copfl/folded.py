@@ -39,9 +39,9 @@ def patches(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, pixels: bool =
     if kernel == (1, 1) and padding == (0, 0):
         return x[:, :: stride[0], :: stride[1]]
     if compiles(x):
-        from copfl import gpu_kernels
+        from copfl.gpu_kernels import windows
 
-        return gpu_kernels.patches(x, (high, wide), kernel, stride, padding, pixels)
+        return windows.patches(x, (high, wide), kernel, stride, padding, pixels)
     if padding != (0, 0):
         x = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
     rows = x.new_empty(x.shape[0], high, wide, *kernel, x.shape[3])
@@ -58,9 +58,9 @@ def unpatch(
     if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0):
         return rows
     if compiles(rows):
-        from copfl import gpu_kernels
+        from copfl.gpu_kernels import windows
 
-        return gpu_kernels.unpatch(rows, size, channels, kernel, stride, padding, pixels)
+        return windows.unpatch(rows, size, channels, kernel, stride, padding, pixels)
     x = rows.new_zeros(batch, size[0] + 2 * padding[0], size[1] + 2 * padding[1], channels)
     rows = rows.view(batch, high, wide, *kernel, channels)
     for i, j, down, across in _taps(kernel, stride, high, wide):
@@ -146,9 +146,9 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # nobody asks for those of the mean and the variance
         if compiles(x):
-            from copfl import gpu_kernels
+            from copfl.gpu_kernels import norms
 
-            y, mean, var, inverse = gpu_kernels.normalise(x, weight, bias, share, eps)
+            y, mean, var, inverse = norms.normalise(x, weight, bias, share, eps)
         else:
             y, mean, var, inverse = normalised(x, weight, bias, share, eps)
         ctx.save_for_backward(x, weight, mean, inverse, share)
@@ -159,9 +159,9 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse, share = ctx.saved_tensors
         if compiles(x):
-            from copfl import gpu_kernels
+            from copfl.gpu_kernels import norms
 
-            back = gpu_kernels.normalise_back(grads[0], x, weight, mean, inverse, share)
+            back = norms.normalise_back(grads[0], x, weight, mean, inverse, share)
         else:
             back = normalised_back(grads[0], x, weight, mean, inverse, share)
         return (*back, None, None)

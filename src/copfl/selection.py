@@ -49,9 +49,9 @@ def _largest(values: Tensor, counts: Tensor, sizes: tuple[int, ...]) -> Tensor:
     bits = values.view(torch.int64 if double else torch.int32)
     width = 63 if double else 31
     if compiles(bits) and bits.stride(-1) == 1:
-        from copfl import gpu_kernels
+        from copfl.gpu_kernels import vectors
 
-        return gpu_kernels.largest(bits, counts, width, sizes)
+        return vectors.largest(bits, counts, width, sizes)
     parts = zip(torch.split(bits, list(sizes), 1), counts.T, strict=True)
     return torch.cat([_top(part.contiguous(), count, width) for part, count in parts], 1)
 
@@ -107,9 +107,9 @@ class _Count(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, int]:
         rows = in_front(info, in_dims[0], mask)
         if compiles(rows) and rows.stride(1) == 1:
-            from copfl import gpu_kernels
+            from copfl.gpu_kernels import vectors
 
-            return gpu_kernels.count(rows, sizes), 0
+            return vectors.count(rows, sizes), 0
         return torch.stack([part.sum(1) for part in torch.split(rows, list(sizes), 1)], 1), 0
 
 

@@ -71,7 +71,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
 # What a look may try, by the ending of its figures' names: the client's model after its turn, before it, and the model
-# for everybody. Three models take three times as long as one, on a GPU as long as some rounds of training.
+# for everybody. Each is one more pass over the test samples.
 Tried = tuple[str, ...]
 LOOKS: dict[str, Tried] = {"all": ("", "_before", "_global"), "own": ("", "_before"), "after": ("",)}
 

@@ -8,13 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.algorithms.algorithm import LOOKS
 from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job
 from copfl.errors import DataError, RunError
 from copfl.report import records
 from copfl.run_folder import RunFolder
 
-ACCURACIES = ("accuracy", "accuracy_before", "accuracy_global")
+
+def accuracies(look_at: str) -> tuple[str, ...]:
+    """The accuracies that such looks find."""
+    return tuple(f"accuracy{model}" for model in LOOKS[look_at])
+
+
+ACCURACIES = accuracies("all")
 LAST = 5  # looks that a value is the mean of
 WORST = 0.1  # share of the clients
 

@@ -11,9 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.algorithms.algorithm import LOOKS
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry, cells, described, grid_of
+from copfl.comparison.results import accuracies
 from copfl.configure import Tables
 from copfl.errors import UsageError, unknown
 from copfl.presets import preset
@@ -186,7 +186,7 @@ class Plan(NamedTuple):
         named = [preset(self.row.preset)] if self.row.preset else []
         tables = _complete(json.dumps([*below, *named, settings, *more]))
         look_at = tables["run"]["look_at"]
-        if self.row.value not in (seen := [f"accuracy{model}" for model in LOOKS[look_at]]):
+        if self.row.value not in (seen := accuracies(look_at)):
             raise UsageError(
                 f'row "{self.row.label}" shows {self.row.value}, but its runs look at {", ".join(seen)} alone '
                 f'(look_at = "{look_at}"): say settings.run = {{ look_at = "own" }} or "all" in the row'

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.algorithms.algorithm import LOOKS
 from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job, start_of
-from copfl.comparison.results import ACCURACIES, outcome_of
+from copfl.comparison.results import ACCURACIES, accuracies, outcome_of
 from copfl.configure import Tables
 from copfl.engine.checkpoint import write_bytes
 from copfl.errors import CopflError, RunError
@@ -216,7 +215,7 @@ def tried(record: Record) -> set[str]:
 
 def serves(record: Record, run: Run) -> bool:
     """Whether the record has all that the run looks at."""
-    return {f"accuracy{model}" for model in LOOKS[run.tables["run"]["look_at"]]} <= tried(record)
+    return tried(record).issuperset(accuracies(run.tables["run"]["look_at"]))
 
 
 def opened(folder: Path) -> Store:

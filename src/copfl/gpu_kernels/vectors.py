@@ -1,0 +1,167 @@
+"""Long vectors, a row a client: the largest entries, counts, and rows put back."""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+# A row may be cut into stretches, such as a model's tensors, each with a count and a threshold of its own. Programs go
+# over parts of them: `stretches`, [3, parts], has each part's stretch, its own first place, and the end of the stretch.
+
+PIECES = tl.constexpr(8)
+PART = PIECES.value * BLOCK
+
+
+@cache  # a recorded program reads it whenever it is replayed
+def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    ends = list(accumulate(sizes))
+    found = [(i, at, end) for i, end in enumerate(ends) for at in range(end - sizes[i], end, PART)]
+    return torch.tensor(found, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
+
+
+@triton.jit
+def _digits(
+    keys, low, counts, ties, stretches, parts, number, stride,
+    PLACE: tl.constexpr, TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE.
+
+    With TIES the keys are the places, counted from behind, of the entries that equal the threshold in `ties`.
+    """
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = row * number + tl.load(stretches + part)
+    if TIES and tl.load(ties + at * 3 + 2) == 0:  # all that are equal are taken: there is nothing to choose
+        return
+    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    prefix = 0 if TOP else tl.load(low + at) >> (PLACE + 4)
+    total = tl.zeros([32], dtype=tl.int32)
+    for piece in tl.static_range(PIECES):
+        place = start + piece * BLOCK + tl.arange(0, BLOCK)
+        key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
+        if TIES:
+            key = tl.where((place < end) & (key == tl.load(ties + at * 3)), end - 1 - place, -1).to(tl.int64)
+        fits = key >= 0
+        if not TOP:  # the highest digit has nothing above it
+            fits = fits & ((key >> (PLACE + 4)) == prefix)
+        digit = tl.where(fits, (key >> PLACE) & 15, 31).to(tl.int32)
+        total += tl.histogram(digit, 32)
+    bins = tl.arange(0, 32)
+    tl.atomic_add(counts + at * 16 + bins, total, mask=bins < 16)
+
+
+@triton.jit
+def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.constexpr):
+    """The digit of the threshold at PLACE, from how many keys have each digit; the counts are zero again then."""
+    at = tl.program_id(0)
+    bins = tl.arange(0, 16)
+    found = tl.load(counts + at * 16 + bins)
+    tl.store(counts + at * 16 + bins, tl.zeros([16], dtype=tl.int32))
+    higher = tl.load(above + at)
+    reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher  # have this digit, or a higher
+    digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
+    digit = tl.maximum(digit, 0)
+    tl.store(above + at, higher + tl.sum(tl.where(bins > digit, found, 0), 0))
+    tl.store(equal + at, tl.sum(tl.where(bins == digit, found, 0), 0))
+    before = tl.load(low + at)
+    tl.store(low + at, before + (digit.to(before.dtype) << PLACE))
+
+
+def threshold(
+    keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...], ties: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest number below 2^width that at least `count` keys of the stretch reach, how many exceed and equal it.
+
+    Keys [N, d], the others [N, stretches]. With `ties` [N, stretches, 3] the keys are the places, counted from behind,
+    of the keys that equal its first column; stretches whose last column is 0 are passed over.
+    """
+    rows, number, stretches = len(keys), len(sizes), _parts(sizes, keys.device)
+    count = count.contiguous()  # the kernels go by places in memory
+    low = torch.zeros_like(count, dtype=keys.dtype if ties is None else torch.int64)
+    above, equal = (torch.zeros_like(count, dtype=torch.int32) for _ in range(2))
+    counts, wanted = torch.zeros(rows * number, 16, dtype=torch.int32, device=keys.device), count.to(torch.int32)
+    for place in range((width - 1) // 4 * 4, -1, -4):
+        _digits[(stretches.shape[1], rows)](
+            keys, low, counts, low if ties is None else ties, stretches, stretches.shape[1], number, keys.stride(0),
+            PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+        digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
+        _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits)
+    return low, above, equal
+
+
+@triton.jit
+def _reach(keys, chosen, ties, last, stretches, parts, number, stride, length, BLOCK: tl.constexpr):
+    """True on the keys above the threshold, and on those equal to it whose place from behind is `last` or more."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    at = row * number + tl.load(stretches + part)
+    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    low, spare, first = tl.load(ties + at * 3), tl.load(ties + at * 3 + 1), tl.load(last + at)
+    for piece in tl.static_range(PIECES):
+        place = start + piece * BLOCK + tl.arange(0, BLOCK)
+        key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
+        value = (key > low) | ((key == low) & (end - 1 - place >= first) & (spare > 0))
+        tl.store(chosen + row * length + place, value.to(tl.uint8), mask=place < end)
+
+
+def largest(keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...]) -> Tensor:
+    """True on the `count` [N, stretches] largest keys [N, d] of each stretch; equal ones in the order they stand."""
+    (rows, length), count = keys.shape, count.contiguous()
+    low, above, equal = threshold(keys, count, width, sizes)
+    spare = count.to(torch.int64) - above
+    ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], -1)
+    last, _, _ = threshold(keys, spare, max(1, (max(sizes) - 1).bit_length()), sizes, ties)
+    last = torch.where(ties[..., 2] > 0, last, 0)
+    chosen, stretches = torch.empty(rows, length, dtype=torch.bool, device=keys.device), _parts(sizes, keys.device)
+    _reach[(stretches.shape[1], rows)](
+        keys, chosen.view(torch.uint8), ties, last, stretches, stretches.shape[1], len(sizes), keys.stride(0), length,
+        BLOCK=BLOCK,
+    )  # fmt: skip
+    return chosen
+
+
+@triton.jit
+def _count(mask, counts, stretches, parts, number, stride, PART: tl.constexpr):
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    end = tl.load(stretches + 2 * parts + part)
+    place = tl.load(stretches + parts + part) + tl.arange(0, PART)
+    found = tl.load(mask + row * stride + place, mask=place < end, other=0).to(tl.int32)
+    tl.atomic_add(counts + row * number + tl.load(stretches + part), tl.sum(found, 0))
+
+
+def count(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """How many entries of each stretch of each row [N, d] are True; PyTorch's sum first writes eight bytes for each."""
+    counts = torch.zeros(len(mask), len(sizes), dtype=torch.int32, device=mask.device)
+    stretches = _parts(sizes, mask.device)
+    _count[(stretches.shape[1], len(mask))](
+        mask.view(torch.uint8), counts, stretches, stretches.shape[1], len(sizes), mask.stride(0), PART=PART
+    )
+    return counts.to(torch.int64)
+
+
+@triton.jit
+def _put_back(healthy, new, old, length, new_stride, old_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    if tl.load(healthy + row) == 0:
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(old + row * old_stride + place, mask=place < length)
+        tl.store(new + row * new_stride + place, value, mask=place < length)
+
+
+def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` [N, d] with the rows that are not healthy written over by those of `old`; the others are not touched."""
+    rows, length = new.shape
+    old = old if old.stride(1) == 1 else old.contiguous()
+    whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
+    _put_back[(triton.cdiv(length, 4 * BLOCK), rows)](
+        healthy.contiguous().view(torch.uint8), whole(new), whole(old),
+        length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
+    )  # fmt: skip
+    return new

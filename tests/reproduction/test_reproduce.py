@@ -481,6 +481,32 @@ def test_claims_about_curves() -> None:
     assert judged("settled", low_loss, high_loss, row="b", round=100, within=1.0) == [findings.HOLDS]  # above its end
 
 
+def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have() -> None:
+    """The longer is at 60 % when the shorter ends at 70 %, and at 90 % at its own end."""
+    row = cell_of("a", {}).row
+
+    def cell(name: str, rounds: int, curve: list[float]) -> findings.Cell:
+        plan = cell_of("a", {}).plan._replace(column=items.Column(name, name, "", {}))
+        tables = {"run": {"rounds": rounds, "seed": 0}}
+        looks = [rounds * (k + 1) // len(curve) for k in range(len(curve))]
+        ends = {"accuracy": [curve[-1]]}
+        run = store.Record(tables, 0.0, 1, looks, {"accuracy": curve}, ends, {}, {}, "", {})
+        return findings.Cell(plan, {}, [], dict.fromkeys(range(3), run))
+
+    def word(*cells: findings.Cell) -> findings.Verdict:
+        columns = [c.plan.column for c in cells]
+        item = items.Item("x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""})
+        seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells})
+        (verdict,) = findings.verdicts(items.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper")
+        return verdict
+
+    long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])
+    assert long.per_seed_at(60) == pytest.approx({0: 60.0, 1: 60.0, 2: 60.0})  # the look of round 60, not of 40
+    assert long.per_seed_at(10) == {}
+    assert word(long, short) == ("p → q, both after 60 rounds", findings.HOLDS, "a +10.0")
+    assert word(long, cell("q", 100, [0.7, 0.7])) == ("p → q", findings.FAILS, "a -20.0")
+
+
 def test_a_claim_over_many_places_is_as_strong_as_its_weakest() -> None:
     def parts(*words: str) -> list[findings.Verdict]:
         return [findings.Verdict("", word, "") for word in words]

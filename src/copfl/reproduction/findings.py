@@ -44,6 +44,11 @@ class Cell:
         """In %."""
         return {seed: 100 * record.mean(self.row.value) for seed, record in self.runs.items()}
 
+    def per_seed_at(self, rounds: int) -> dict[int, float]:
+        """In %, as if the runs had ended after so many rounds."""
+        values = {seed: 100 * record.mean_at(rounds, self.row.value) for seed, record in self.runs.items()}
+        return {seed: value for seed, value in values.items() if not math.isnan(value)}  # nan: no look so early
+
     def figure(self) -> Spread | None:
         values = self.per_seed()
         return spread_of(list(values.values())) if values else None
@@ -231,14 +236,20 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float) -> list[Verdict]:
-    """From column to column, rows change in this direction: more than this share of those that are rivals, or all."""
+    """From column to column, rows change in this direction: more than this share of those that are rivals, or all.
+
+    Columns of different lengths are compared at the end of the shorter: otherwise it is the rounds that would be judged.
+    """
     titles = {column.name: column.title for column in findings.item.columns}
     result = []
     for first, second in how["steps"]:
         rows = [row for row in findings.item.rows_of(protocol) if share == 1 or not row.ours]
-        words, told = [], []
+        words, told, lengths = [], [], set()
         for row in rows:
-            before, after = (findings.cell(protocol, name, row.label).per_seed() for name in (first, second))
+            cells = [findings.cell(protocol, name, row.label) for name in (first, second)]
+            ends = {record.length for cell in cells for record in cell.runs.values()}
+            before, after = (cell.per_seed_at(min(ends)) if ends else {} for cell in cells)
+            lengths |= ends
             common = sorted(before.keys() & after.keys())
             if not common:
                 words.append(UNKNOWN)
@@ -252,7 +263,8 @@ def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int,
             yes, no = words.count(HOLDS), words.count(FAILS)
             half = share * len(words)
             word = HOLDS if yes > half else FAILS if no > half else UNKNOWN if UNKNOWN in words else OPEN
-        result.append(Verdict(f"{titles[first]} → {titles[second]}", word, ", ".join(told) or "not yet run"))
+        both = f", both after {min(lengths)} rounds" if len(lengths) > 1 else ""
+        result.append(Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(told) or "not yet run"))
     return result
 
 

@@ -68,6 +68,18 @@ class Record(NamedTuple):
     def mean(self, accuracy: str = "accuracy") -> float:
         return float(np.nanmean(self.values(accuracy)))
 
+    @property
+    def length(self) -> int:
+        """Its rounds."""
+        return int(self.tables["run"]["rounds"])
+
+    def mean_at(self, rounds: int, accuracy: str = "accuracy") -> float:
+        """The mean of the looks in the last fifth of the run's first rounds, this many."""
+        if rounds == self.length:
+            return self.mean(accuracy)
+        looks = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if 4 * rounds < 5 * r <= 5 * rounds]
+        return float(np.mean(looks)) if looks else math.nan
+
 
 def kept(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     """The tables as far as they say what a run is."""

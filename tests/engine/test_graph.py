@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from copfl.engine.graph import Recorder
+from copfl.engine.mapping import captured, one_by_one
 
 
 class Cuda:
@@ -89,3 +90,11 @@ def test_rounds_before_the_recording_share_one_stream_and_give_their_memory_back
     assert [r[0].tolist() for r in results] == [[1.0, 1.0]] * 3
     assert len(cuda.made) == 1
     assert cuda.freed == 3
+
+
+def test_what_is_forgotten_is_recorded_anew() -> None:
+    recorder = Recorder()
+    recorder.recordings["x"], recorder.calls["x"], recorder.sources["x"], recorder.pool = object(), 3, [], object()  # type: ignore[assignment]
+    captured(4)._replace(call=recorder).forget()
+    assert (recorder.recordings, recorder.calls, recorder.sources, recorder.pool) == ({}, {}, {}, None)
+    one_by_one().forget()  # has nothing to forget

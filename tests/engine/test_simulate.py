@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.contract import small_federation
 from copfl.engine.mapping import Mapping, all_at_once, one_by_one
 from copfl.engine.simulate import State, begin, simulate
-from copfl.errors import UsageError
+from copfl.errors import RunError, UsageError
 
 from ..toys import divided, federation_of, rounds_of, slopes
 
@@ -121,6 +123,42 @@ def test_a_client_with_broken_data_is_left_out_named_and_keeps_its_record(name: 
     if name == "local":  # who they are decides their shuffles, so only the first client is the same as before
         assert same(tree.row(clients, 0), tree.row(without.clients.rows(torch.arange(2)), 0))
     assert state.server.w.shape == without.server.w.shape
+
+
+@dataclass
+class Room:
+    """A GPU that has room for so many clients at once, as far as an engine sees it."""
+
+    room: int
+    asked: list[int] = field(default_factory=list)
+
+    def __call__(self, f: Callable[[Any], Any], given: Any, variant: object) -> Any:
+        clients = len(given[0].ids)
+        self.asked.append(clients)
+        if clients > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return f(given)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> None:
+    algorithm, (task, federation) = ALGORITHMS[name], small_federation("batch", SIZES)
+    little = Room(2)
+    state, shown = rounds_of(algorithm, task, federation, 3, all_at_once(3)._replace(call=little))
+    assert little.asked == [3, 2, 2, 2, 2, 2, 2]  # the first part of the first round fails, and nothing after it
+    plain, expected = rounds_of(algorithm, task, federation, 3, all_at_once(2))
+    assert same(record(state), record(plain))
+    assert all(np.array_equal(a.clients["loss"], b.clients["loss"]) for a, b in zip(shown, expected, strict=True))
+
+
+def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None:
+    task, federation = small_federation("batch", SIZES)
+    state = begin(copfl(), task, 4)
+    before, little = copy.deepcopy(record(state)), Room(0)
+    with pytest.raises(RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"):
+        next(simulate(copfl(), task, federation, all_at_once()._replace(call=little), state, rounds=1))
+    assert little.asked == [4, 2, 1]
+    assert same(before, record(state))
 
 
 def test_a_round_in_which_everybody_breaks_changes_nothing() -> None:

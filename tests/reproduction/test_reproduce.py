@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from copfl import run_folder
 from copfl.comparison.plots import available
-from copfl.engine import in_step
+from copfl.engine import in_step, mapping
 from copfl.errors import RunError, UsageError
 from copfl.reproduction import findings, items, pages, sitting, store
 from tests.commands import Answer, called
@@ -131,6 +132,33 @@ def test_seeds_that_go_in_step_give_the_same_records(
         assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
         assert record.rounds == expected.rounds
     assert together == [3]
+
+
+def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+
+    def full(algorithm: Any, tasks: Any, mapping: Any, chunks: Any, look: Any) -> Any:
+        rounds.append(len(chunks))
+        if len(rounds) == 2:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return real(algorithm, tasks, mapping, chunks, look)
+
+    real = mapping.abreast
+    monkeypatch.setattr(in_step, "abreast", full)
+    item = items.read(str(SMALL))
+    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
+    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    known = store.opened(whole / "results")
+    made = list(sitting.carried_out(plans[2].runs({}, [0, 1, 2]), session))
+    assert rounds == [3, 3]  # the second of them failed, and what it left in the folders is not gone on from
+    assert [run.seed for run, _ in made] == [0, 1, 2]
+    for run, record in made:
+        expected = known.get(run)
+        assert expected is not None
+        assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
 
 
 def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(

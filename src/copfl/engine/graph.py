@@ -30,11 +30,15 @@ class Recorder:
     """
 
     def __init__(self) -> None:
+        self.forget()
+        self.stream: Any = None
+
+    def forget(self) -> None:
+        """Gives back what was recorded, with its memory."""
         self.recordings: dict[object, Recording] = {}
         self.calls: dict[object, int] = {}
-        self.pool: Any = None
-        self.stream: Any = None
         self.sources: dict[object, list[Tensor]] = {}
+        self.pool: Any = None
 
     def __call__(self, f: Callable[[G], R], given: G, variant: object) -> R:
         tensors = tree.leaves(given)

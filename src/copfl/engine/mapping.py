@@ -69,6 +69,11 @@ class Mapping(NamedTuple):
     over: Callable[[Callable[[Any], Any], Any], Any]
     call: Callable[[Callable[[Any], Any], Any, object], Any] = as_it_is
 
+    def forget(self) -> None:
+        """Gives back the memory of what was recorded."""
+        if isinstance(self.call, Recorder):
+            self.call.forget()
+
 
 def one_by_one() -> Mapping:
     """Client after client: plain PyTorch, the reference, and what a debugger wants."""

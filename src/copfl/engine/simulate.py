@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from copfl.data.federation import Federation
 from copfl.data.plan import MODEL, choose, hashed, plan
 from copfl.engine.mapping import Chunk, Done, Mapping, together
 from copfl.engine.store import DiskStore, MemoryStore, Store
-from copfl.errors import UsageError, unknown
+from copfl.errors import RunError, UsageError, unknown
 from copfl.task import Task
 
 
@@ -97,7 +98,7 @@ def simulate(
         raise unknown("look_at", look_at, LOOKS)
     tried = LOOKS[look_at]
     count = max(1, math.ceil(participation * federation.clients - 1e-9))
-    setting = Setting(algorithm, task, federation, mapping, seed, batch)
+    crew = crew or Alone(Setting(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
         due = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
         look = tried if due else ()
@@ -105,12 +106,7 @@ def simulate(
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         total, figures = None, []
         # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
-        turns: Iterator[Done]
-        if crew is None:
-            turns = (together_of(setting, state.server, state.clients, state.round, part, look) for part in parts)
-        else:
-            turns = crew.turns(state, parts, look)
-        for done in turns:
+        for done in crew.turns(state, parts, look):
             total = done.total if total is None else tree.add(total, done.total)
             figures.append(done.figures)
         # 2. The server sees the total and nothing else.
@@ -140,6 +136,43 @@ def _shares(
     """Each client's share in the round's mean."""
     counted = np.where(healthy > 0, weight, 0.0)
     return counted / counted.sum() if counted.sum() > 0 else counted
+
+
+class Alone:
+    """The crew of one process. Where a GPU has no room for a part, half as many clients go together from then on."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.most = setting.mapping.chunk
+
+    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
+        """What the turns of each part leave, or of smaller ones, in the order of the ids."""
+        left = np.concatenate(parts)
+        while len(left):
+            part = left[: self.most]
+            done = self._tried(state, part, look)
+            if done is None:
+                self.most = math.ceil(len(part) / 2)
+                continue
+            left = left[len(part) :]
+            yield done
+
+    def _tried(self, state: State, part: Ids, look: Tried) -> Done | None:
+        """None: there is no room, and nothing has changed."""
+        try:
+            return together_of(self.setting, state.server, state.clients, state.round, part, look)
+        except torch.cuda.OutOfMemoryError as error:
+            if len(part) == 1:
+                why = str(error).partition(".")[0]
+                raise RunError(
+                    f"the GPU has no room for the training of a single client ({why}); use --device cpu, a smaller "
+                    "model, or --set run.batch=N, or wait until others have left the GPU"
+                ) from error
+        # Only here, for what was under way is held as long as the error is.
+        self.setting.mapping.forget()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return None
 
 
 def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: Tried) -> Done:

@@ -238,7 +238,7 @@ def _few(names: Sequence[str]) -> str:
 def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float) -> list[Verdict]:
     """From column to column, rows change in this direction: more than this share of those that are rivals, or all.
 
-    Columns of different lengths are compared at the end of the shorter: otherwise it is the rounds that would be judged.
+    Columns of different lengths are compared at the end of the shorter: else the rounds would be judged.
     """
     titles = {column.name: column.title for column in findings.item.columns}
     result = []

@@ -189,23 +189,9 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
 
     Folders are held until the record was taken, so that no other process does a run again.
     """
-    with contextlib.ExitStack() as held:
-        if len(runs) > 1:
-            prepared = [_prepared(run, sitting, held) for run in runs]
-            settings = [setting_of(experiment) for experiment, _, _ in prepared]
-            if in_step.can(settings) and not any(folder.begun for _, folder, _ in prepared):
-                in_step.in_step(settings, [partial(execute, *one) for one in prepared])
-                problem: RunError | None = None
-                for run, one in zip(runs, prepared, strict=True):
-                    try:
-                        record = record_of(one[1].path, run)
-                    except RunError as error:  # it does not spoil the others
-                        problem = error
-                    else:
-                        yield run, record
-                if problem is not None:
-                    raise problem
-                return
+    if len(runs) > 1 and (made := _in_step(runs, sitting)) is not None:
+        yield from made
+        return
     for run in runs:
         with contextlib.ExitStack() as held:
             experiment, folder, watch = _prepared(run, sitting, held)
@@ -213,6 +199,37 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
             if sitting.store.get(run) is None:  # or another process was quicker
                 execute(experiment, folder, watch)
                 yield run, record_of(folder.path, run)
+
+
+def _in_step(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Record]] | None:
+    """The runs with their records, done together; None: they cannot be, or the GPU has no room for all at once."""
+    with contextlib.ExitStack() as held:
+        prepared = [_prepared(run, sitting, held) for run in runs]
+        settings = [setting_of(experiment) for experiment, _, _ in prepared]
+        if not in_step.can(settings) or any(folder.begun for _, folder, _ in prepared):
+            return None
+        try:
+            in_step.in_step(settings, [partial(execute, *one) for one in prepared])
+        except torch.cuda.OutOfMemoryError:
+            return None
+        return _records(runs, [folder for _, folder, _ in prepared], held.pop_all())
+
+
+def _records(
+    runs: Sequence[Run], folders: Sequence[LeanFolder], held: contextlib.ExitStack
+) -> Iterator[tuple[Run, Record]]:
+    """Of runs that are done; one that went wrong does not spoil the others."""
+    problem: RunError | None = None
+    with held:
+        for run, folder in zip(runs, folders, strict=True):
+            try:
+                record = record_of(folder.path, run)
+            except RunError as error:
+                problem = error
+            else:
+                yield run, record
+    if problem is not None:
+        raise problem
 
 
 def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[Experiment, LeanFolder, OnRound]:

@@ -34,6 +34,7 @@ def test_variants_obey_the_contract_too() -> None:
     check_algorithm(letter, rounds=2)
     check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
     check_algorithm(ALGORITHMS["copfl"](by="benefit", among="anew", scale="mean", smooth=0.9), rounds=2)
+    check_algorithm(ALGORITHMS["copfl"](phases="apart", hold="offset"), rounds=2)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

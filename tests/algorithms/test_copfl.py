@@ -223,6 +223,48 @@ def test_phases_one_after_the_other_start_the_shared_half_where_the_personal_hal
     np.testing.assert_allclose(clients.w[0], [moved, 0.4375 + q, 0.25 + 0.5 * q], atol=1e-12)
 
 
+def test_what_is_held_as_an_offset_follows_the_broadcast() -> None:
+    task, algorithm = slopes(0.0, 0.0, 0.0), replace(BY_HAND, hold="offset")
+    server, clients, _ = two_rounds(algorithm, rounds=1)
+    down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
+    # The broadcast went from 0 to (-.25, .4375, .25) and A's entry 0 from 0 to 1: it is held one above.
+    assert algorithm.personal(task, tree.row(clients, 0), down).tolist() == [0.75, 0.4375, 0.25]
+    assert algorithm.personal(task, algorithm.client_init(task), down).tolist() == server.w.tolist()  # a newcomer
+
+
+def test_halves_apart_by_hand() -> None:
+    server, clients, shown = two_rounds(replace(BY_HAND, phases="apart"))
+    # The first round is the usual one, but everything is uploaded: both gammas are alike, so the mean is the plain one.
+    g = (0.375, 0.4375, 0.5)
+    assert clients.mask.tolist() == [[True, False, False], [False, False, True]]
+    # The shared model of each starts from there, the own one with its own entry: A's from 1, B's from .75.
+    own = [(1.0, 0.4375, 0.5), (0.375, 0.4375, 0.75)]
+    sent = [tuple(v + x * sigma(-dot(g, who)) for v, x in zip(g, who, strict=True)) for who in (A, B)]
+    trained = [
+        tuple(v + x * sigma(-dot(start, who)) for v, x in zip(start, who, strict=True))
+        for start, who in zip(own, (A, B), strict=True)
+    ]
+    np.testing.assert_allclose(clients.apart.sent, sent, atol=1e-12)
+    np.testing.assert_allclose(clients.w, [(trained[0][0], *sent[0][1:]), (*sent[1][:2], trained[1][2])], atol=1e-12)
+    # Without the other, what the server had was one's own first upload, x / 2; and its step that from 0.
+    halves = [tuple(v / 2 for v in who) for who in (A, B)]
+    figures = shown[1].clients
+    np.testing.assert_allclose(figures["prediction_score"], [loss(halves[1], A), loss(halves[0], B)], atol=1e-12)
+    gradient = 1 - cos(A, B)  # both steps are along the samples
+    np.testing.assert_allclose(figures["gradient_score"], [gradient, gradient], atol=1e-12)
+    alpha = figures["weight"]
+    np.testing.assert_allclose(server.w, alpha[0] * np.array(sent[0]) + alpha[1] * np.array(sent[1]), atol=1e-12)
+
+
+def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
+    everything_own = COPFL(Sgd(1.0, 0.0, 0.0), Pwpm(1.0, 1.0), Cowa(score="none"), phases="apart", hold="offset")
+    server, clients, _ = two_rounds(everything_own, rounds=4)
+    assert clients.mask.all()
+    state, _ = rounds_of(fedavg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4)
+    torch.testing.assert_close(server.w, state.server.w, rtol=0, atol=1e-12)
+    assert (clients.w - clients.apart.sent).abs().amax() > 0.1  # and the own ones go further
+
+
 def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None:
     task = slopes(0.0, 0.0, 0.0)
     w = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
@@ -380,11 +422,12 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
     made = copfl(
         Mamo(lr=1e-3), rate=0.1, budget=0.2, among="all", limit="check_before", count="all", warmup=3, every=4,
         by="benefit", score="gradient", without="letter", prefer="agreement", trust="learned", scale="mean",
-        smooth=0.5, merge="union", phases="sequence", epochs=2,
+        smooth=0.5, merge="union", phases="sequence", epochs=2, most=0.5, hold="offset",
     )  # fmt: skip
     assert made == COPFL(
         Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4, "benefit"),
         Cowa("gradient", "letter", "agreement", "learned", "mean", 0.5), epochs=2, merge="union", phases="sequence",
+        most=0.5, hold="offset",
     )  # fmt: skip
     assert made.passes == 4
     assert copfl() == COPFL()
@@ -395,6 +438,8 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
     [
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
         ({"phases": "both"}, 'no phases "both"'),
+        ({"hold": "it"}, 'no hold "it"'),
+        ({"phases": "apart", "merge": "union"}, 'phases="apart" shares every entry, which merge="union" does not'),
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),

@@ -15,13 +15,14 @@ from copfl.optim import Optimizer, State, begin, fresh, kept
 from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import either, shared, weighed
-from copfl.parts.phases import personal_then_shared
+from copfl.parts.phases import own_beside_shared, personal_then_shared
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
 from copfl.tree import Masked
 
 MERGES = ("sharers", "union", "union_kept")
-PHASES = ("restart", "sequence")
+PHASES = ("restart", "sequence", "apart")
+HOLDS = ("value", "offset")
 
 
 class Server(NamedTuple):
@@ -37,6 +38,11 @@ class Server(NamedTuple):
 Down = Server  # the server keeps nothing to itself
 
 
+class Apart(NamedTuple):
+    sent: Tensor  # [D], the shared model as its last training left it, all of which it uploaded
+    moments: State  # of the personal model; those of the shared one are where others have theirs
+
+
 class Client(NamedTuple):
     w: Tensor  # [D], w_n as its last training left it; on its shared entries, what it uploaded
     mask: Tensor  # [D] bool, m_n, True = personal; local statistics are personal from the start
@@ -44,6 +50,7 @@ class Client(NamedTuple):
     seen: Tensor  # [D], the broadcast of the last round it took part in
     score: Tensor  # [], its Gamma in that round
     round: Tensor  # [] int64, that round; -1 before the first
+    apart: Apart | None = None  # None: both halves are one model
 
 
 class Upload(NamedTuple):
@@ -67,7 +74,11 @@ class COPFL:
 
     merge   "sharers": every entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6): an
             entry that anybody holds as personal is never averaged again. "union_kept": and clients keep their own there
-    phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other
+    phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other.
+            "apart": the broadcast trains and is uploaded whole, as if nothing were personal, and the client's own model
+            trains beside it; of that, what the mask has lives on
+    hold    "value": a personal entry stays what its last training made it (Paper). "offset": its distance to the
+            broadcast stays, so that it follows what the others learn
     most    no client gets more than this share of the weight; 1: no bound (Paper). The server holds the scores within
             bounds once more: it need not trust what clients say of themselves
     """
@@ -79,15 +90,19 @@ class COPFL:
     merge: str = "sharers"
     phases: str = "restart"
     most: float = 1.0
+    hold: str = "value"
 
     downlink = averaging.everything
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
         one_of(PHASES, phases=self.phases)
+        one_of(HOLDS, hold=self.hold)
         at_least(1, epochs=self.epochs)
         if self.growth.among == "anew" and self.merge != "sharers":
             raise UsageError(f'among="anew" lets entries return, which merge="{self.merge}" does not; use "sharers"')
+        if self.phases == "apart" and self.merge != "sharers":
+            raise UsageError(f'phases="apart" shares every entry, which merge="{self.merge}" does not; use "sharers"')
         share_of("the weight", most=self.most)
 
     @property
@@ -102,12 +117,14 @@ class COPFL:
     def client_init(self, task: Task) -> Client:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
         moments = fresh(self.optimizer, task)
-        return Client(task.first, task.home(), moments, task.first, task.first.new_zeros(()), never)
+        apart = Apart(task.first, moments) if self.phases == "apart" else None
+        return Client(task.first, task.home(), moments, task.first, task.first.new_zeros(()), never, apart)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        """w_n^k: own values where personal, the broadcast elsewhere."""
+        """w_n^k: its own where personal, the broadcast elsewhere."""
         own = client.mask | (down.union & (client.round >= 0)) if self.merge == "union_kept" else client.mask
-        return either(own, client.w, down.w)
+        held = client.w if self.hold == "value" else client.w + (down.w - client.seen)
+        return either(own, held, down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         """Algorithm 2."""
@@ -115,27 +132,41 @@ class COPFL:
         start, personal = self.personal(task, client, down), client.mask[: task.d]
         moments = begin(self.optimizer, client.moments, start[: task.d])
         # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
-        w, update, moments, loss = personal_then_shared(
-            task, self.optimizer, start, moments, data, plan, client.mask, restart=self.phases == "restart"
-        )
+        if client.apart is None:
+            w, update, moments, loss = personal_then_shared(
+                task, self.optimizer, start, moments, data, plan, client.mask, restart=self.phases == "restart"
+            )
+            trained, sent, apart = w, w, None
+        else:
+            own_moments = begin(self.optimizer, client.apart.moments, start[: task.d])
+            whole = torch.cat([down.w[: task.d], start[task.d :]])
+            trained, own_moments, sent, update, moments, loss = own_beside_shared(
+                task, self.optimizer, start, own_moments, whole, moments, data, plan
+            )
+            w, apart = either(client.mask, trained, sent), Apart(sent, kept(self.optimizer, own_moments))
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
-        benefit = self.growth.benefit(task, w, update, data, down.round)
+        benefit = self.growth.benefit(task, sent, update, data, down.round)
         grown = self.growth.grow(task.layout, personal, update, down.round, benefit)
-        moments = self.optimizer.forget(moments, grown ^ personal)
+        if apart is None:  # else no entry changes hands
+            moments = self.optimizer.forget(moments, grown ^ personal)
         mask = torch.cat([grown, client.mask[task.d :]])
         # COWA: what the others lack without this client, Eqs. (9)-(10).
         others = self._without(task, client, down, update)
-        scores = self.contribution.judge(task, w, update, others, data, down.means)
+        scores = self.contribution.judge(task, sent, update, others, data, down.means)
         score = held(self.contribution.smoothed(scores.total, client.score), down.bounds)
-        after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round)
+        after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round, apart)
         figures = {"loss": loss, "weight": score, **scores.figures(), **personal_share(grown, update)._asdict()}
-        return Turn(after, Upload(shared(mask, w), score, self.contribution.told(scores)), w, figures)
+        upload = shared(mask if apart is None else task.home(), sent)
+        return Turn(after, Upload(upload, score, self.contribution.told(scores)), trained, figures)
 
     def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
         counted = torch.where(client.round == down.round - 1, client.score, 0)  # in the last mean it was, or not
         d, last = task.d, (counted, down.score, client.round >= 0)
-        vectors = down.w[:d], client.seen[:d], client.w[:d], client.mask[:d], down.weights[:d]
+        own, mask = client.w, client.mask
+        if client.apart is not None:
+            own, mask = client.apart.sent, torch.zeros_like(mask)
+        vectors = down.w[:d], client.seen[:d], own[:d], mask[:d], down.weights[:d]
         return self.contribution.others(*vectors, update, *last)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
@@ -169,7 +200,9 @@ def copfl(
     scale: str = "none", smooth: float = 0.0,
     # their composition's
     merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0,
+    hold: str = "value",
 ) -> COPFL:  # fmt: skip
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
     growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
-    return COPFL(optimizer, growth, Cowa(score, without, prefer, trust, scale, smooth), epochs, merge, phases, most)
+    contribution = Cowa(score, without, prefer, trust, scale, smooth)
+    return COPFL(optimizer, growth, contribution, epochs, merge, phases, most, hold)

@@ -72,6 +72,26 @@ def head_then_body(
     return HeadAndBody(w, kept(optimizers[0], heads), kept(optimizers[1], bodies), loss)
 
 
+class Beside(NamedTuple):
+    own: Tensor  # [D], the personal model
+    own_moments: State
+    shared: Tensor  # [D], the shared one
+    update: Tensor  # [d], delta_n = what it started from - shared
+    moments: State
+    loss: Tensor  # [], of the shared one
+
+
+def own_beside_shared(
+    task: Task, optimizer: Optimizer, own: Tensor, own_moments: State, shared: Tensor, moments: State, data: Data,
+    plan: Plan,
+) -> Beside:  # fmt: skip
+    """Two whole models after half of the plan each, which know nothing of each other."""
+    epochs, start = len(plan) // 2, shared[: task.d]
+    own, own_moments, _ = train(task, optimizer, own, own_moments, data, plan[:epochs])
+    shared, moments, loss = train(task, optimizer, shared, moments, data, plan[epochs:])
+    return Beside(own, own_moments, shared, start - shared[: task.d], moments, loss)
+
+
 class Halves(NamedTuple):
     w: Tensor  # [D], both halves put together; batch-norm statistics are those of the last phase
     update: Tensor  # [d], delta_n = start - w, Eq. (6)

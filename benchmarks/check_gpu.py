@@ -3,7 +3,8 @@
     python benchmarks/check_gpu.py [ALGORITHM ...]
 
 No clock: this is the proof that the fast engine computes the same. Unequal clients, batch norm, five rounds, of which
-the last ones are replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples.
+the last ones are replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples;
+"copfl:apart" has a shared and an own model, each whole.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from copfl.engine.simulate import State, begin, simulate
 from copfl.optim import Adam
 
 ROUNDS = 5
-BENEFIT = "copfl:benefit"
+VARIANTS = {"copfl:benefit": {"by": "benefit", "among": "anew"}, "copfl:apart": {"phases": "apart", "hold": "offset"}}
 
 
 def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], folded: bool) -> State:
     task, federation = small_federation("batch", sizes, device)
     task = task.for_many() if folded else task
-    if name == BENEFIT:
-        algorithm = ALGORITHMS["copfl"](by="benefit", among="anew")
+    if name in VARIANTS:
+        algorithm = ALGORITHMS["copfl"](**VARIANTS[name])
     else:
         algorithm = ALGORITHMS[name]() if name == "copfl" else ALGORITHMS[name](optimizer=Adam(lr=1e-3))
     state = begin(algorithm, task, federation.clients)
@@ -44,12 +45,12 @@ def difference(a: object, b: object) -> float:
 
 
 def main() -> None:
-    names = sys.argv[1:] or sorted([*ALGORITHMS, BENEFIT])
+    names = sys.argv[1:] or sorted([*ALGORITHMS, *VARIANTS])
     failed = []
     elementwise.LONG = engine.LONG = 1  # so that the kernels for long vectors are tried on short ones
     for name in names:
         # The compiler takes seconds for every function, so only CO-PFL, which uses all of them, is tried compiled too.
-        for compiled in (False, True) if name in ("copfl", BENEFIT) else (False,):
+        for compiled in (False, True) if name in ("copfl", *VARIANTS) else (False,):
             elementwise.COMPILE = compiled
             for sizes in (SIZES, (8, 8, 8, 8)):
                 clock = time.perf_counter()

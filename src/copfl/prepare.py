@@ -24,8 +24,9 @@ from copfl.data.federation import Federation
 from copfl.data.partition import SCHEMES, Partition
 from copfl.data.samples import Dataset
 from copfl.engine import choose, mapping
+from copfl.engine.graph import no_room
 from copfl.engine.mapping import Mapping as Engine
-from copfl.errors import UsageError
+from copfl.errors import RunError, UsageError
 from copfl.exchange import example
 from copfl.levers import levered
 from copfl.privacy import Private, check_sums
@@ -295,6 +296,11 @@ def _problem(task: Task, engine: Engine, data: Data) -> str:
         with torch.no_grad(), torch.random.fork_rng(cuda_of(task)):
             logits, _ = engine.over(step, (task.first[None], data))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what torch and models say
+        if no_room(error):
+            raise RunError(
+                "the GPU has no room to try the model on two samples; others fill it (nvidia-smi shows who), or the "
+                "model is too large for it: use --device cpu or a smaller one"
+            ) from error
         return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
     if logits.shape[2:] != (task.classes,):
         return f"a sample's answer has shape {list(logits.shape[2:])} instead of [{task.classes}], a number per class"

@@ -265,6 +265,17 @@ def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
     assert (clients.w - clients.apart.sent).abs().amax() > 0.1  # and the own ones go further
 
 
+def test_apart_what_is_personal_does_not_touch_the_shared_model_or_its_score() -> None:
+    task, federation = small_federation("batch", (8, 8, 8))  # with statistics, which each model has of its own
+
+    def server(budget: float) -> Tensor:
+        algorithm = COPFL(Sgd(), Pwpm(1.0, budget), phases="apart", hold="offset")
+        w: Tensor = rounds_of(algorithm, task, federation, 3)[0].server.w
+        return w
+
+    assert torch.equal(server(0.0), server(1.0))
+
+
 def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None:
     task = slopes(0.0, 0.0, 0.0)
     w = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)

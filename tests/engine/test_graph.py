@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.engine.graph import Recorder
+from copfl.engine.graph import Recorder, Recording, no_room
 from copfl.engine.mapping import captured, one_by_one
 
 
@@ -98,3 +98,49 @@ def test_what_is_forgotten_is_recorded_anew() -> None:
     captured(4)._replace(call=recorder).forget()
     assert (recorder.recordings, recorder.calls, recorder.sources, recorder.pool) == ({}, {}, {}, None)
     one_by_one().forget()  # has nothing to forget
+
+
+class Doubling:
+    """A recorded program that writes twice what it is given, where it always writes."""
+
+    def __init__(self, given: torch.Tensor, result: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.given, self.result = given, result
+
+    def replay(self) -> None:
+        for place in self.result:
+            place.copy_(2 * self.given)
+
+
+def test_what_lasts_is_copied_and_room_for_it_is_found_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, result = torch.zeros(2), (torch.zeros(2), torch.zeros(2))
+    recorder = Recorder(lasting=lambda result: result[1:])
+    recorder.recordings["x"] = Recording(Doubling(given, result), [given], result)  # type: ignore[arg-type]
+    recorder.sources["x"] = []
+    first = recorder._replayed("x", [torch.ones(2)])
+    assert first[0] is result[0]  # valid until the next call
+    second = recorder._replayed("x", [torch.full((2,), 3.0)])
+    assert (first[1].tolist(), second[1].tolist()) == ([2, 2], [6, 6])
+
+    def full(t: torch.Tensor) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "empty_like", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        recorder._replayed("x", [torch.full((2,), 4.0)])
+    assert result[0].tolist() == [6, 6]  # which the caller may hold as its state: it can try again
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_no_room_is_told_in_several_ways(error: Exception, expected: bool) -> None:
+    assert no_room(error) is expected

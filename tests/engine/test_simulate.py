@@ -144,7 +144,8 @@ class Room:
 def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> None:
     algorithm, (task, federation) = ALGORITHMS[name], small_federation("batch", SIZES)
     little = Room(2)
-    state, shown = rounds_of(algorithm, task, federation, 3, all_at_once(3)._replace(call=little))
+    with pytest.warns(RuntimeWarning, match="no room for 3 clients at once; from here on 2 go together"):
+        state, shown = rounds_of(algorithm, task, federation, 3, all_at_once(3)._replace(call=little))
     assert little.asked == [3, 2, 2, 2, 2, 2, 2]  # the first part of the first round fails, and nothing after it
     plain, expected = rounds_of(algorithm, task, federation, 3, all_at_once(2))
     assert same(record(state), record(plain))
@@ -155,7 +156,10 @@ def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None
     task, federation = small_federation("batch", SIZES)
     state = begin(copfl(), task, 4)
     before, little = copy.deepcopy(record(state)), Room(0)
-    with pytest.raises(RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"),
+    ):
         next(simulate(copfl(), task, federation, all_at_once()._replace(call=little), state, rounds=1))
     assert little.asked == [4, 2, 1]
     assert same(before, record(state))

@@ -44,7 +44,7 @@ class Apart(NamedTuple):
 
 
 class Client(NamedTuple):
-    w: Tensor  # [D], w_n as its last training left it; on its shared entries, what it uploaded
+    w: Tensor  # [D], w_n as its last training left it; on its shared entries, what it uploaded, if not apart
     mask: Tensor  # [D] bool, m_n, True = personal; local statistics are personal from the start
     moments: State  # u_n, v_n and their step counts
     seen: Tensor  # [D], the broadcast of the last round it took part in
@@ -139,7 +139,7 @@ class COPFL:
             trained, sent, apart = w, w, None
         else:
             own_moments = begin(self.optimizer, client.apart.moments, start[: task.d])
-            whole = torch.cat([down.w[: task.d], start[task.d :]])
+            whole = either(task.home(), client.apart.sent, down.w)  # with statistics of its own
             trained, own_moments, sent, update, moments, loss = own_beside_shared(
                 task, self.optimizer, start, own_moments, whole, moments, data, plan
             )

@@ -22,14 +22,28 @@ class Recording(NamedTuple):
     result: Any  # where it writes
 
 
+def no_room(error: BaseException) -> bool:
+    """Whether it says that a GPU has no memory left, which torch and the libraries below it each say in their way."""
+    told = ("out of memory", "ALLOC_FAILED")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    )
+
+
+def nothing(result: Any) -> Any:
+    """No part of it."""
+    return ()
+
+
 class Recorder:
     """Calls a function as written at first, then replays it; one recording per shape of what is given.
 
     The function must be the same one whenever the variant is the same, and must not look at a value on the host. What
-    it returns is valid until the next call.
+    it returns is valid until the next call, but for what `lasting` takes out of it, which is copied.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lasting: Callable[[Any], Any] = nothing) -> None:
+        self.lasting = lasting
         self.forget()
         self.stream: Any = None
 
@@ -51,16 +65,22 @@ class Recorder:
         if key not in self.recordings:
             self.recordings[key] = self._record(f, given)
             self.sources[key] = []
-        recording = self.recordings[key]
-        before = self.sources[key]
+        return self._replayed(key, tensors)  # type: ignore[no-any-return]
+
+    def _replayed(self, key: object, tensors: list[Tensor]) -> Any:
+        recording, before = self.recordings[key], self.sources[key]
+        # Where there is no room for the copies it must show now: the replay writes over what the caller may still have.
+        lasting = tree.leaves(self.lasting(recording.result))
+        copies = {id(t): torch.empty_like(t) for t in lasting}
         for place, (to, source) in enumerate(zip(recording.given, tensors, strict=True)):
             # Data that did not change since the last call is the same tensor; records are written in place.
             if not (place < len(before) and before[place] is source and source.dtype in (torch.uint8,)):
                 to.copy_(source, non_blocking=True)
         self.sources[key] = tensors
         recording.graph.replay()
-        result: R = recording.result
-        return result
+        for t in lasting:
+            copies[id(t)].copy_(t)
+        return tree.each(lambda t: copies.get(id(t), t), recording.result)
 
     def _warm(self, f: Callable[[G], R], given: G) -> R:
         """Runs as written, on a stream of its own, as recording will; on one alone, for each keeps what it frees."""
@@ -86,7 +106,7 @@ class Recorder:
             # torch leaves its own stream in place then. Whatever this thread did next would be done beside what other
             # threads do, and they would read numbers that are not there yet.
             torch.cuda.set_stream(before)
-            if isinstance(error, RuntimeError) and "out of memory" in str(error):
+            if no_room(error):
                 raise torch.cuda.OutOfMemoryError(str(error)) from error
             raise
         self.pool = graph.pool()

@@ -72,7 +72,9 @@ def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Crew], 
         for thread in threads:
             thread.join()
     if problems:
-        raise problems[0]
+        problem = problems[0]
+        problems.clear()  # else error and frame hold each other, and what the frame has on a GPU
+        raise problem
     return results
 
 

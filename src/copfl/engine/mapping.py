@@ -87,7 +87,12 @@ def all_at_once(chunk: int = 64) -> Mapping:
 
 def captured(chunk: int = 64) -> Mapping:
     """All at once, the program recorded in the first round as a CUDA graph and replayed in the others."""
-    return Mapping("captured", chunk, vectorised, Recorder())
+    return Mapping("captured", chunk, vectorised, Recorder(_lasting))
+
+
+def _lasting(done: Sequence[Done]) -> Any:
+    """What is kept beyond the next chunk; the clients' records are taken over by the store before that."""
+    return tuple((one.total, one.figures) for one in done)
 
 
 def alone(f: Callable[[A], B], rows: A) -> B:
@@ -157,14 +162,7 @@ def abreast(
 
     with torch.no_grad():
         result: tuple[Done, ...] = mapping.call(run, tuple(chunks), look)
-        if mapping.call is as_it_is:
-            return result
-        # A recording writes its next result where it wrote this one, so what is kept beyond the next call is copied;
-        # the clients' records are taken over by the store before that.
-        return tuple(
-            done._replace(total=tree.each(torch.clone, done.total), figures=tree.each(torch.clone, done.figures))
-            for done in result
-        )
+        return result
 
 
 def turn(algorithm: AnyAlgorithm, task: Task, given: Given, tried: Tried) -> Turned:

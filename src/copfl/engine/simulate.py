@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from copfl import tree
 from copfl.algorithms.algorithm import LOOKS, AnyAlgorithm, Tried
 from copfl.data.federation import Federation
 from copfl.data.plan import MODEL, choose, hashed, plan
+from copfl.engine.graph import no_room
 from copfl.engine.mapping import Chunk, Done, Mapping, together
 from copfl.engine.store import DiskStore, MemoryStore, Store
 from copfl.errors import RunError, UsageError, unknown
@@ -153,6 +155,8 @@ class Alone:
             done = self._tried(state, part, look)
             if done is None:
                 self.most = math.ceil(len(part) / 2)
+                told = f"the GPU has no room for {len(part)} clients at once; from here on {self.most} go together"
+                warnings.warn(told, RuntimeWarning, stacklevel=1)
                 continue
             left = left[len(part) :]
             yield done
@@ -161,7 +165,9 @@ class Alone:
         """None: there is no room, and nothing has changed."""
         try:
             return together_of(self.setting, state.server, state.clients, state.round, part, look)
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not no_room(error):
+                raise
             if len(part) == 1:
                 why = str(error).partition(".")[0]
                 raise RunError(

@@ -4,7 +4,7 @@ And the steps that several algorithms are made of, or that have a name of their 
 
 keeping    what of w stays home and what is shared         mixtures   two models that answer together
 masks      vectors under a personal mask                   experts    weights that fall with the loss
-phases     training with a part of the model frozen        transfer   lessons on public samples
+phases     training of two parts, or of two models         transfer   lessons on public samples
 classes    features class by class, and their alignment    quadratic  small quadratic programmes
 """
 

@@ -1,4 +1,4 @@
-"""Local training in two phases, each with a part of the model frozen: head and body, or personal and shared."""
+"""Local training in two phases: of head and body, or personal and shared, with the other frozen; or of two models."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class Cell:
         """In %."""
         return {seed: 100 * record.mean(self.row.value) for seed, record in self.runs.items()}
 
-    def per_seed_at(self, rounds: int) -> dict[int, float]:
-        """In %, as if the runs had ended after so many rounds."""
-        values = {seed: 100 * record.mean_at(rounds, self.row.value) for seed, record in self.runs.items()}
-        return {seed: value for seed, value in values.items() if not math.isnan(value)}  # nan: no look so early
+    def per_seed_within(self, rounds: tuple[int, int]) -> dict[int, float]:
+        """In %, by the looks of these rounds."""
+        values = {seed: 100 * record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()}
+        return {seed: value for seed, value in values.items() if not math.isnan(value)}  # nan: it has no look there
 
     def figure(self) -> Spread | None:
         values = self.per_seed()
@@ -238,7 +238,7 @@ def _few(names: Sequence[str]) -> str:
 def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float) -> list[Verdict]:
     """From column to column, rows change in this direction: more than this share of those that are rivals, or all.
 
-    Columns of different lengths are compared at the end of the shorter: else the rounds would be judged.
+    Columns of different lengths are compared in the rounds that count for the shorter: else the rounds would be judged.
     """
     titles = {column.name: column.title for column in findings.item.columns}
     result = []
@@ -247,9 +247,10 @@ def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int,
         words, told, lengths = [], [], set()
         for row in rows:
             cells = [findings.cell(protocol, name, row.label) for name in (first, second)]
-            ends = {record.length for cell in cells for record in cell.runs.values()}
-            before, after = (cell.per_seed_at(min(ends)) if ends else {} for cell in cells)
-            lengths |= ends
+            records = [record for cell in cells for record in cell.runs.values()]
+            shorter = min((record.counted for record in records), key=lambda counted: counted[1], default=(0, 0))
+            before, after = (cell.per_seed_within(shorter) for cell in cells)
+            lengths |= {record.length for record in records}
             common = sorted(before.keys() & after.keys())
             if not common:
                 words.append(UNKNOWN)

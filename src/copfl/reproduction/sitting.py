@@ -29,6 +29,7 @@ from copfl.data import datasets
 from copfl.data.partition import SCHEMES, Partition, hold_out
 from copfl.data.samples import Dataset
 from copfl.engine import in_step
+from copfl.engine.graph import no_room
 from copfl.engine.simulate import Round
 from copfl.errors import CopflError, RunError
 from copfl.experiment import OnRound, execute, setting_of
@@ -167,9 +168,7 @@ def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[s
         sitting.say(f"failed: {problem}")
         return [problem]
     finally:
-        gc.collect()  # on a GPU, what the run recorded holds memory that the next one, or another process, wants
-        if sitting.cuda:
-            torch.cuda.empty_cache()
+        _give_back(sitting)
     return []
 
 
@@ -204,15 +203,27 @@ def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Re
 def _in_step(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Record]] | None:
     """The runs with their records, done together; None: they cannot be, or the GPU has no room for all at once."""
     with contextlib.ExitStack() as held:
-        prepared = [_prepared(run, sitting, held) for run in runs]
-        settings = [setting_of(experiment) for experiment, _, _ in prepared]
-        if not in_step.can(settings) or any(folder.begun for _, folder, _ in prepared):
-            return None
         try:
+            prepared = [_prepared(run, sitting, held) for run in runs]
+            settings = [setting_of(experiment) for experiment, _, _ in prepared]
+            if not in_step.can(settings) or any(folder.begun for _, folder, _ in prepared):
+                return None
             in_step.in_step(settings, [partial(execute, *one) for one in prepared])
-        except torch.cuda.OutOfMemoryError:
-            return None
-        return _records(runs, [folder for _, folder, _ in prepared], held.pop_all())
+            return _records(runs, [folder for _, folder, _ in prepared], held.pop_all())
+        except RuntimeError as error:
+            if not no_room(error):
+                raise
+    sitting.say("the GPU has no room for all seeds at once: they go one after another")
+    prepared, settings = [], []
+    _give_back(sitting)
+    return None
+
+
+def _give_back(sitting: Sitting) -> None:
+    """What a run left on a GPU, for the next one, or another process, wants the memory."""
+    gc.collect()
+    if sitting.cuda:
+        torch.cuda.empty_cache()
 
 
 def _records(

@@ -73,11 +73,17 @@ class Record(NamedTuple):
         """Its rounds."""
         return int(self.tables["run"]["rounds"])
 
-    def mean_at(self, rounds: int, accuracy: str = "accuracy") -> float:
-        """The mean of the looks in the last fifth of the run's first rounds, this many."""
-        if rounds == self.length:
+    @property
+    def counted(self) -> tuple[int, int]:
+        """The first and the last round whose looks are in its mean."""
+        return self.rounds[-self.last :][0], self.rounds[-1]
+
+    def mean_within(self, rounds: tuple[int, int], accuracy: str = "accuracy") -> float:
+        """The mean of the looks from the first of these rounds to the last."""
+        if rounds == self.counted:
             return self.mean(accuracy)
-        looks = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if 4 * rounds < 5 * r <= 5 * rounds]
+        low, high = rounds
+        looks = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if low <= r <= high]
         return float(np.mean(looks)) if looks else math.nan
 
 

@@ -166,6 +166,15 @@ def elementwise(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
 _apply: Callable[..., tuple[Tensor, ...]] = _Elementwise.apply
 
 
+def either(mask: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """Own values where the mask is, the other's elsewhere: m o own + (1 - m) o other."""
+    return elementwise(_either, mask, own, other)[0]
+
+
+def _either(mask: Tensor, own: Tensor, other: Tensor) -> tuple[Tensor]:
+    return (torch.where(mask, own, other),)
+
+
 def mostly_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The rows of `new` [N, ...] where `keep` [N] holds, those of `old` elsewhere; `new` itself may be written to.
 

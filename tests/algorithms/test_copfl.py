@@ -450,11 +450,11 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
         ({"phases": "both"}, 'no phases "both"'),
         ({"hold": "it"}, 'no hold "it"'),
-        ({"phases": "apart", "merge": "union"}, 'phases="apart" shares every entry, which merge="union" does not'),
+        ({"phases": "apart", "merge": "union"}, 'let personal entries be shared again, which merge="union" does not'),
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
-        ({"among": "anew", "merge": "union"}, 'among="anew" lets entries return, which merge="union" does not'),
+        ({"among": "anew", "merge": "union"}, 'let personal entries be shared again, which merge="union" does not'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from copfl.parts.masks import either, shared, weighed
+from copfl.elementwise import either
+from copfl.parts.masks import shared, weighed
 from tests.algorithms.chain import vector
 
 MASK = torch.tensor([True, False, False])

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
+from copfl.elementwise import either
 from copfl.errors import UsageError, at_least, one_of, share_of
 from copfl.optim import Optimizer, State, begin, fresh, kept
 from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
-from copfl.parts.masks import either, shared, weighed
-from copfl.parts.phases import own_beside_shared, personal_then_shared
+from copfl.parts.masks import shared, weighed
+from copfl.parts.phases import Apart, both_halves
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
 from copfl.tree import Masked
 
 MERGES = ("sharers", "union", "union_kept")
 PHASES = ("restart", "sequence", "apart")
-HOLDS = ("value", "offset")
 
 
 class Server(NamedTuple):
@@ -36,11 +36,6 @@ class Server(NamedTuple):
 
 
 Down = Server  # the server keeps nothing to itself
-
-
-class Apart(NamedTuple):
-    sent: Tensor  # [D], the shared model as its last training left it, all of which it uploaded
-    moments: State  # of the personal model; those of the shared one are where others have theirs
 
 
 class Client(NamedTuple):
@@ -75,8 +70,7 @@ class COPFL:
     merge   "sharers": every entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6): an
             entry that anybody holds as personal is never averaged again. "union_kept": and clients keep their own there
     phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other.
-            "apart": the broadcast trains and is uploaded whole, as if nothing were personal, and the client's own model
-            trains beside it; of that, what the mask has lives on
+            "apart": the broadcast trains and is uploaded whole, the client's own model, kept by the mask, beside it
     hold    "value": a personal entry stays what its last training made it (Paper). "offset": its distance to the
             broadcast stays, so that it follows what the others learn
     most    no client gets more than this share of the weight; 1: no bound (Paper). The server holds the scores within
@@ -97,12 +91,11 @@ class COPFL:
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
         one_of(PHASES, phases=self.phases)
-        one_of(HOLDS, hold=self.hold)
+        one_of(("value", "offset"), hold=self.hold)
         at_least(1, epochs=self.epochs)
-        if self.growth.among == "anew" and self.merge != "sharers":
-            raise UsageError(f'among="anew" lets entries return, which merge="{self.merge}" does not; use "sharers"')
-        if self.phases == "apart" and self.merge != "sharers":
-            raise UsageError(f'phases="apart" shares every entry, which merge="{self.merge}" does not; use "sharers"')
+        if (self.growth.among == "anew" or self.phases == "apart") and self.merge != "sharers":
+            lets = 'among="anew" and phases="apart" let personal entries be shared again'
+            raise UsageError(f'{lets}, which merge="{self.merge}" does not; use "sharers"')
         share_of("the weight", most=self.most)
 
     @property
@@ -132,18 +125,9 @@ class COPFL:
         start, personal = self.personal(task, client, down), client.mask[: task.d]
         moments = begin(self.optimizer, client.moments, start[: task.d])
         # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
-        if client.apart is None:
-            w, update, moments, loss = personal_then_shared(
-                task, self.optimizer, start, moments, data, plan, client.mask, restart=self.phases == "restart"
-            )
-            trained, sent, apart = w, w, None
-        else:
-            own_moments = begin(self.optimizer, client.apart.moments, start[: task.d])
-            whole = either(task.home(), client.apart.sent, down.w)  # with statistics of its own
-            trained, own_moments, sent, update, moments, loss = own_beside_shared(
-                task, self.optimizer, start, own_moments, whole, moments, data, plan
-            )
-            w, apart = either(client.mask, trained, sent), Apart(sent, kept(self.optimizer, own_moments))
+        w, update, moments, loss, trained, sent, apart = both_halves(
+            task, self.optimizer, self.phases, start, down.w, moments, client.apart, data, plan, client.mask
+        )
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
         benefit = self.growth.benefit(task, sent, update, data, down.round)
         grown = self.growth.grow(task.layout, personal, update, down.round, benefit)
@@ -163,9 +147,8 @@ class COPFL:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
         counted = torch.where(client.round == down.round - 1, client.score, 0)  # in the last mean it was, or not
         d, last = task.d, (counted, down.score, client.round >= 0)
-        own, mask = client.w, client.mask
-        if client.apart is not None:
-            own, mask = client.apart.sent, torch.zeros_like(mask)
+        apart = client.apart  # then it uploaded all of its shared model
+        own, mask = (client.w, client.mask) if apart is None else (apart.sent, torch.zeros_like(client.mask))
         vectors = down.w[:d], client.seen[:d], own[:d], mask[:d], down.weights[:d]
         return self.contribution.others(*vectors, update, *last)
 
@@ -199,10 +182,8 @@ def copfl(
     score: str = "both", without: str = "exact", prefer: str = "deviation", trust: str = "all",
     scale: str = "none", smooth: float = 0.0,
     # their composition's
-    merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0,
-    hold: str = "value",
+    merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0, hold: str = "value",
 ) -> COPFL:  # fmt: skip
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
-    growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
-    contribution = Cowa(score, without, prefer, trust, scale, smooth)
-    return COPFL(optimizer, growth, contribution, epochs, merge, phases, most, hold)
+    pwpm = Pwpm(rate, budget, among, limit, count, warmup, every, by)
+    return COPFL(optimizer, pwpm, Cowa(score, without, prefer, trust, scale, smooth), epochs, merge, phases, most, hold)

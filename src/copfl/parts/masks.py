@@ -9,11 +9,6 @@ from copfl.elementwise import elementwise
 from copfl.tree import Masked
 
 
-def either(mask: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """Own values where personal, the other's elsewhere: m o own + (1 - m) o other."""
-    return elementwise(_either, mask, own, other)[0]
-
-
 def shared(mask: Tensor, w: Tensor) -> Masked:
     """What is uploaded, with nothing where personal: g = w o (1 - m), Eq. (8)."""
     return Masked(elementwise(_shared, mask, w)[0], mask)
@@ -23,10 +18,6 @@ def weighed(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What an upload adds to a mean over the sharers: Gamma (1 - m) w, Gamma (1 - m), and m."""
     w, weights, personal = elementwise(_weighed, *upload, weight)
     return w, weights, personal
-
-
-def _either(mask: Tensor, own: Tensor, other: Tensor) -> tuple[Tensor]:
-    return (torch.where(mask, own, other),)
 
 
 def _shared(mask: Tensor, w: Tensor) -> tuple[Tensor]:

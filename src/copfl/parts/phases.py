@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.elementwise import elementwise
+from copfl.elementwise import either, elementwise
 from copfl.optim import Optimizer, State, begin, kept, train
 from copfl.task import Batch, Data, Objective, Plan, Task, cross_entropy
 
@@ -72,31 +72,44 @@ def head_then_body(
     return HeadAndBody(w, kept(optimizers[0], heads), kept(optimizers[1], bodies), loss)
 
 
-class Beside(NamedTuple):
-    own: Tensor  # [D], the personal model
-    own_moments: State
-    shared: Tensor  # [D], the shared one
-    update: Tensor  # [d], delta_n = what it started from - shared
-    moments: State
-    loss: Tensor  # [], of the shared one
+class Apart(NamedTuple):
+    """What a client has besides, if it trains two whole models instead of two halves of one."""
 
-
-def own_beside_shared(
-    task: Task, optimizer: Optimizer, own: Tensor, own_moments: State, shared: Tensor, moments: State, data: Data,
-    plan: Plan,
-) -> Beside:  # fmt: skip
-    """Two whole models after half of the plan each, which know nothing of each other."""
-    epochs, start = len(plan) // 2, shared[: task.d]
-    own, own_moments, _ = train(task, optimizer, own, own_moments, data, plan[:epochs])
-    shared, moments, loss = train(task, optimizer, shared, moments, data, plan[epochs:])
-    return Beside(own, own_moments, shared, start - shared[: task.d], moments, loss)
+    sent: Tensor  # [D], the shared model as its last training left it, all of which it uploaded
+    moments: State  # of its own model; those of the shared one are where others have theirs
 
 
 class Halves(NamedTuple):
-    w: Tensor  # [D], both halves put together; batch-norm statistics are those of the last phase
-    update: Tensor  # [d], delta_n = start - w, Eq. (6)
+    w: Tensor  # [D], both put together under the mask; batch-norm statistics are those of the last phase, or the own
+    update: Tensor  # [d], delta_n = start - w, Eq. (6); of the shared model, if apart
     moments: State
     loss: Tensor  # [], of the shared half's phase
+    trained: Tensor  # [D], what predicts: w, or the own model
+    sent: Tensor  # [D], what is uploaded where it is shared: w, or the shared model
+    apart: Apart | None = None
+
+
+def own_beside_shared(
+    task: Task, optimizer: Optimizer, own: Tensor, broadcast: Tensor, moments: State, apart: Apart, data: Data,
+    plan: Plan, mask: Tensor,
+) -> Halves:  # fmt: skip
+    """Two whole models, which know nothing of each other, after half of the plan each."""
+    epochs, shared = len(plan) // 2, either(task.home(), apart.sent, broadcast)  # with statistics of its own
+    beside = begin(optimizer, apart.moments, own[: task.d])
+    own, beside, _ = train(task, optimizer, own, beside, data, plan[:epochs])
+    sent, moments, loss = train(task, optimizer, shared, moments, data, plan[epochs:])
+    after = Apart(sent, kept(optimizer, beside))
+    return Halves(either(mask, own, sent), (shared - sent)[: task.d], moments, loss, own, sent, after)
+
+
+def both_halves(
+    task: Task, optimizer: Optimizer, phases: str, start: Tensor, broadcast: Tensor, moments: State,
+    apart: Apart | None, data: Data, plan: Plan, mask: Tensor,
+) -> Halves:  # fmt: skip
+    """Both halves in these phases: "restart", "sequence" or, for a client that has what that takes, "apart"."""
+    if apart is not None:
+        return own_beside_shared(task, optimizer, start, broadcast, moments, apart, data, plan, mask)
+    return personal_then_shared(task, optimizer, start, moments, data, plan, mask, restart=phases == "restart")
 
 
 def personal_then_shared(
@@ -112,7 +125,7 @@ def personal_then_shared(
     second, moments, loss = train(task, optimizer, again, moments, data, plan[epochs:], active=~personal)
     trained = torch.arange(len(start), device=start.device) < task.d
     w, update = elementwise(_merged, mask & trained, first, second, start)
-    return Halves(w, update[: task.d], moments, loss)
+    return Halves(w, update[: task.d], moments, loss, w, w)
 
 
 def _merged(personal: Tensor, first: Tensor, second: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

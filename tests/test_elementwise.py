@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl import elementwise as room
-from copfl.elementwise import elementwise, mostly
+from copfl.elementwise import either, elementwise, mostly
 
 
 def line(x: Tensor, slope: Tensor, other: Tensor | None, shift: float) -> tuple[Tensor, Tensor]:
@@ -19,6 +19,11 @@ def test_alone_it_is_the_function() -> None:
     first, second = elementwise(line, x, torch.tensor(3.0), None, 1.0)
     assert first.tolist() == [4.0, 7.0]
     assert second.tolist() == [1.0, 2.0]
+
+
+def test_own_where_the_mask_is() -> None:
+    mask = torch.tensor([True, False, False])
+    assert either(mask, torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])).tolist() == [1, 5, 6]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

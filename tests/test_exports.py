@@ -13,9 +13,8 @@ from copfl.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 NO_ALGORITHMS = {"algorithm", "averaging"}  # what an algorithm is, and what several share
-SCREENS = 130  # lines, two screens
-# Longer are one with every reading of its paper and some past it, and one with five large records.
-LONGER = {"copfl": 190, "fedpac": 145}
+SCREENS = 130  # lines, two screens; longer are one with every reading of its paper and one with five large records
+LONGER = {"copfl": 175, "fedpac": 145}
 
 
 def packages() -> list[str]:

@@ -20,6 +20,7 @@ from copfl.errors import UsageError
 from copfl.optim import Sgd
 from copfl.parts.cowa import Cowa
 from copfl.parts.mamo import Mamo
+from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
 from copfl.task import Data
 
@@ -216,7 +217,7 @@ def test_the_union_remembers_clients_that_are_absent() -> None:
 
 
 def test_phases_one_after_the_other_start_the_shared_half_where_the_personal_half_ended() -> None:
-    _, clients, _ = two_rounds(replace(BY_HAND, phases="sequence"))
+    _, clients, _ = two_rounds(replace(BY_HAND, halves=Phases("sequence")))
     # A: entry 0 moves first, from (1, .4375, .25); then the rest, with entry 0 already moved.
     moved = 1 + 2 * sigma(-dot((1, 0.4375, 0.25), A))
     q = sigma(-dot((moved, 0.4375, 0.25), A))
@@ -224,7 +225,7 @@ def test_phases_one_after_the_other_start_the_shared_half_where_the_personal_hal
 
 
 def test_what_is_held_as_an_offset_follows_the_broadcast() -> None:
-    task, algorithm = slopes(0.0, 0.0, 0.0), replace(BY_HAND, hold="offset")
+    task, algorithm = slopes(0.0, 0.0, 0.0), replace(BY_HAND, halves=Phases(hold="offset"))
     server, clients, _ = two_rounds(algorithm, rounds=1)
     down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
     # The broadcast went from 0 to (-.25, .4375, .25) and A's entry 0 from 0 to 1: it is held one above.
@@ -233,7 +234,7 @@ def test_what_is_held_as_an_offset_follows_the_broadcast() -> None:
 
 
 def test_halves_apart_by_hand() -> None:
-    server, clients, shown = two_rounds(replace(BY_HAND, phases="apart"))
+    server, clients, shown = two_rounds(replace(BY_HAND, halves=Phases("apart")))
     # The first round is the usual one, but everything is uploaded: both gammas are alike, so the mean is the plain one.
     g = (0.375, 0.4375, 0.5)
     assert clients.mask.tolist() == [[True, False, False], [False, False, True]]
@@ -257,7 +258,7 @@ def test_halves_apart_by_hand() -> None:
 
 
 def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
-    everything_own = COPFL(Sgd(1.0, 0.0, 0.0), Pwpm(1.0, 1.0), Cowa(score="none"), phases="apart", hold="offset")
+    everything_own = COPFL(Sgd(1.0, 0.0, 0.0), Pwpm(1.0, 1.0), Cowa(score="none"), Phases("apart", "offset"))
     server, clients, _ = two_rounds(everything_own, rounds=4)
     assert clients.mask.all()
     state, _ = rounds_of(fedavg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4)
@@ -269,7 +270,7 @@ def test_apart_what_is_personal_does_not_touch_the_shared_model_or_its_score() -
     task, federation = small_federation("batch", (8, 8, 8))  # with statistics, which each model has of its own
 
     def server(budget: float) -> Tensor:
-        algorithm = COPFL(Sgd(), Pwpm(1.0, budget), phases="apart", hold="offset")
+        algorithm = COPFL(Sgd(), Pwpm(1.0, budget), halves=Phases("apart", "offset"))
         w: Tensor = rounds_of(algorithm, task, federation, 3)[0].server.w
         return w
 
@@ -437,8 +438,7 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
     )  # fmt: skip
     assert made == COPFL(
         Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4, "benefit"),
-        Cowa("gradient", "letter", "agreement", "learned", "mean", 0.5), epochs=2, merge="union", phases="sequence",
-        most=0.5, hold="offset",
+        Cowa("gradient", "letter", "agreement", "learned", "mean", 0.5), Phases("sequence", "offset", 2), "union", 0.5,
     )  # fmt: skip
     assert made.passes == 4
     assert copfl() == COPFL()
@@ -450,11 +450,11 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
         ({"phases": "both"}, 'no phases "both"'),
         ({"hold": "it"}, 'no hold "it"'),
-        ({"phases": "apart", "merge": "union"}, 'let personal entries be shared again, which merge="union" does not'),
+        ({"phases": "apart", "merge": "union"}, 'phases="apart" shares personal entries again, merge="union" does not'),
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
-        ({"among": "anew", "merge": "union"}, 'let personal entries be shared again, which merge="union" does not'),
+        ({"among": "anew", "merge": "union"}, 'among="anew" shares personal entries again, merge="union" does not'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -463,7 +463,7 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
 
 
 def test_two_epochs_go_twice_over_each_half() -> None:
-    algorithm = replace(BY_HAND, epochs=2)
+    algorithm = replace(BY_HAND, halves=Phases(epochs=2))
     _, clients, _ = two_rounds(algorithm, rounds=1)
     once = 0.5
     twice = once + sigma(-once * dot(A, A))  # a = A / 2 after the first pass; a.A = |A|^2 / 2

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from copfl.elementwise import either
-from copfl.parts.masks import shared, weighed
+from copfl.parts.masks import shared, sharing, weighed
 from tests.algorithms.chain import vector
 
 MASK = torch.tensor([True, False, False])
-
-
-def test_own_where_personal() -> None:
-    assert either(MASK, vector(1, 2, 3), vector(4, 5, 6)).tolist() == [1, 5, 6]
 
 
 def test_an_upload_holds_nothing_where_personal() -> None:
@@ -26,3 +22,11 @@ def test_what_an_upload_adds_to_the_mean_over_the_sharers() -> None:
     assert w.tolist() == [0, 1, 1.5]
     assert weights.tolist() == [0, 0.5, 0.5]
     assert personal.tolist() == [1, 0, 0]
+
+
+def test_how_much_is_shared() -> None:
+    """Of two clients one holds the first entry, both the last, which nobody averages then."""
+    told = sharing(vector(1, 0, 2), torch.tensor([True, True, False]), vector(2)[0])
+    assert {name: float(value) for name, value in told.items()} == pytest.approx(
+        {"shared": 0.5, "averaged": 2 / 3, "shared_by_all": 1 / 3}
+    )

@@ -11,7 +11,7 @@ from copfl.contract import small_federation
 from copfl.data.plan import plan
 from copfl.optim import Adam, Optimizer, Sgd, begin, faster, fresh, train
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import fresh_head, head_then_body, personal_then_shared
+from copfl.parts.phases import Apart, Phases, fresh_head, head_then_body, personal_then_shared
 from copfl.task import Data, task_of
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 
@@ -74,3 +74,35 @@ def test_halves_from_one_start_or_one_after_the_other(restart: bool) -> None:
     head = 2.0 - LR * off(2.0 * seen * 2.0, 0) * seen * 2.0
     assert done.w.tolist() == numbers(body, head)
     assert done.update.tolist() == (vector(1.0, 2.0) - done.w).tolist()
+
+
+def test_two_models_apart_each_from_its_own_start() -> None:
+    """The own model has another body; the shared one is the broadcast's, and of the own one the mask keeps the body."""
+    task, mask, broadcast = chain(1.0, 2.0), torch.tensor([True, False]), vector(1.0, 2.0)
+    none = PLAIN.init(task.first)
+    done = Phases("apart").train(
+        task,
+        PLAIN,
+        vector(3.0, 2.0),
+        broadcast,
+        none,
+        Apart(vector(9.0, 9.0), none),
+        DATA,
+        one_at_a_time([0], [1]),
+        mask,
+    )
+    own = [3.0 - LR * off(6.0, 1) * 2.0, 2.0 - LR * off(6.0, 1) * 3.0]  # on the first sample, x = 1
+    shared = [1.0 - LR * off(4.0, 0) * 4.0, 2.0 - LR * off(4.0, 0) * 2.0]  # on the second, x = 2
+    assert done.trained.tolist() == pytest.approx(own)
+    assert done.sent.tolist() == pytest.approx(shared)
+    assert done.w.tolist() == pytest.approx([own[0], shared[1]])
+    assert done.update.tolist() == (broadcast - done.sent).tolist()
+    assert done.apart is not None
+    assert done.apart.sent is done.sent
+
+
+def test_what_is_held_is_a_value_or_an_offset() -> None:
+    w, seen, now = vector(5.0), vector(3.0), vector(10.0)
+    assert Phases().held(w, seen, now).tolist() == [5.0]
+    assert Phases(hold="offset").held(w, seen, now).tolist() == [12.0]
+    assert Phases().first(chain(1.0, 2.0), ()) is None

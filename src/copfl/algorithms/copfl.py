@@ -11,18 +11,17 @@ from torch import Tensor
 from copfl.algorithms import averaging
 from copfl.algorithms.algorithm import Figures, Turn
 from copfl.elementwise import either
-from copfl.errors import UsageError, at_least, one_of, share_of
-from copfl.optim import Optimizer, State, begin, fresh, kept
+from copfl.errors import UsageError, one_of, share_of
+from copfl.optim import Optimizer, State, fresh, kept
 from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
-from copfl.parts.masks import shared, weighed
-from copfl.parts.phases import Apart, both_halves
+from copfl.parts.masks import shared, sharing, weighed
+from copfl.parts.phases import Apart, Phases
 from copfl.parts.pwpm import Pwpm, personal_share
 from copfl.task import Data, Plan, Task
 from copfl.tree import Masked
 
 MERGES = ("sharers", "union", "union_kept")
-PHASES = ("restart", "sequence", "apart")
 
 
 class Server(NamedTuple):
@@ -65,14 +64,10 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class COPFL:
-    """Masked local training (MAMO), growing masks (PWPM), contribution weights (COWA).
+    """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA).
 
     merge   "sharers": every entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6): an
             entry that anybody holds as personal is never averaged again. "union_kept": and clients keep their own there
-    phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other.
-            "apart": the broadcast trains and is uploaded whole, the client's own model, kept by the mask, beside it
-    hold    "value": a personal entry stays what its last training made it (Paper). "offset": its distance to the
-            broadcast stays, so that it follows what the others learn
     most    no client gets more than this share of the weight; 1: no bound (Paper). The server holds the scores within
             bounds once more: it need not trust what clients say of themselves
     """
@@ -80,27 +75,22 @@ class COPFL:
     optimizer: Optimizer = field(default_factory=Mamo)
     growth: Pwpm = field(default_factory=Pwpm)
     contribution: Cowa = field(default_factory=Cowa)
-    epochs: int = 1
+    halves: Phases = field(default_factory=Phases)
     merge: str = "sharers"
-    phases: str = "restart"
     most: float = 1.0
-    hold: str = "value"
 
     downlink = averaging.everything
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
-        one_of(PHASES, phases=self.phases)
-        one_of(("value", "offset"), hold=self.hold)
-        at_least(1, epochs=self.epochs)
-        if (self.growth.among == "anew" or self.phases == "apart") and self.merge != "sharers":
-            lets = 'among="anew" and phases="apart" let personal entries be shared again'
-            raise UsageError(f'{lets}, which merge="{self.merge}" does not; use "sharers"')
+        why = 'among="anew"' if self.growth.among == "anew" else 'phases="apart"'
+        if self.merge != "sharers" and (self.growth.among == "anew" or self.halves.phases == "apart"):
+            raise UsageError(f'{why} shares personal entries again, merge="{self.merge}" does not; use "sharers"')
         share_of("the weight", most=self.most)
 
     @property
     def passes(self) -> int:
-        return 2 * self.epochs
+        return 2 * self.halves.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, start = torch.zeros_like(task.first), torch.zeros((), dtype=torch.int64, device=task.device)
@@ -110,23 +100,21 @@ class COPFL:
     def client_init(self, task: Task) -> Client:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
         moments = fresh(self.optimizer, task)
-        apart = Apart(task.first, moments) if self.phases == "apart" else None
-        return Client(task.first, task.home(), moments, task.first, task.first.new_zeros(()), never, apart)
+        score, apart = task.first.new_zeros(()), self.halves.first(task, moments)
+        return Client(task.first, task.home(), moments, task.first, score, never, apart)
 
     def personal(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n^k: its own where personal, the broadcast elsewhere."""
         own = client.mask | (down.union & (client.round >= 0)) if self.merge == "union_kept" else client.mask
-        held = client.w if self.hold == "value" else client.w + (down.w - client.seen)
-        return either(own, held, down.w)
+        return either(own, self.halves.held(client.w, client.seen, down.w), down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
         """Algorithm 2."""
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
         start, personal = self.personal(task, client, down), client.mask[: task.d]
-        moments = begin(self.optimizer, client.moments, start[: task.d])
         # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
-        w, update, moments, loss, trained, sent, apart = both_halves(
-            task, self.optimizer, self.phases, start, down.w, moments, client.apart, data, plan, client.mask
+        w, update, moments, loss, trained, sent, apart = self.halves.train(
+            task, self.optimizer, start, down.w, client.moments, client.apart, data, plan, client.mask
         )
         # PWPM: what changed most turns personal, Eqs. (6)-(8).
         benefit = self.growth.benefit(task, sent, update, data, down.round)
@@ -163,11 +151,7 @@ class COPFL:
         weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
         w = averaging.mean(total.w, weights, server.w)
         d, clients = task.d, total.clients.clamp(min=1)
-        figures = {
-            "shared": 1 - (total.personal[:d] / clients).mean(),  # of all clients' parameters, what is still shared
-            "averaged": averaged[:d].to(w.dtype).mean(),  # of the server's parameters, what this round changed
-            "shared_by_all": (total.personal[:d] == 0).to(w.dtype).mean(),
-        }
+        figures = sharing(total.personal[:d], averaged[:d], clients)
         bounds = None if server.bounds is None else bounds_of(total.score, total.clients, self.most, server.bounds)
         means = None if total.scores is None else total.scores / clients
         return Server(w, weights, total.score, union, server.round + 1, bounds, means), figures
@@ -181,9 +165,10 @@ def copfl(
     # COWA's
     score: str = "both", without: str = "exact", prefer: str = "deviation", trust: str = "all",
     scale: str = "none", smooth: float = 0.0,
-    # their composition's
+    # the phases', and their composition's
     merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0, hold: str = "value",
 ) -> COPFL:  # fmt: skip
-    """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa and COPFL."""
-    pwpm = Pwpm(rate, budget, among, limit, count, warmup, every, by)
-    return COPFL(optimizer, pwpm, Cowa(score, without, prefer, trust, scale, smooth), epochs, merge, phases, most, hold)
+    """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa, Phases and COPFL."""
+    growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
+    contribution = Cowa(score, without, prefer, trust, scale, smooth)
+    return COPFL(optimizer, growth, contribution, Phases(phases, hold, epochs), merge, most)

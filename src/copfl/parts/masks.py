@@ -20,6 +20,15 @@ def weighed(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return w, weights, personal
 
 
+def sharing(personal: Tensor, averaged: Tensor, clients: Tensor) -> dict[str, Tensor]:
+    """How much is shared, by how many clients hold each entry as personal, and which ones this round averaged."""
+    return {
+        "shared": 1 - (personal / clients).mean(),  # of all clients' parameters, what is still shared
+        "averaged": averaged.to(personal.dtype).mean(),  # of the server's parameters, what this round changed
+        "shared_by_all": (personal == 0).to(personal.dtype).mean(),
+    }
+
+
 def _shared(mask: Tensor, w: Tensor) -> tuple[Tensor]:
     return (torch.where(mask, 0, w),)
 

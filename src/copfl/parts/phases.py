@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.elementwise import either, elementwise
+from copfl.errors import at_least, one_of
 from copfl.optim import Optimizer, State, begin, kept, train
 from copfl.task import Batch, Data, Objective, Plan, Task, cross_entropy
+
+PHASES = ("restart", "sequence", "apart")
+HOLDS = ("value", "offset")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +106,6 @@ def own_beside_shared(
     return Halves(either(mask, own, sent), (shared - sent)[: task.d], moments, loss, own, sent, after)
 
 
-def both_halves(
-    task: Task, optimizer: Optimizer, phases: str, start: Tensor, broadcast: Tensor, moments: State,
-    apart: Apart | None, data: Data, plan: Plan, mask: Tensor,
-) -> Halves:  # fmt: skip
-    """Both halves in these phases: "restart", "sequence" or, for a client that has what that takes, "apart"."""
-    if apart is not None:
-        return own_beside_shared(task, optimizer, start, broadcast, moments, apart, data, plan, mask)
-    return personal_then_shared(task, optimizer, start, moments, data, plan, mask, restart=phases == "restart")
-
-
 def personal_then_shared(
     task: Task, optimizer: Optimizer, start: Tensor, moments: State, data: Data, plan: Plan, mask: Tensor, restart: bool
 ) -> Halves:
@@ -131,3 +125,44 @@ def personal_then_shared(
 def _merged(personal: Tensor, first: Tensor, second: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     w = torch.where(personal, first, second)
     return w, start - w
+
+
+@dataclass(frozen=True)
+class Phases:
+    """How a client's personal and shared half train, and what stays of the personal one.
+
+    phases  "restart": both halves train from the same point (Paper: Algorithm 2). "sequence": one after the other.
+            "apart": the broadcast trains and is uploaded whole, as if nothing were personal, and the client's own model
+            trains beside it; of that, what the mask has lives on
+    hold    "value": a personal entry stays what its last training made it (Paper). "offset": its distance to the
+            broadcast stays, so that it follows what the others learn
+    epochs  for each half
+    """
+
+    phases: str = "restart"
+    hold: str = "value"
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        one_of(PHASES, phases=self.phases)
+        one_of(HOLDS, hold=self.hold)
+        at_least(1, epochs=self.epochs)
+
+    def first(self, task: Task, moments: State) -> Apart | None:
+        """What a client that has never trained has besides."""
+        return Apart(task.first, moments) if self.phases == "apart" else None
+
+    def held(self, w: Tensor, seen: Tensor, broadcast: Tensor) -> Tensor:
+        """What a personal entry is now, if it was w when the broadcast was `seen`."""
+        return w if self.hold == "value" else w + (broadcast - seen)
+
+    def train(
+        self, task: Task, optimizer: Optimizer, start: Tensor, broadcast: Tensor, moments: State, apart: Apart | None,
+        data: Data, plan: Plan, mask: Tensor,
+    ) -> Halves:  # fmt: skip
+        """Both halves after the plan; `moments` as they are kept."""
+        moments = begin(optimizer, moments, start[: task.d])
+        if apart is not None:
+            return own_beside_shared(task, optimizer, start, broadcast, moments, apart, data, plan, mask)
+        restart = self.phases == "restart"
+        return personal_then_shared(task, optimizer, start, moments, data, plan, mask, restart)

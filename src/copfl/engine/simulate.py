@@ -59,7 +59,7 @@ class Setting(NamedTuple):
 
 
 class Crew(Protocol):
-    """Processes that train clients; see workers.py."""
+    """Who trains the clients: this process, several (workers.py), or one for several simulations (in_step.py)."""
 
     def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""

@@ -30,9 +30,9 @@ def test_every_preset_can_be_prepared() -> None:
         prepare([presets.preset(name)])
 
 
-def test_plus_shares_for_half_of_the_rounds_however_many_there_are() -> None:
+def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -> None:
     for rounds in (60, 200):
         tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
-        assert tables["algorithm"]["warmup"] == rounds // 2
+        assert tables["algorithm"]["warmup"] == rounds * 3 // 4
         assert (tables["levers"]["momentum"], tables["levers"]["average"]) == (0.9, 0.95)
         assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "anew")

@@ -125,7 +125,7 @@ def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() 
             assert [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
             if plan.row.label == "plus":  # in every column the preset's own numbers
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
-                assert abs(tables["algorithm"]["warmup"] - tables["run"]["rounds"] / 2) <= 0.5
+                assert abs(tables["algorithm"]["warmup"] - 0.75 * tables["run"]["rounds"]) <= 0.5
                 levers = tables["levers"]
             if plan.row.label.endswith("levers") and not plan.row.label.startswith("Local"):
                 assert tables["levers"].items() >= {"momentum": 0.9, "average": 0.95, "statistics": "own"}.items()

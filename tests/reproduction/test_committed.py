@@ -107,7 +107,7 @@ def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_
         assert (f"{rounds} rounds" in plan.column.title) == (expected[0] != 200)  # a heading says what is not usual
 
 
-def test_plus_is_reported_where_nothing_was_chosen_and_rivals_have_its_levers() -> None:
+def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chosen_and_rivals_have_its_levers() -> None:
     fresh, others, searched, again = (
         items.read(name) for name in ("plus", "plus-others", "plus-search", "plus-search-2")
     )

@@ -477,7 +477,16 @@ def test_a_claim_holds_fails_or_cannot_be_told() -> None:
     assert judged("above", mine, noisy, row="a", other="c") == [findings.OPEN]
     assert judged("best", mine, low, noisy, row="a") == [findings.OPEN]  # the best of them decides
     assert judged("best", mine, low, row="a") == [findings.HOLDS]
-    assert judged("not_below_best", mine, noisy, row="a") == [findings.HOLDS]
+    assert judged("not_below", mine, noisy, row="a") == [findings.HOLDS]
+
+
+def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_higher_mean() -> None:
+    mine = cell_of("a", HIGH, True)
+    above = cell_of("b", {s: [v + 0.02 for v in own] for s, own in HIGH.items()})
+    higher = cell_of("c", {0: [0.99, 0.99], 1: [0.7, 0.8], 2: [1.0, 1.0]})  # on average, but not in every seed
+    assert judged("not_below", mine, above, row="a") == [findings.FAILS]
+    assert judged("not_below", mine, higher, row="a") == [findings.HOLDS]
+    assert judged("not_below", mine, above, higher, row="a") == [findings.FAILS]
 
 
 def test_the_best_of_some_and_by_how_much() -> None:

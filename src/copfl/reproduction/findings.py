@@ -103,16 +103,23 @@ def gain(own: Cell, other: Cell) -> Gain | None:
     return Gain(other.row.label, len(common), difference(ours, theirs))
 
 
+def gains(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> list[Gain]:
+    """The gain over each of the other rows that has a seed in common."""
+    others = [c for c in column if c is not own and not (rivals_only and c.row.ours)]
+    return [g for g in (gain(own, other) for other in others) if g is not None]
+
+
 def best_rival(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> Gain | None:
     """The gain over the other row with the highest mean on the seeds in common, of which it has the most."""
-    others = [
-        c for c in column if c is not own and c.runs.keys() & own.runs.keys() and not (rivals_only and c.row.ours)
-    ]
-    gains = [g for g in (gain(own, other) for other in others) if g is not None]
-    if not gains:
-        return None
-    most = max(g.seeds for g in gains)
-    return min((g for g in gains if g.seeds == most), key=lambda g: g.difference.mean)
+    found = gains(own, column, rivals_only)
+    most = max((g.seeds for g in found), default=0)
+    return min((g for g in found if g.seeds == most), key=lambda g: g.difference.mean, default=None)
+
+
+def surest_rival(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> Gain | None:
+    """The gain over a row that is distinguishably above, where there is one: it need not have the highest mean."""
+    above = [g for g in gains(own, column, rivals_only) if judged(g.difference.seeds, g.seeds) == FAILS]
+    return min(above, key=lambda g: g.difference.mean, default=best_rival(own, column, rivals_only))
 
 
 # Claims
@@ -193,21 +200,22 @@ def _best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Ver
         enough = (interval.low + interval.high) / 2 >= by  # the middle of a t interval is the mean
         return judged(interval, seeds) if seeds < FEWEST or enough else FAILS if interval.high < by else OPEN
 
-    return _against_best(how, findings, protocol, word)
+    return _against(best_rival, how, findings, protocol, word)
 
 
-def _not_below_best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """The row is not distinguishably below the best of the others."""
+def _not_below(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
+    """The row is not distinguishably below any of the others."""
 
     def word(interval: Interval, seeds: int) -> str:
         return UNKNOWN if seeds < FEWEST else FAILS if interval.high < 0 else HOLDS
 
-    return _against_best(how, findings, protocol, word)
+    return _against(surest_rival, how, findings, protocol, word)
 
 
-def _against_best(
-    how: Mapping[str, Any], findings: Findings, protocol: str, word: Callable[[Interval, int], str]
-) -> list[Verdict]:
+def _against(
+    which: Callable[[Cell, Sequence[Cell], bool], Gain | None], how: Mapping[str, Any], findings: Findings,
+    protocol: str, word: Callable[[Interval, int], str],
+) -> list[Verdict]:  # fmt: skip
     result = []
     for column in _columns(how, findings):
         own = findings.cell(protocol, column.name, how["row"])
@@ -218,7 +226,7 @@ def _against_best(
                 raise unknown("row", name, labels)
         cells = [cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among]
         others = [cell for cell in cells if cell is not own and not (findings.item.rivals and cell.row.ours)]
-        found = best_rival(own, cells, findings.item.rivals)
+        found = which(own, cells, findings.item.rivals)
         lacking = [cell.row.label for cell in others if len(cell.runs.keys() & own.runs.keys()) < FEWEST]
         if found is None:
             result.append(Verdict(column.title, UNKNOWN, "not yet run"))
@@ -359,7 +367,7 @@ def _loss_gain(own: Cell, other: Cell, column: Column, looks: slice) -> Verdict:
 JUDGES: dict[str, Callable[[Mapping[str, Any], Findings, str], list[Verdict]]] = {
     "above": _above,
     "best": _best,
-    "not_below_best": _not_below_best,
+    "not_below": _not_below,
     "most_decline": lambda how, findings, protocol: _steps(how, findings, protocol, -1, 0.5),
     "all_rise": lambda how, findings, protocol: _steps(how, findings, protocol, 1, 1.0),
     "settled": _settled,

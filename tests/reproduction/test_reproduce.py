@@ -560,3 +560,15 @@ def test_marks_must_be_there_once() -> None:
     assert pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new") == "a <!-- x -->\nnew\n<!-- end of x --> c"
     with pytest.raises(Exception, match="marks"):
         pages.put("nothing", "x", "new")
+
+
+def test_a_run_whose_mask_grew_by_more_than_its_rate_is_not_kept() -> None:
+    def rounds(*shares: list[float]) -> list[dict[str, Any]]:
+        return [{"round": k, "clients": [4, 7], "per_client": {"personal_share": s}} for k, s in enumerate(shares, 1)]
+
+    store.masks_obey({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4]))  # entries may return
+    store.masks_obey({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
+    with pytest.raises(RunError, match=r"round 2: the mask of client 7 grew from 25\.0% to 60\.0%"):
+        store.masks_obey({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
+    with pytest.raises(RunError, match="round 1: the mask of client 4"):
+        store.masks_obey({"rate": 0.01}, rounds([0.02, 0.0]))

@@ -59,11 +59,13 @@ def _digits(
 
 @triton.jit
 def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.constexpr):
-    """The digit of the threshold at PLACE, from how many keys have each digit; the counts are zero again then."""
+    """The digit of the threshold at PLACE, from how many keys have each digit.
+
+    Nothing is written where another warp still reads: all of them read the counts, and only one writes.
+    """
     at = tl.program_id(0)
     bins = tl.arange(0, 16)
     found = tl.load(counts + at * 16 + bins)
-    tl.store(counts + at * 16 + bins, tl.zeros([16], dtype=tl.int32))
     higher = tl.load(above + at)
     reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher  # have this digit, or a higher
     digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
@@ -86,14 +88,15 @@ def threshold(
     count = count.contiguous()  # the kernels go by places in memory
     low = torch.zeros_like(count, dtype=keys.dtype if ties is None else torch.int64)
     above, equal = (torch.zeros_like(count, dtype=torch.int32) for _ in range(2))
-    counts, wanted = torch.zeros(rows * number, 16, dtype=torch.int32, device=keys.device), count.to(torch.int32)
-    for place in range((width - 1) // 4 * 4, -1, -4):
+    wanted, places = count.to(torch.int32), range((width - 1) // 4 * 4, -1, -4)
+    every = torch.zeros(len(places), rows * number, 16, dtype=torch.int32, device=keys.device)
+    for place, counts in zip(places, every, strict=True):
         _digits[(stretches.shape[1], rows)](
             keys, low, counts, low if ties is None else ties, stretches, stretches.shape[1], number, keys.stride(0),
             PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
         )  # fmt: skip
         digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
-        _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits)
+        _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits, num_warps=1)
     return low, above, equal
 
 

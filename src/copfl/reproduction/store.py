@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,7 @@ def record_of(folder: Path, run: Run) -> Record:
     rounds = lines.read(folder / "rounds.jsonl")
     if len(rounds) != run.tables["run"]["rounds"]:
         raise RunError(f"{folder} has {len(rounds)} of {run.tables['run']['rounds']} rounds: the run is not finished")
+    masks_obey(run.tables["algorithm"], rounds)
     looks = [line["mean"] for line in rounds if line["round"] in set(found.rounds.tolist())]
     environment = json.loads((folder / "environment.json").read_text("utf-8"))
     ran = RunFolder(folder).tables()["run"]
@@ -148,6 +149,23 @@ def record_of(folder: Path, run: Run) -> Record:
         where={key: str(environment[key]) for key in WHERE if key in environment}
         | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
     )
+
+
+def masks_obey(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> None:
+    """Raises a RunError if a mask grew by more than `rate` of what was shared: no run may, on whatever machine.
+
+    A kernel that once chose too many entries, now and then and on a busy GPU alone, would have shown itself here.
+    """
+    before: dict[int, float] = {}
+    for line in rounds:
+        for id, share in zip(line["clients"], line["per_client"].get("personal_share", []), strict=False):
+            held = before.get(id, 0.0)
+            if "rate" in algorithm and share > held + algorithm["rate"] * (1 - held) + 1e-3:  # counts are rounded
+                raise RunError(
+                    f"round {line['round']}: the mask of client {id} grew from {held:.1%} to {share:.1%} of the "
+                    f"parameters, more than rate={algorithm['rate']} allows; the run is not kept, and will be run again"
+                )
+            before[id] = share
 
 
 def _short(value: float | None) -> float:

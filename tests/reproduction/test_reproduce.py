@@ -562,13 +562,28 @@ def test_marks_must_be_there_once() -> None:
         pages.put("nothing", "x", "new")
 
 
-def test_a_run_whose_mask_grew_by_more_than_its_rate_is_not_kept() -> None:
+def test_a_mask_that_grew_by_more_than_its_rate_is_told() -> None:
     def rounds(*shares: list[float]) -> list[dict[str, Any]]:
         return [{"round": k, "clients": [4, 7], "per_client": {"personal_share": s}} for k, s in enumerate(shares, 1)]
 
-    store.masks_obey({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4]))  # entries may return
-    store.masks_obey({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
-    with pytest.raises(RunError, match=r"round 2: the mask of client 7 grew from 25\.0% to 60\.0%"):
-        store.masks_obey({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
-    with pytest.raises(RunError, match="round 1: the mask of client 4"):
-        store.masks_obey({"rate": 0.01}, rounds([0.02, 0.0]))
+    assert store.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None  # some may return
+    assert store.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}]) is None
+    told = store.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
+    assert told is not None
+    assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in told
+    assert "client 4" in (store.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
+
+
+def test_a_run_with_such_a_mask_gets_no_record_and_is_told_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = (*COLUMN, "--row", "CO-PFL")
+    monkeypatch.setattr(store, "overgrown", lambda algorithm, rounds: "in round 1 a mask grew")
+    refused = reproduce(capsys, tmp_path, *words)
+    assert refused.code != 0
+    assert "remove its folder, and it is run again" in refused.out + refused.err
+    assert not list((tmp_path / "results").glob("*.json"))
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "runs")
+    assert reproduce(capsys, tmp_path, *words).code == 0
+    assert list((tmp_path / "results").glob("*.json"))

@@ -126,7 +126,8 @@ def record_of(folder: Path, run: Run) -> Record:
     rounds = lines.read(folder / "rounds.jsonl")
     if len(rounds) != run.tables["run"]["rounds"]:
         raise RunError(f"{folder} has {len(rounds)} of {run.tables['run']['rounds']} rounds: the run is not finished")
-    masks_obey(run.tables["algorithm"], rounds)
+    if wrong := overgrown(run.tables["algorithm"], rounds):
+        raise RunError(f"{folder}: {wrong}; such a run gets no record: remove its folder, and it is run again")
     looks = [line["mean"] for line in rounds if line["round"] in set(found.rounds.tolist())]
     environment = json.loads((folder / "environment.json").read_text("utf-8"))
     ran = RunFolder(folder).tables()["run"]
@@ -151,21 +152,21 @@ def record_of(folder: Path, run: Run) -> Record:
     )
 
 
-def masks_obey(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> None:
-    """Raises a RunError if a mask grew by more than `rate` of what was shared: no run may, on whatever machine.
+def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
+    """Which mask grew by more than `rate` of what was shared, as no mask may, on whatever machine; None: none did.
 
     A kernel that once chose too many entries, now and then and on a busy GPU alone, would have shown itself here.
     """
-    before: dict[int, float] = {}
+    rate, before = algorithm.get("rate", 1.0), dict[int, float]()
     for line in rounds:
-        for id, share in zip(line["clients"], line["per_client"].get("personal_share", []), strict=False):
+        shares = line["per_client"].get("personal_share")
+        for id, share in zip(line["clients"], shares, strict=True) if shares else ():
             held = before.get(id, 0.0)
-            if "rate" in algorithm and share > held + algorithm["rate"] * (1 - held) + 1e-3:  # counts are rounded
-                raise RunError(
-                    f"round {line['round']}: the mask of client {id} grew from {held:.1%} to {share:.1%} of the "
-                    f"parameters, more than rate={algorithm['rate']} allows; the run is not kept, and will be run again"
-                )
+            if share > held + rate * (1 - held) + 1e-3:  # counts are rounded
+                grew = f"the mask of client {id} grew from {held:.1%} to {share:.1%} of the parameters"
+                return f"in round {line['round']} {grew}, more than rate={rate} allows"
             before[id] = share
+    return None
 
 
 def _short(value: float | None) -> float:

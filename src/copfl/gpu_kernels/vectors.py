@@ -61,7 +61,7 @@ def _digits(
 def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.constexpr):
     """The digit of the threshold at PLACE, from how many keys have each digit.
 
-    Nothing is written where another warp still reads: all of them read the counts, and only one writes.
+    The counts are left as they are, and one warp does it: another, without a barrier, might read them late.
     """
     at = tl.program_id(0)
     bins = tl.arange(0, 16)

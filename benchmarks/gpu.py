@@ -155,6 +155,9 @@ def main() -> None:
             f"{what:32} {clients:4} {seconds * 1e3:10.2f} ms {per_step:8.3f} ms {per_step / floor:7.2f} {ratio}",
             flush=True,
         )
+        with open(args.out, "w") as file:  # after every row: a run that is stopped leaves what it has measured
+            about = {"copy_bytes_per_second": speed, "floor_ms": floor, "torch": torch.__version__}
+            json.dump({**about, "rows": rows}, file, indent=1)
 
     print(f"copy {speed / 1e12:.2f} TB/s; floor {floor:.3f} ms per client and step (10 passes over the parameters)")
     print(f"{'resnet18, CO-PFL':32} {'N':>4} {'round':>13} {'client step':>11} {'floors':>7} faster")
@@ -166,12 +169,6 @@ def main() -> None:
             many = seconds_per_round(name, 5, mapping.captured(5), "resnet18", 3, device, True, optimizer=Adam())
             add(f"{name}, captured", 5, many, one)
             torch.cuda.empty_cache()
-    with open(args.out, "w") as file:
-        json.dump(
-            {"copy_bytes_per_second": speed, "floor_ms": floor, "torch": torch.__version__, "rows": rows},
-            file,
-            indent=1,
-        )
 
 
 if __name__ == "__main__":

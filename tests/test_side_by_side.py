@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from copfl.engine.mapping import vectorised
-from copfl.folded import patches, unpatch
+from copfl.folded import patches, product, unpatch
 from copfl.models import MLP, ResNet18, SmallCNN
 from copfl.side_by_side import side_by_side
 from copfl.task import Task, task_of
@@ -167,6 +167,13 @@ def test_bf16_products_keep_weights_and_statistics_whole() -> None:
     assert short[0].dtype == torch.float32
     error = float((whole[0] - short[0]).norm() / whole[0].norm())
     assert 1e-5 < error < 0.05  # short, and no shorter than bf16 is
+
+
+def test_a_short_product_rounds_its_numbers_and_its_answer_wherever_that_is_written() -> None:
+    a, b = torch.tensor([[[1 + 2**-9, 256.0]]]), torch.ones(1, 2, 1)  # bf16 has 8 binary digits: 1 + 2^-9 is 1
+    place = torch.empty(1, 1, 1, 1)
+    assert product(a, b, None).item() == 257 + 2**-9
+    assert product(a, b, torch.bfloat16).item() == product(a, b, torch.bfloat16, place).item() == place.item() == 256
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,13 @@ def turned(weight: Tensor, entries: int, pixels: bool) -> Tensor:
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, place: Tensor | None = None) -> Tensor:
     """a @ b over the clients, in this dtype, back in a's own; written to `place` where that is given."""
-    if place is None:
-        return torch.bmm(a, b) if dtype is None else torch.bmm(a.to(dtype), b.to(dtype)).to(a.dtype)
-    flat = place.flatten(2)
-    return torch.bmm(a, b, out=flat) if dtype is None else flat.copy_(torch.bmm(a.to(dtype), b.to(dtype)))
+    if dtype is None:
+        return torch.bmm(a, b) if place is None else torch.bmm(a, b, out=place.flatten(2))
+    left, right = a.to(dtype), b.to(dtype)
+    if not a.is_cuda:  # few CPUs can multiply in bf16, and on one that cannot it took torch two hundred times as long
+        left, right = left.to(a.dtype), right.to(a.dtype)
+    short = torch.bmm(left, right).to(dtype)
+    return short.to(a.dtype) if place is None else place.flatten(2).copy_(short)
 
 
 class _Convolve(torch.autograd.Function):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from copfl import run_folder
+from copfl.comparison.jobs import started_with
 from copfl.comparison.plots import available
 from copfl.engine import in_step, mapping
 from copfl.errors import RunError, UsageError
@@ -320,6 +321,22 @@ def test_other_data_under_the_same_name_is_refused(whole: Path, tmp_path: Path) 
     path = shutil.copytree(whole / "results", tmp_path / "results") / "later.json"
     path.write_text(store.as_json(other))
     assert ["later.json" in odd for odd in store.opened(tmp_path / "results").odd] == [True]
+
+
+def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
+    whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kinds of processors differ in the last digits of what is drawn: records of both cannot be in one table."""
+    shutil.copytree(whole / "results", tmp_path / "results")
+    for path in (tmp_path / "results").glob("*copfl*seed1*"):
+        path.unlink()  # FedAvg's records of this seed are still there
+    monkeypatch.setattr(sitting, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16})
+    monkeypatch.setattr(sitting, "execute", None)  # nobody may begin
+    answer = reproduce(capsys, tmp_path, *COLUMN)
+    assert answer.code == 2
+    assert "began with different first weights" in answer.err
+    assert "use what those records were made with, or another folder with --results DIR" in answer.err
+    assert not list((tmp_path / "runs").glob("*/rounds.jsonl"))
 
 
 def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:

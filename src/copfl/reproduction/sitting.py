@@ -36,7 +36,7 @@ from copfl.experiment import OnRound, execute, setting_of
 from copfl.prepare import Experiment, prepare
 from copfl.report.progress import span
 from copfl.reproduction.items import Plan, Run, joined
-from copfl.reproduction.store import Record, Store, id_of, record_of
+from copfl.reproduction.store import Record, Store, id_of, kept, record_of
 
 Say = Callable[[str], None]
 
@@ -251,8 +251,9 @@ def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[E
     experiment = _experiment(run, sitting, folder.partition() if begun else None)
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
     pause = math.inf if experiment.cuda else PAUSE
-    rounds = experiment.loop.rounds
-    lean = LeanFolder(path, start=started_with(experiment), rounds=rounds, pause=pause)
+    rounds, start = experiment.loop.rounds, started_with(experiment)
+    sitting.store.check_start("this run", kept(run.tables), run.validation, start)  # and not only when it is done
+    lean = LeanFolder(path, start=start, rounds=rounds, pause=pause)
     return experiment, lean, _watch(sitting.end, rounds)
 
 

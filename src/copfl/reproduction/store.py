@@ -200,7 +200,7 @@ class Store:
     folder: Path
     found: dict[str, Record] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)  # what could not be used, and why
-    begun: dict[str, tuple[str, Record]] = field(default_factory=dict)  # what runs of the same clients began with
+    begun: dict[str, tuple[str, str]] = field(default_factory=dict)  # what runs of the same clients began with, and one
     read: dict[str, tuple[int, int]] = field(default_factory=dict)  # the files that were looked at: when written, size
 
     def get(self, run: Run) -> Record | None:
@@ -234,14 +234,25 @@ class Store:
 
     def check_common(self, record: Record) -> None:
         """Nothing, if the record began with what those of the same clients and seed began with."""
-        for what, group, mark in starts_of(record):
-            known, other = self.begun.setdefault(group, (mark, record))
+        self.check_start(file_name(record), record.tables, record.validation, record.start, record.data)
+
+    def check_start(
+        self, name: str, tables: Tables, validation: float, start: Mapping[str, str], data: str = ""
+    ) -> None:
+        """`check_common` of a run that may only be about to begin."""
+        for what, group, mark in starts_of(tables, validation, start):
+            known, other = self.begun.setdefault(group, (mark, name))
             if mark != known:
+                why = (
+                    "other kinds of processors, or versions of torch, draw them with other last digits: use what those "
+                    "records were made with"
+                    if what == "first weights"
+                    else f"the data sets differ (this one: {data or 'no note'}): use the data of the records that are "
+                    "there"
+                )
                 raise RunError(
-                    f"{file_name(record)} and {file_name(other)} began with different "
-                    f"{what.replace('first', 'first weights')}, so they cannot be compared; the data sets differ (this "
-                    f"one: {record.data or 'no note'}): use the data of the records that are there, or another folder "
-                    "with --results DIR"
+                    f"{name} and {other} began with different {what}, so they cannot be compared; {why}, or another "
+                    "folder with --results DIR"
                 )
 
 
@@ -298,9 +309,12 @@ def from_json(text: str) -> Record:
     return Record(**content)
 
 
-def starts_of(record: Record) -> Iterator[tuple[str, str, str]]:
+def starts_of(tables: Tables, validation: float, start: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Of the partition, the samples and the first weights: what it is, what all records with it share, and its mark."""
-    t = record.tables
-    clients = [t["data"], t["partition"], t["run"]["clients"], record.seed, record.validation]
-    for what, group in (("partition", clients), ("samples", clients), ("first", [*clients, t["model"]])):
-        yield what, json.dumps([what, group], sort_keys=True), record.start[what]
+    clients = [tables["data"], tables["partition"], tables["run"]["clients"], tables["run"]["seed"], validation]
+    for key, what, group in (
+        ("partition", "partition", clients),
+        ("samples", "samples", clients),
+        ("first", "first weights", [*clients, tables["model"]]),
+    ):
+        yield what, json.dumps([key, group], sort_keys=True), start[key]

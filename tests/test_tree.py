@@ -83,6 +83,19 @@ def test_repeat_gives_everybody_the_same() -> None:
     assert same(tree.row(tree.repeat(record(), 5), 4), record())
 
 
+def test_a_sum_leaves_no_trace_of_the_order_and_keeps_the_dtypes() -> None:
+    def part(number: float) -> tuple[torch.Tensor, torch.Tensor, tree.Gathered]:
+        return torch.tensor([number]), torch.tensor(number != 1), tree.Gathered((torch.tensor([number]),))
+
+    for order in ([1e8, 1.0, -1e8], [1.0, 1e8, -1e8], [-1e8, 1e8, 1.0]):  # in single precision 1e8 + 1 is 1e8
+        number, flag, rows = tree.summed(map(part, order))
+        assert (number.item(), number.dtype) == (1.0, torch.float32)
+        assert (flag.item(), flag.dtype) == (True, torch.bool)
+        assert tree.leaves(rows)[0].tolist() == order  # put side by side, in its own dtype
+        assert tree.leaves(rows)[0].dtype == torch.float32
+    assert tree.summed([part(3.0)])[0].item() == 3.0
+
+
 def test_placed_rows_add_up_to_a_table() -> None:
     pairs = [(torch.tensor([1.0, 2.0]), torch.tensor(3.0)), (torch.tensor([4.0, 5.0]), torch.tensor(6.0))]
     table = tree.add(*(tree.placed(pair, torch.tensor(n), 3) for n, pair in zip((2, 0), pairs, strict=True)))

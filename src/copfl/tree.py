@@ -6,7 +6,7 @@ Every record that an engine touches is such a tree. A tree of rows has one more 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -130,6 +130,26 @@ def add(a: T, b: T) -> T:
     """The sum of two trees, tensor by tensor; what is Gathered is put side by side."""
     sums = zip(leaves(a), leaves(b), gathered(a), strict=True)
     return rebuild(a, [torch.cat([x, y]) if keeps else x + y for x, y, keeps in sums])
+
+
+def summed(trees: Iterable[T]) -> T:
+    """The sum of one tree or more, one after the other in double precision, in the dtypes that they have."""
+    parts = iter(trees)
+    first, total = next(parts), None
+    for one in parts:
+        total = add(wide(first) if total is None else total, one)
+    return first if total is None else narrow(total, [t.dtype for t in leaves(first)])
+
+
+def wide(tree: T) -> T:
+    """In double precision, where the order of adding up leaves no trace; but for what is Gathered."""
+    pairs = zip(leaves(tree), gathered(tree), strict=True)
+    return rebuild(tree, [t.double() if t.is_floating_point() and not keeps else t for t, keeps in pairs])
+
+
+def narrow(tree: T, kinds: Sequence[torch.dtype]) -> T:
+    """With its tensors in these dtypes, in the order of the fields."""
+    return rebuild(tree, [t.to(kind) for t, kind in zip(leaves(tree), kinds, strict=True)])
 
 
 def total(tree: T) -> T:

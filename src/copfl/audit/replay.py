@@ -85,14 +85,11 @@ class Moment:
         """
         if not who:
             return self.server
-        total = None
-        for heard in self.heard:
-            keep = torch.tensor([int(n) in who for n in heard.ids], device=heard.ids.device)
-            part = tree.total(silenced(heard.parts, keep))
-            total = part if total is None else tree.add(total, part)
+        marks = [torch.tensor([int(n) in who for n in heard.ids], device=heard.ids.device) for heard in self.heard]
+        parts = (tree.total(silenced(heard.parts, keep)) for heard, keep in zip(self.heard, marks, strict=True))
         e = self.experiment
         with torch.no_grad():
-            return e.algorithm.server_update(e.task, self.server, total)[0]
+            return e.algorithm.server_update(e.task, self.server, tree.summed(parts))[0]
 
     def worth(self, sets: Sequence[frozenset[int]]) -> Numbers:
         """How good each set's server would be, [sets, 2]: the mean accuracy over all clients of its broadcast alone,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from copfl import tree
-from copfl.algorithms.algorithm import LOOKS, AnyAlgorithm, Tried
+from copfl.algorithms.algorithm import LOOKS, AnyAlgorithm, Figures, Tried
 from copfl.data.federation import Federation
 from copfl.data.plan import MODEL, choose, hashed, plan
 from copfl.engine.graph import no_room
@@ -106,11 +106,9 @@ def simulate(
         look = tried if due else ()
         ids = choose(seed, state.round, federation.clients, count)
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
-        total, figures = None, []
+        figures: list[Figures] = []
         # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
-        for done in crew.turns(state, parts, look):
-            total = done.total if total is None else tree.add(total, done.total)
-            figures.append(done.figures)
+        total = tree.summed(_totals(crew.turns(state, parts, look), figures))
         # 2. The server sees the total and nothing else.
         with torch.no_grad():
             state.server, whole = algorithm.server_update(task, state.server, total)
@@ -120,6 +118,13 @@ def simulate(
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _shares(per_client["weight"], per_client["healthy"])
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
+
+
+def _totals(turns: Iterator[Done], figures: list[Figures]) -> Iterator[Any]:
+    """What each part adds to the total; its figures are noted."""
+    for done in turns:
+        figures.append(done.figures)
+        yield done.total
 
 
 def _leave_out_masks(state: State, ids: Ids, figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]) -> None:

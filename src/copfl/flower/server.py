@@ -77,7 +77,7 @@ def federate(
         begun = time.time()
         now = _play(settings, post, folder, registry, state, like, say, pause, retry, clock)
         with torch.no_grad():
-            total = tree.rebuild(now.total, [t.to(k) for t, k in zip(tree.leaves(now.total), now.kinds, strict=True)])
+            total = tree.narrow(now.total, now.kinds)
             state.server, figures = settings.algorithm.server_update(settings.task, state.server, total)
         state.counted |= dict.fromkeys(now.told, round)
         state.round, state.record = round + 1, _record(now, figures, time.time() - begun)
@@ -180,9 +180,7 @@ def _take(
         raise WireError("what it adds to the total is not finite")
     folder.keep_masks(client, opened.masks)
     now.kinds = [t.dtype for t in tree.leaves(summand)]
-    # In double precision the order in which replies arrive leaves no trace in the result.
-    wide = tree.each(lambda t: t.double() if t.is_floating_point() else t, summand)
-    now.total = wide if now.total is None else tree.add(now.total, wide)
+    now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)  # as `tree.summed` does
     now.told[client], now.up[client] = opened.about, packet.nbytes
 
 

@@ -252,7 +252,8 @@ def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[E
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run is done before it would pay.
     pause = math.inf if experiment.cuda else PAUSE
     rounds, start = experiment.loop.rounds, started_with(experiment)
-    sitting.store.check_start("this run", kept(run.tables), run.validation, start)  # and not only when it is done
+    note = experiment.federation.dataset.note
+    sitting.store.check_start("this run", kept(run.tables), run.validation, start, note)  # not only when it is done
     lean = LeanFolder(path, start=start, rounds=rounds, pause=pause)
     return experiment, lean, _watch(sitting.end, rounds)
 

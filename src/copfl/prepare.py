@@ -122,7 +122,7 @@ def prepare(
     given = resolve(layers, {kind: value for kind, value in fixed.items() if value is not None})
     loop = Loop(**given["run"])
     torch.set_num_threads(loop.threads)
-    device = _device(loop.device)
+    device = device_of(loop.device)
     if loop.workers > 1 and device.type != "cpu":
         raise UsageError(f"workers={loop.workers} is for the CPU; a GPU trains all clients of a round in one process")
     if loop.workers > 1 and loop.threads > 1:
@@ -211,7 +211,8 @@ def _model(table: Mapping[str, Any], value: Any, federation: Federation, seed: i
     return models.build(table["name"], shape, classes, seed, **_options(table, "head"))
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device by its name, if this machine has it; of "auto", the GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -323,6 +323,18 @@ def test_other_data_under_the_same_name_is_refused(whole: Path, tmp_path: Path) 
     assert ["later.json" in odd for odd in store.opened(tmp_path / "results").odd] == [True]
 
 
+def test_a_device_that_is_not_there_is_said_once_and_only_where_something_is_left_to_run(
+    whole: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    answer = reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99")
+    assert answer.code == 2
+    assert 'device "cuda:99" needs a CUDA GPU' in answer.err
+    assert "runs failed" not in answer.err
+    assert reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99", "--plan").code == 0
+    shutil.copytree(whole / "results", tmp_path / "results")
+    assert reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99").code == 0
+
+
 def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def reproduce(
     What has a record in the results folder is not run again, so a table may be finished over several sittings.
     """
     from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
+    from copfl.prepare import device_of
     from copfl.reproduction import findings, items, pages, sitting, store
 
     clock = time.monotonic()
@@ -101,6 +102,8 @@ def reproduce(
         if plan:
             print(f"{chosen.name}: {sitting.count_left(plans, wanted, kept)} runs are missing")
             continue
+        if sitting.count_left(plans, wanted, kept):
+            device_of(device)  # an error now, and not one for every run
         with stoppable(AGAIN):
             missing, failed = sitting.carry_on(plans, wanted, session)
         left, problems = left + missing, problems + failed
@@ -117,9 +120,9 @@ def reproduce(
 
 def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:
     if device == "auto":  # what is run depends on it: on a GPU seeds go in step
-        import torch
+        from copfl.prepare import device_of
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = device_of(device).type
     data = {} if data_dir is None else {"dir": str(data_dir.absolute())}
     return {"run": {"device": device, "chunk": chunk}, "data": data}
 

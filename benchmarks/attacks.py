@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import copfl
-from copfl.attacks import ATTACKS, drawn
+from copfl.wrappers.attacks import ATTACKS, drawn
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
 GUARDS: dict[str, dict[str, Any]] = {

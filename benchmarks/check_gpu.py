@@ -14,13 +14,14 @@ import time
 
 import torch
 
-from copfl import elementwise, tree
 from copfl.algorithms import ALGORITHMS
-from copfl.contract import SIZES, small_federation
+from copfl.core import tree
+from copfl.core.optim import Adam
 from copfl.engine import mapping as engine
 from copfl.engine.mapping import Mapping, captured, one_by_one
 from copfl.engine.simulate import State, begin, simulate
-from copfl.optim import Adam
+from copfl.kernels import fused
+from copfl.testing import SIZES, small_federation
 
 ROUNDS = 5
 VARIANTS = {"copfl:benefit": {"by": "benefit", "among": "anew"}, "copfl:apart": {"phases": "apart", "hold": "offset"}}
@@ -48,11 +49,11 @@ def differences(a: object, b: object) -> dict[str, float]:
 def main() -> None:
     names = sys.argv[1:] or sorted([*ALGORITHMS, *VARIANTS])
     failed = []
-    elementwise.LONG = engine.LONG = 1  # so that the kernels for long vectors are tried on short ones
+    fused.LONG = engine.LONG = 1  # so that the kernels for long vectors are tried on short ones
     for name in names:
         # The compiler takes seconds for every function, so only what uses all of them is tried compiled too.
         for compiled in (False, True) if name in ("copfl", "fedavg", *VARIANTS) else (False,):
-            elementwise.COMPILE = compiled
+            fused.COMPILE = compiled
             for sizes in (SIZES, (8, 8, 8, 8)):
                 clock = time.perf_counter()
                 gaps = {"error": float("inf")}

@@ -32,14 +32,14 @@ from plain import plain_fedavg_round
 
 from copfl import models
 from copfl.algorithms import fedavg
+from copfl.core.optim import Sgd
+from copfl.core.task import task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.engine import choose, mapping
+from copfl.engine import autotune, mapping
 from copfl.engine.simulate import Setting, begin, simulate
 from copfl.engine.workers import Workers
-from copfl.optim import Sgd
-from copfl.task import task_of
 
 HERE = Path(__file__).parent
 Step = Callable[[], object]
@@ -83,13 +83,13 @@ def copfl_rounds(case: Case, stack: contextlib.ExitStack, engine: mapping.Mappin
     task = task.for_many() if engine.name != "one_by_one" else task
     algorithm = fedavg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
     state = begin(algorithm, task, case.federation.clients)
-    before = choose.mkldnn_enabled()
-    choose.set_mkldnn(mkldnn)
+    before = autotune.mkldnn_enabled()
+    autotune.set_mkldnn(mkldnn)
     crew = None
     if workers > 1:
         setting = Setting(algorithm, task, case.federation, engine, 0, case.batch)
         crew = stack.enter_context(Workers(setting, state, workers))
-    choose.set_mkldnn(before)
+    autotune.set_mkldnn(before)
     rounds = simulate(
         algorithm, task, case.federation, engine, state, rounds=10**9, batch=case.batch,
         participation=case.participants / case.federation.clients, look_every=10**9, crew=crew,
@@ -135,8 +135,8 @@ def plain_processes(case: Case, stack: contextlib.ExitStack, mkldnn: bool) -> St
 
 def _plain_process(line: Any, model: torch.nn.Module, batches: Any, mkldnn: bool) -> None:
     torch.set_num_threads(1)
-    choose.keep_freed_memory()  # a plain loop in a script would not, and be slower for it
-    choose.set_mkldnn(mkldnn)
+    autotune.keep_freed_memory()  # a plain loop in a script would not, and be slower for it
+    autotune.set_mkldnn(mkldnn)
     with contextlib.suppress(EOFError):
         while True:
             server = {k: torch.from_numpy(np.array(v)) for k, v in line.recv().items()}
@@ -146,12 +146,12 @@ def _plain_process(line: Any, model: torch.nn.Module, batches: Any, mkldnn: bool
 
 def with_mkldnn(step: Step, enabled: bool) -> Step:
     def one() -> object:
-        before = choose.mkldnn_enabled()
-        choose.set_mkldnn(enabled)
+        before = autotune.mkldnn_enabled()
+        autotune.set_mkldnn(enabled)
         try:
             return step()
         finally:
-            choose.set_mkldnn(before)
+            autotune.set_mkldnn(before)
 
     return one
 
@@ -200,7 +200,7 @@ def ways_of(case: Case, processes: bool) -> Iterator[dict[str, Step]]:
     """Every way of doing this case's rounds that is in this process's power."""
     task = task_of(case.model, 10)
     small = task.d < 1_000_000
-    chunk = choose.chunk_of(task, case.participants)
+    chunk = autotune.chunk_of(task, case.participants)
     engine = mapping.all_at_once(chunk) if small else mapping.one_by_one()
     with contextlib.ExitStack() as stack:
         ways: dict[str, Step] = {}
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--out", default="cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    choose.keep_freed_memory()  # as `copfl run` does; the plain loops of this process have it too
+    autotune.keep_freed_memory()  # as `copfl run` does; the plain loops of this process have it too
     rows: list[dict[str, Any]] = []
     if "digits" in args.cases:
         with ways_of(digits_case(), processes=True) as ways:

@@ -18,14 +18,14 @@ from plain import PlainCoPfl
 
 from copfl import models
 from copfl.algorithms import ALGORITHMS
+from copfl.core.batches import plan
+from copfl.core.optim import Adam
+from copfl.core.task import task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
-from copfl.data.plan import plan
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import mapping
 from copfl.engine.simulate import begin, simulate
-from copfl.optim import Adam
-from copfl.task import task_of
 
 
 def federation(clients: int, size: int, shape: tuple[int, ...], classes: int, device: str) -> Federation:

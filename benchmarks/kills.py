@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from copfl import cli
+from copfl.cli import main as cli
 from copfl.engine import checkpoint
 from copfl.errors import RunError
-from copfl.report import records
+from copfl.experiment import records
 
 TINY = ("--model", "mlp", "--clients", "4", "--rounds", "5", "--batch", "64", "--set", "mlp.width=4")
 EXACT = (
@@ -246,14 +246,14 @@ def full() -> None:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def result(folder: Path) -> dict[str, bytes]:
     """What must come out the same: everything but the clock, the machine, and the checkpoint's places on disk."""
     same = ("rounds.jsonl", "partition.json", "run.toml", "models/")
-    return {name: content for name, content in files(folder).items() if name.startswith(same)}
+    return {name: content for name, content in contents(folder).items() if name.startswith(same)}
 
 
 def lost(folder: Path) -> int:
@@ -370,9 +370,9 @@ class Kills:
             kept = self.home.parent / f"different-{self.count['different']}"
             shutil.copytree(folder, kept, dirs_exist_ok=True)
             self.trouble.append(f"{what}: the result is different; see {kept}")
-        if files(folder).keys() != files(whole).keys():
+        if contents(folder).keys() != contents(whole).keys():
             self.count["other files"] += 1
-            odd = sorted(files(folder).keys() ^ files(whole).keys())
+            odd = sorted(contents(folder).keys() ^ contents(whole).keys())
             self.trouble.append(f"{what}: other files: {odd}")
 
     # -- the other ways to be stopped ----------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class Kills:
             folder = self.home / "full"
             moment = self.draw.randint(1, self.whole(variant).touches)
             how = self.child(self.words(variant, folder), Places(folder, moment, full).plant)
-            left = [n for n in files(folder) if n.endswith((".part", ".tmp", ".lock"))] if folder.exists() else []
+            left = [n for n in contents(folder) if n.endswith((".part", ".tmp", ".lock"))] if folder.exists() else []
             right = how.code == 2 and "No space left" in how.err and not left
             what = f"the disk is full at write {moment} of {variant}"
             self.check(f"{what}: exit code 2, said so, nothing half", right, (how, left))
@@ -429,16 +429,16 @@ class Kills:
         folder = self.home / "read-only"
         variant = "copfl"
         self.child(self.words(variant, folder), Places(folder, self.whole(variant).touches // 2, die).plant)
-        before = files(folder)
+        before = contents(folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
         pid = started(("resume", str(folder), "--quiet"), obey_permissions, self.err)
         how = ended(pid, self.err)
-        right = how.code == 2 and "Permission denied" in how.err and files(folder) == before
+        right = how.code == 2 and "Permission denied" in how.err and contents(folder) == before
         self.check("a read-only folder: exit code 2, said so, nothing changed", right, how)
         pid = started(self.words(variant, folder / "new"), obey_permissions, self.err)
         how = ended(pid, self.err)
-        right = how.code == 2 and "Permission denied" in how.err and files(folder) == before
+        right = how.code == 2 and "Permission denied" in how.err and contents(folder) == before
         self.check("a new run below a read-only folder: exit code 2, said so", right, how)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)

@@ -135,7 +135,7 @@ class Sockets:
                 self._read(key.data)
 
     def _read(self, node: int) -> None:
-        from copfl.flower.post import Reply
+        from copfl.flower.transport import Reply
 
         try:
             while True:

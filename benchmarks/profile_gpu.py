@@ -9,9 +9,9 @@ from gpu import federation
 
 from copfl import models
 from copfl.algorithms import ALGORITHMS
+from copfl.core.task import task_of
 from copfl.engine import mapping
 from copfl.engine.simulate import begin, simulate
-from copfl.task import task_of
 
 
 def main() -> None:

@@ -39,12 +39,12 @@ def one(
 
     from copfl import models
     from copfl.algorithms import ALGORITHMS
-    from copfl.engine import choose, mapping
+    from copfl.core.task import task_of
+    from copfl.engine import autotune, mapping
     from copfl.engine.simulate import begin, simulate
-    from copfl.task import task_of
 
     torch.set_num_threads(1)
-    choose.keep_freed_memory()  # as `copfl run` does
+    autotune.keep_freed_memory()  # as `copfl run` does
     imported = time.perf_counter()
     bare = peak()
     if model == "resnet18":
@@ -57,7 +57,7 @@ def one(
     task = task_of(models.build(model, shape, 10, 0, **options), 10, mean=(0.5,) * shape[0], std=(0.25,) * shape[0])
     engine = mapping.one_by_one()
     if task.d < 1_000_000:
-        engine, task = mapping.all_at_once(choose.chunk_of(task, participants)), task.for_many()
+        engine, task = mapping.all_at_once(autotune.chunk_of(task, participants)), task.for_many()
     way = ALGORITHMS[algorithm]()
     path = Path(folder) / "clients.bin"
     state = begin(way, task, clients, path if store == "disk" else None)

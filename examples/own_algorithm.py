@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import copfl
-from copfl.algorithms.algorithm import Figures, Turn
-from copfl.optim import Optimizer, Sgd, begin, train
-from copfl.task import Data, Plan, Task
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.task import Data, Plan, Task
 
 
 class Client(NamedTuple):

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
     """The answer to `copfl WORDS`, from this very process."""
-    from copfl import cli
+    from copfl.cli import main as cli
 
     capsys.readouterr()
     with mock.patch.object(sys, "argv", ["copfl", *map(str, words)]), pytest.raises(SystemExit) as exit:
@@ -40,7 +40,7 @@ def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
 
 def command(*words: object) -> list[str]:
     """The command line that starts `copfl WORDS` as a process of its own."""
-    return [sys.executable, "-m", "copfl.cli", *map(str, words)]
+    return [sys.executable, "-m", "copfl.cli.main", *map(str, words)]
 
 
 def started(*words: object, cwd: Path) -> Answer:

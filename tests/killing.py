@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from copfl import cli
+from copfl.cli import main as cli
 from tests.commands import TINY, files, found
 
 RUN = ("run", "--rounds", "4", "--set", "run.checkpoint_every=2", *TINY)

@@ -123,7 +123,7 @@ def install(wanted: list[str]) -> None:
 
 def call(words: list[str]) -> tuple[int, str]:
     """`copfl WORDS` in this process: its exit code, and what it said."""
-    from copfl import cli
+    from copfl.cli import main as cli
 
     words = [*words, *LESS.get(words[0], ())] if words else words
     if "--tune-seeds" in words:

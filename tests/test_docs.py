@@ -164,7 +164,7 @@ def check_reference(text: str) -> None:
     """Every command, with every argument and option, is in the reference."""
     import typer
 
-    from copfl.cli import app
+    from copfl.cli.main import app
 
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", {})

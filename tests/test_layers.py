@@ -1,9 +1,10 @@
-"""A file imports only from a lower level or from its own room."""
+"""A module imports only from a lower level or from its own package."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,138 +13,133 @@ import copfl
 
 SOURCE = Path(copfl.__file__).parent
 
-# A room is a package, or the files of one level that stand directly under copfl/. A file of a package may have a level
-# of its own, below its room's.
-LEVELS: dict[float, set[str]] = {
-    -1: {"gpu_kernels"},
-    0: {
-        "errors",
-        "tree",
-        "layout",
-        "convolution",
-        "models",
-        "selection",
-        "elementwise",
-        "folded",
-        "side_by_side",
-        "noise",
-    },
-    1: {"task"},
-    2: {"data", "optim"},
-    3: {"parts"},
-    4: {"algorithms"},
-    4.2: {"around", "exchange"},  # an algorithm inside another, and what its messages say
-    4.5: {"configure", "wire"},  # names to values, records to bytes: for engine and flower alike
-    4.7: {"attacks", "levers", "presets", "robust", "privacy"},  # what stands around an algorithm
-    5: {"engine", "flower"},
-    5.5: {"report.records", "report.progress", "comparison.intervals"},  # what is written and shown while a run goes on
-    6: {"contract", "own", "run_folder", "settings", "prepare", "experiment"},
-    6.2: {"trained"},
-    6.3: {"export"},
-    6.5: {"report", "comparison", "audit", "paper"},
-    6.7: {"reproduction"},  # stands on the comparison
-    7: {"cli"},
-    8: {"__init__", "__main__"},  # the front door: it may show everything, and nobody inside looks through it
-}
-LEVEL_OF = {room: level for level, rooms in LEVELS.items() for room in rooms}
-EXTRAS = {f"gpu_kernels.{name}": {"triton"} for name in ("windows", "vectors", "norms")}  # they load only where it is
-
-
-def level(module: str) -> float:
-    return LEVEL_OF.get(module, LEVEL_OF[module.split(".")[0]])
+LEVELS: list[set[str]] = [
+    {"errors"},
+    {"files", "stats", "tables", "charts", "kernels"},
+    {"core"},
+    {"models", "data", "parts"},
+    {"algorithms", "wire"},
+    {"wrappers", "engine"},
+    {"experiment", "testing"},
+    {"comparison", "flower", "report"},
+    {"reproduction", "audit"},
+    {"cli", "__init__", "__main__"},
+]
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+EXTRAS = {f"kernels.triton.{name}": {"triton"} for name in ("patches", "vectors", "norms")}  # loaded on a GPU only
+MOST_ENTRIES, LONGEST_CHAIN = 26, 20
 
 
 def modules() -> dict[str, Path]:
-    """Every module below copfl by its dotted name without "copfl."; the front door is "__init__"."""
-    found = {}
+    """Every module below copfl by its dotted name without "copfl."; the package itself is "__init__"."""
+    paths = {}
     for path in SOURCE.rglob("*.py"):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 MODULES = modules()
 
 
-def imports(path: Path) -> set[str]:
-    """The modules of copfl that a file imports, at the top, in a function, or for the type checker alone."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def package(module: str) -> str:
+    return module.split(".")[0]
+
+
+def imported(nodes: list[ast.AST]) -> set[str]:
+    """The modules of copfl that these import statements name."""
+    names = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively; name the module in full"
+            assert node.level == 0, f"line {node.lineno} imports relatively; name the module in full"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {name if name.removeprefix("copfl.") in MODULES else str(node.module) for name in whole}
-    inside = {name.removeprefix("copfl.") for name in found if name.startswith("copfl.")}
-    return inside | ({"__init__"} if "copfl" in found else set())
+            names |= {name if name.removeprefix("copfl.") in MODULES else str(node.module) for name in whole}
+    return {name.removeprefix("copfl.") for name in names if name.startswith("copfl.")} & MODULES.keys()
 
 
-def room(module: str) -> str:
-    """The package, or for a file that stands alone the room it shares with the others of its level."""
-    top = module.split(".")[0]
-    return top if (SOURCE / top).is_dir() else f"the files of level {level(top)}"
+def parsed(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def test_every_file_has_a_level() -> None:
-    homeless = sorted({name.split(".")[0] for name in MODULES} - LEVEL_OF.keys())
-    assert not homeless, f"give {', '.join(homeless)} a level in {Path(__file__).name}"
+@cache
+def all_imports(module: str) -> set[str]:
+    """At the top, in a function, or for the type checker alone."""
+    return imported(list(ast.walk(parsed(module)))) - {module}
+
+
+@cache
+def imports_on_load(module: str) -> set[str]:
+    """What loads with the module, and what the type checker reads; not what a function imports when it is called."""
+    waiting: list[ast.AST] = list(parsed(module).body)
+    nodes = []
+    while waiting:
+        node = waiting.pop()
+        nodes.append(node)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += ast.iter_child_nodes(node)
+    return imported(nodes) - {module}
+
+
+@cache
+def chain(module: str) -> tuple[str, ...]:
+    """The longest chain of imports that begins with this module."""
+    return (module, *max((chain(other) for other in imports_on_load(module)), key=len, default=()))
+
+
+def test_every_module_has_a_level() -> None:
+    assert {package(name) for name in MODULES} <= LEVEL_OF.keys()
+    assert len(LEVELS) <= 10
+
+
+def test_a_reader_sees_the_architecture_from_the_folder_listing() -> None:
+    entries = [path.name for path in SOURCE.iterdir() if path.name not in ("__pycache__", "py.typed")]
+    assert len(entries) <= MOST_ENTRIES, sorted(entries)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_file_imports_only_from_below_or_its_own_room(module: str) -> None:
-    here = level(module)
-    for other in sorted(imports(MODULES[module])):
-        if other == "__init__" and set(names_from_the_front_door(MODULES[module])) <= {"__version__"}:
-            continue
-        at_home = room(other) == room(module) and level(other) == here
-        assert level(other) < here or at_home, f"{module} (level {here}) imports {other} (level {level(other)})"
+def test_a_module_imports_only_from_below_or_its_own_package(module: str) -> None:
+    level = LEVEL_OF[package(module)]
+    for other in sorted(all_imports(module)):
+        own = package(other) == package(module)
+        assert own or LEVEL_OF[package(other)] < level, f"{module} (level {level}) imports {other}"
 
 
-def names_from_the_front_door(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "copfl"]
-    return [alias.name for node in nodes for alias in node.names if alias.name not in MODULES]
-
-
-def importers(package: str) -> list[str]:
-    return [name for name in MODULES if name == package or name.startswith(f"{package}.")]
+def test_no_cycle_and_no_long_chain() -> None:
+    chains = [chain(module) for module in MODULES]  # a cycle would recurse for ever
+    longest = max(chains, key=len)
+    assert len(longest) <= LONGEST_CHAIN, " > ".join(longest)
 
 
 @pytest.mark.parametrize(
     ("inside", "outside"),
-    [
-        ("engine", "flower"),
-        ("flower", "engine"),
-        ("algorithms", "engine"),
-        ("algorithms", "flower"),
-        ("engine", "wire"),
-    ],
+    [("flower", "engine"), ("algorithms", "engine"), ("algorithms", "flower"), ("engine", "flower")],
 )
-def test_rooms_that_never_meet(inside: str, outside: str) -> None:
-    for name in importers(inside):
-        met = [other for other in imports(MODULES[name]) if other.split(".")[0] == outside]
-        assert not met, f"{name} imports {', '.join(met)}"
+def test_packages_that_never_import_each_other(inside: str, outside: str) -> None:
+    for name in MODULES:
+        if package(name) == inside:
+            reached = [other for other in all_imports(name) if package(other) == outside]
+            assert not reached, f"{name} imports {', '.join(reached)}"
 
 
 def test_no_part_imports_another() -> None:
-    for name in importers("parts"):
-        others = [other for other in imports(MODULES[name]) if other.startswith("parts.")]
-        assert name == "parts" or not others, f"{name} imports {', '.join(others)}; each part is usable alone"
+    for name in MODULES:
+        others = [other for other in all_imports(name) if other.startswith("parts.")]
+        assert package(name) != "parts" or name == "parts" or not others, f"{name} imports {others}"
 
 
 def test_the_core_needs_torch_and_numpy_alone() -> None:
-    allowed = {"torch", "numpy", "copfl"}
-    for name, path in MODULES.items():
-        if level(name) > 5 or name.split(".")[0] == "flower":
+    allowed = {"torch", "numpy", "copfl", *sys.stdlib_module_names}
+    for name in MODULES:
+        if LEVEL_OF[package(name)] > LEVEL_OF["engine"] or package(name) in ("stats", "tables", "charts", "data"):
             continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # only what loads with the file
+        for node in parsed(name).body:  # only what loads with the file
+            tops = set()
             if isinstance(node, ast.Import):
                 tops = {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 tops = {str(node.module).split(".")[0]}
-            else:
-                continue
-            foreign = tops - allowed - sys.stdlib_module_names - EXTRAS.get(name, set())
+            foreign = tops - allowed - EXTRAS.get(name, set())
             assert not foreign, f"{name} loads {', '.join(sorted(foreign))} at the top; import it where it is used"

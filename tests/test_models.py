@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl import models
-from copfl.convolution import Convolution
 from copfl.errors import UsageError
-from copfl.models import BatchNorm
+from copfl.kernels import modules
+from copfl.kernels.conv import Convolution
+from copfl.kernels.modules import BatchNorm
 
 SHAPES = {"flat": (7, 3), "sequence": (7, 3, 5), "maps": (7, 3, 4, 4), "1x1 maps": (7, 3, 1, 1)}
 
@@ -112,7 +113,7 @@ def test_batch_norm_without_statistics_is_refused() -> None:
 def test_replacing_keeps_names_values_and_depth() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()))
     before = {name: t.clone() for name, t in model.state_dict().items() if "tracked" not in name}
-    after = models.for_tasks(model).state_dict()
+    after = modules.for_tasks(model).state_dict()
     assert before.keys() == after.keys()  # and num_batches_tracked is gone
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -265,7 +266,7 @@ def test_taps_that_meet_nothing_but_padding_are_left_out(
     model = nn.Sequential(nn.Conv2d(4, 6, kernel, stride, padding)).double()
     x = torch.randn(5, 4, *size, dtype=torch.float64, requires_grad=True)
     found = []
-    for one in (model, models.for_tasks(copy.deepcopy(model))):
+    for one in (model, modules.for_tasks(copy.deepcopy(model))):
         y = one(x)
         found.append((y, *torch.autograd.grad((y**3).sum(), [x, *one.parameters()])))
     assert type(next(one.children())) is Convolution

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import copfl
-from copfl import tree, wire
+from copfl import wire
 from copfl.algorithms import ALGORITHMS
+from copfl.core import tree
 from copfl.data.arrays import from_arrays
-from copfl.data.holdings import Partition
+from copfl.data.assignment import Partition
 from copfl.data.samples import Dataset
 from copfl.engine.mapping import one_by_one
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import WireError
-from copfl.experiment import Result
+from copfl.experiment.run import Result
 from copfl.wire import Head
 from tests.toys import divided, slopes
 

@@ -117,7 +117,7 @@ def test_a_payload_is_refused_wherever_files_are_read(place: str, tmp_path: Path
             checkpoint.load(path, {"server": torch.zeros(2)})
         elif place == "model":
             copfl.run("local", model="mlp", clients=1, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
-            from copfl.trained import load
+            from copfl.experiment.inference import load
 
             (tmp_path / "run" / "models" / "client-0000.safetensors").write_bytes(evil)
             load(tmp_path / "run").client(0)

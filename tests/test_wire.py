@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl import models, tree, wire
+from copfl import models, wire
 from copfl.algorithms import ALGORITHMS
-from copfl.contract import small_federation
-from copfl.data.plan import plan
+from copfl.core import tree
+from copfl.core.batches import plan
+from copfl.core.layout import layout_of
+from copfl.core.tree import Masked
 from copfl.errors import UsageError, WireError
-from copfl.layout import layout_of
-from copfl.tree import Masked
+from copfl.testing import small_federation
 from copfl.wire import Head, Packet, decode, encode
 
 HEAD = Head("upload", "run", "model", 3, 1)

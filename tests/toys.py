@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.task import Batch, Data, Plan, Task, task_of
+from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
-from copfl.data.holdings import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, one_by_one
 from copfl.engine.simulate import Round, State, begin, simulate
-from copfl.task import Batch, Data, Plan, Task, task_of
 
 
 class Slopes(nn.Module):

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.rows import Comparison
-    from copfl.contract import check_algorithm
-    from copfl.experiment import Result, resume, run
+    from copfl.experiment.run import Result, resume, run
+    from copfl.testing import check_algorithm
 
 # The names a user wants first. They load on first use, so that `copfl --help` need not wait for torch.
 _HOMES = {
     "ALGORITHMS": "copfl.algorithms",
     "Comparison": "copfl.comparison.rows",
-    "Result": "copfl.experiment",
-    "check_algorithm": "copfl.contract",
+    "Result": "copfl.experiment.run",
+    "check_algorithm": "copfl.testing",
     "compare": "copfl.comparison.compare",
-    "resume": "copfl.experiment",
-    "run": "copfl.experiment",
+    "resume": "copfl.experiment.run",
+    "run": "copfl.experiment.run",
     "sweep": "copfl.comparison.compare",
 }
 

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl import tree
+from copfl.core import tree
+from copfl.core.layout import Layout
+from copfl.core.tree import Masked
 from copfl.errors import WireError, unknown
-from copfl.layout import Layout
-from copfl.tree import Masked
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from copfl.algorithms.algorithm import AnyAlgorithm
-from copfl.contract import SIZES, small_federation
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.optim import Sgd
+from copfl.core.task import Batch, Data, Plan, Task, task_of
+from copfl.core.tree import row
 from copfl.engine.simulate import Round, State
-from copfl.optim import Sgd
-from copfl.task import Batch, Data, Plan, Task, task_of
-from copfl.tree import row
+from copfl.testing import SIZES, small_federation
 from tests.toys import rounds_of
 
 LR = 0.5

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from copfl.algorithms import APFL, apfl, fedavg, local
+from copfl.core.optim import Sgd
+from copfl.core.task import Experts, Task
 from copfl.errors import UsageError
-from copfl.optim import Sgd
-from copfl.task import Experts, Task
 from tests.algorithms.chain import (
     LR,
     PLAIN,

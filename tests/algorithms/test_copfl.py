@@ -10,21 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl import tree
 from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload, copfl
 from copfl.algorithms.fedavg import fedavg
-from copfl.contract import small_federation
-from copfl.data.plan import plan
+from copfl.core import tree
+from copfl.core.batches import plan
+from copfl.core.optim import Sgd
+from copfl.core.task import Data
 from copfl.engine.mapping import all_at_once
 from copfl.errors import UsageError
-from copfl.optim import Sgd
 from copfl.parts.cowa import Cowa
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
-from copfl.task import Data
-
-from ..toys import everything, federation_of, rounds_of, slopes
+from copfl.testing import small_federation
+from tests.toys import everything, federation_of, rounds_of, slopes
 
 # Three coordinates, two clients with one sample each, plain gradient descent with step 1.
 #

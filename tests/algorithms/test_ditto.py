@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from copfl.algorithms import ditto, fedavg, local
-from copfl.optim import Sgd
+from copfl.core.optim import Sgd
 from tests.algorithms.chain import (
     LR,
     PLAIN,

@@ -12,10 +12,10 @@ from torch import Tensor
 from copfl.algorithms import FedAvg, fedala
 from copfl.algorithms.averaging import Down
 from copfl.algorithms.fedala import Client
-from copfl.contract import small_federation
+from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.errors import UsageError
-from copfl.optim import Adam, Optimizer, Sgd
 from copfl.parts import Mamo
+from copfl.testing import small_federation
 from tests.algorithms.chain import (
     LR,
     PLAIN,

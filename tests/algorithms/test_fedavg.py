@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms.averaging import Upload
 from copfl.algorithms.fedavg import FedAvg, fedavg
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.optim import Adam, Sgd
+from copfl.core.task import Task
 from copfl.errors import UsageError
-from copfl.optim import Adam, Sgd
-from copfl.task import Task
-
-from ..toys import federation_of, rounds_of, slopes
+from copfl.testing import small_federation
+from tests.toys import federation_of, rounds_of, slopes
 
 PLAIN = Sgd(1.0, 0.0, 0.0)
 

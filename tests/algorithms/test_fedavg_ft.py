@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from copfl.algorithms import fedavg, fedavg_ft
+from copfl.core.optim import Sgd
 from copfl.errors import UsageError
-from copfl.optim import Sgd
 from tests.algorithms.chain import (
     LR,
     PLAIN,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from copfl.algorithms import fedbabu
-from copfl.optim import Adam, Optimizer, Sgd
+from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.parts import Mamo
 from tests.algorithms.chain import (
     LR,

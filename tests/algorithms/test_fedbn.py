@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from copfl.algorithms import fedavg, fedbn
-from copfl.task import task_of
+from copfl.core.task import task_of
 from tests.algorithms.chain import LR, PLAIN, clients_of, numbers, off, three_rounds
 from tests.toys import federation_of, rounds_of
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl import tree
 from copfl.algorithms import fedavg, fedcalm
 from copfl.algorithms.averaging import Upload
 from copfl.algorithms.fedcalm import FedCALM, Server, resolved
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.task import Task
 from copfl.errors import UsageError
-from copfl.parts.keeping import layers
-from copfl.task import Task
+from copfl.parts.sharing import layers
+from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
 from tests.toys import rounds_of, slopes
 

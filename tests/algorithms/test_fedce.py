@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import fedavg, fedce
 from copfl.algorithms.fedce import Upload
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.optim import Sgd
 from copfl.errors import UsageError
-from copfl.optim import Sgd
 from copfl.parts.cowa import cosine
+from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
 from tests.toys import federation_of, rounds_of, slopes
 

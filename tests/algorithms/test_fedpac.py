@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from copfl import tree
 from copfl.algorithms import fedpac
 from copfl.algorithms.fedpac import FedPAC, Server, Upload
+from copfl.core import tree
+from copfl.core.optim import Adam, Sgd, faster
+from copfl.core.task import Task, task_of
 from copfl.errors import UsageError
-from copfl.optim import Adam, Sgd, faster
 from copfl.parts import Mamo
 from copfl.parts.quadratic import combination
-from copfl.task import Task, task_of
 from tests.algorithms.chain import (
     LR,
     PLAIN,

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import fedavg, fedpoe, local
 from copfl.algorithms.fedpoe import Down
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.task import Data
 from copfl.errors import UsageError
-from copfl.optim import Adam, Optimizer, Sgd
-from copfl.task import Data
+from copfl.testing import small_federation
 from tests.algorithms.chain import clients_of, numbers, three_rounds, vector
 from tests.toys import everything, federation_of, rounds_of, slopes
 

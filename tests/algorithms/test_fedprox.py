@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from copfl.algorithms import fedavg, fedprox
+from copfl.core.optim import Sgd
 from copfl.errors import UsageError
-from copfl.optim import Sgd
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, three_rounds, turn_of, vector
 
 

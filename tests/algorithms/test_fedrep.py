@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from copfl.algorithms import fedrep
-from copfl.optim import Adam
+from copfl.core.optim import Adam
 from copfl.parts import Mamo
 from tests.algorithms.chain import (
     LR,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import FedAvg, fedselect
 from copfl.algorithms.averaging import Server
 from copfl.algorithms.fedselect import Total
-from copfl.contract import small_federation
-from copfl.optim import Optimizer, Sgd
+from copfl.core import tree
+from copfl.core.optim import Optimizer, Sgd
 from copfl.parts import Mamo
+from copfl.testing import small_federation
 from tests.algorithms.chain import clients_of, numbers, three_rounds
 from tests.toys import federation_of, rounds_of, slopes
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import copfl
-from copfl import tree
 from copfl.algorithms import ktpfl, local
 from copfl.algorithms.ktpfl import Down, Server, Total
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.optim import Sgd
+from copfl.core.task import Task
+from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
-from copfl.data.holdings import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
-from copfl.optim import Sgd
-from copfl.task import Task
+from copfl.testing import small_federation
 from tests.algorithms.chain import clients_of, numbers, one_at_a_time, samples, three_rounds, vector
 from tests.toys import rounds_of, slopes
 

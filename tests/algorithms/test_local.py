@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import torch
 
-from copfl import tree
 from copfl.algorithms.local import local
-from copfl.contract import small_federation
-from copfl.data.plan import plan
-from copfl.optim import Sgd, train
-from copfl.task import Data
-
-from ..toys import federation_of, rounds_of, slopes
+from copfl.core import tree
+from copfl.core.batches import plan
+from copfl.core.optim import Sgd, train
+from copfl.core.task import Data
+from copfl.testing import small_federation
+from tests.toys import federation_of, rounds_of, slopes
 
 
 def test_nothing_travels_and_everybody_trains_alone() -> None:

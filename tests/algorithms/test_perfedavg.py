@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from copfl.algorithms import fedavg, perfedavg
-from copfl.contract import SIZES, small_federation
-from copfl.data.plan import plan
-from copfl.optim import Adam, Sgd
-from copfl.tree import row
+from copfl.core.batches import plan
+from copfl.core.optim import Adam, Sgd
+from copfl.core.tree import row
+from copfl.testing import SIZES, small_federation
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, turn_of
 
 

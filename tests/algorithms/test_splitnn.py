@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from copfl.algorithms import lg_fedavg, local, splitnn
 from copfl.algorithms.splitnn import held
-from copfl.contract import SIZES, small_federation
+from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.task import task_of
 from copfl.errors import UsageError
 from copfl.models import MLP
-from copfl.optim import Adam, Optimizer, Sgd
-from copfl.task import task_of
+from copfl.testing import SIZES, small_federation
 from tests.algorithms.chain import clients_of, three_rounds
 from tests.toys import rounds_of
 

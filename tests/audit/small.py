@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from copfl.algorithms.algorithm import AnyAlgorithm
-from copfl.data.holdings import Partition
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.data.assignment import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.experiment import execute
-from copfl.prepare import Experiment, prepare
-from copfl.run_folder import claimed
+from copfl.experiment.build import Experiment, prepare
+from copfl.experiment.folder import claimed
+from copfl.experiment.run import execute
 from tests.comparison.small import base, clouds
 
 SIZES = (8, 6, 10, 7)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from copfl import experiment
 from copfl.audit import audit as auditing
 from copfl.audit import replay, tables
 from copfl.audit.audit import Notebook, even_shares, run_audit
 from copfl.audit.games import Sampling
 from copfl.errors import RunError, UsageError
-from copfl.run_folder import RunFolder
+from copfl.experiment import run as experiment
+from copfl.experiment.folder import RunFolder
 from tests.audit.small import run_folder
 
 EXACT = Sampling(truncate=0)

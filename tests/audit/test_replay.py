@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
-from copfl.experiment import Result, execute
-from copfl.prepare import Experiment
+from copfl.core import tree
+from copfl.experiment.build import Experiment
+from copfl.experiment.run import Result, execute
 from tests.audit.small import SIZES, experiment
 
 ENGINES: dict[str, dict[str, Any]] = {

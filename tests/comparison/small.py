@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl.comparison import tables
 from copfl.comparison.rows import Comparison
-from copfl.configure import Tables
+from copfl.experiment.config import Tables
 
 
 def clouds(path: Path, test_seed: int = 1) -> Path:

@@ -18,9 +18,9 @@ from copfl.comparison.entries import (
     split,
     values_of,
 )
-from copfl.configure import Tables
 from copfl.errors import UsageError
-from copfl.settings import resolve
+from copfl.experiment.config import Tables
+from copfl.experiment.settings import resolve
 
 
 def test_an_entry_with_its_options() -> None:

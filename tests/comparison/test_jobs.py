@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from copfl.comparison import workers
+from copfl.comparison import executor
 from copfl.comparison.entries import entry_of, layers
+from copfl.comparison.executor import all_done
 from copfl.comparison.jobs import Job, LeanFolder, carry_out, check_common, finished, job_of, start_of
-from copfl.comparison.workers import all_done
 from copfl.errors import RunError, UsageError
-from copfl.experiment import execute
-from copfl.prepare import prepare
-from copfl.run_folder import claimed
+from copfl.experiment.build import prepare
+from copfl.experiment.folder import claimed
+from copfl.experiment.run import execute
 from tests.comparison.small import base, clouds
 
 
@@ -138,7 +138,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
             raise UsageError("it does not work")
         carry_out(one)
 
-    monkeypatch.setattr(workers, "carry_out", broken)
+    monkeypatch.setattr(executor, "carry_out", broken)
     jobs, said = [job(tmp_path, text) for text in ("fedavg", "local")], list[str]()
     with pytest.raises(RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"):
         all_done(jobs, 1, said.append)
@@ -159,5 +159,5 @@ def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
     ours, theirs = Pipe()
     theirs.close()
     with pytest.raises(RunError, match="ended with code -9, perhaps for want of memory; run the same command again"):
-        workers._answer(ours, Dead(), job(tmp_path))
+        executor._answer(ours, Dead(), job(tmp_path))
     ours.close()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from copfl.comparison.entries import Entry
-from copfl.comparison.intervals import difference
 from copfl.comparison.results import ACCURACIES, Outcome
 from copfl.comparison.rows import Comparison, Row
 from copfl.comparison.tables import as_csv, as_json, as_markdown, as_text
 from copfl.comparison.tuning import Trial, Tuned
+from copfl.stats import difference
 
 
 def outcome(*accuracies: float, broken: int = 0) -> Outcome:

@@ -22,13 +22,7 @@ from numpy.typing import NDArray
 
 from copfl.data import datasets, reading
 from copfl.data.corruptions import CORRUPTIONS
-from copfl.data.datasets import (
-    CIFAR_CLASSES,
-    DATASETS,
-    check,
-    describe,
-    load,
-)
+from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, describe, load
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
 from tests.data.files import Payload, assert_well_formed, saved, write_image

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from copfl.algorithms import fedavg
+from copfl.data.assignment import Partition
 from copfl.data.federation import Federation, label_counts
-from copfl.data.holdings import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError
-
-from ..toys import rounds_of, slopes
+from tests.toys import rounds_of, slopes
 
 
 def dataset() -> Dataset:

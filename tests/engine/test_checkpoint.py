@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from copfl import files
 from copfl.engine import checkpoint
 from copfl.errors import RunError
 
@@ -33,7 +34,7 @@ def record() -> Record:
 
 
 def bits(tree: Any) -> list[tuple[torch.dtype, tuple[int, ...], bytes]]:
-    from copfl.tree import leaves
+    from copfl.core.tree import leaves
 
     return [(t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()) for t in leaves(tree)]
 
@@ -87,20 +88,20 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     path = tmp_path / "state"
-    checkpoint.write_bytes(path, b"old")
+    files.write_bytes(path, b"old")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, broken, full)
     with pytest.raises(RunError, match=r"cannot write .*state: No space left on device; free some space"):
-        checkpoint.write_bytes(path, b"new")
+        files.write_bytes(path, b"new")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"state": b"old"}
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     for name in (".state.part", ".partition.json.77.tmp", "state", "notes.part"):
         (tmp_path / name).touch()
-    checkpoint.remove_parts(tmp_path)
+    files.remove_parts(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.part", "state"]
-    checkpoint.remove_parts(tmp_path / "gone")
+    files.remove_parts(tmp_path / "gone")

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl import tree
 from copfl.algorithms import copfl, fedavg, local
-from copfl.algorithms.algorithm import AnyAlgorithm
 from copfl.algorithms.fedavg import FedAvg
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.optim import Adam
+from copfl.core.task import Experts, with_statistics
 from copfl.engine.mapping import all_at_once, one_by_one, vectorised
-from copfl.optim import Adam
-from copfl.task import Experts, with_statistics
-
-from ..toys import federation_of, rounds_of, slopes
+from copfl.testing import small_federation
+from tests.toys import federation_of, rounds_of, slopes
 
 SIZES = (5, 9, 3, 12, 1)
 

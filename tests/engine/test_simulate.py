@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import copfl, fedavg, local
-from copfl.algorithms.algorithm import AnyAlgorithm
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import Mapping, all_at_once, one_by_one
 from copfl.engine.simulate import State, begin, simulate
 from copfl.errors import RunError, UsageError
-
-from ..toys import divided, federation_of, rounds_of, slopes
+from copfl.testing import small_federation
+from tests.toys import divided, federation_of, rounds_of, slopes
 
 SIZES = (5, 9, 3, 12)
 EVERYBODY = torch.arange(4)

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 import copfl as copfl_package
-from copfl import tree
 from copfl.algorithms import copfl, fedavg
-from copfl.algorithms.algorithm import AnyAlgorithm
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.optim import Adam
 from copfl.engine.mapping import all_at_once
 from copfl.engine.simulate import begin, simulate
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError
-from copfl.optim import Adam
-
-from ..commands import found
-from ..toys import slopes
+from copfl.testing import small_federation
+from tests.commands import found
+from tests.toys import slopes
 
 
 def store(clients: int = 4) -> MemoryStore:

@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import nn
 
-from copfl import tree
 from copfl.algorithms import copfl
-from copfl.algorithms.algorithm import AnyAlgorithm, Turn
 from copfl.algorithms.fedavg import FedAvg
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, Turn
+from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import Done, all_at_once
 from copfl.engine.simulate import Round, Setting, State, begin, simulate
 from copfl.engine.workers import LARGE, Workers, _packed, _tray, _unpacked
 from copfl.errors import RunError, UsageError
-from copfl.task import Task, task_of
+from copfl.testing import small_federation
 
 SIZES = (5, 9, 3, 12, 4, 6, 7)
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tmp_path: Path) -> None:
     words = ["run", "--workers", "2", "--rounds", "100000", "--model", "mlp", "--out", str(tmp_path / "run")]
     run = subprocess.Popen(
-        [sys.executable, "-m", "copfl.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", "copfl.cli.main", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     rounds = tmp_path / "run" / "rounds.jsonl"

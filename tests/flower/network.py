@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl import tree
+from copfl.core import tree
 from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.partition import partition
@@ -19,9 +19,9 @@ from copfl.errors import CopflError
 from copfl.flower import node
 from copfl.flower.folder import Folder
 from copfl.flower.identity import known_client
-from copfl.flower.post import HELLO, JOIN, Reply
 from copfl.flower.server import federate
 from copfl.flower.settings import Settings, settings_of
+from copfl.flower.transport import HELLO, JOIN, Reply
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {

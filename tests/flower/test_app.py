@@ -96,7 +96,7 @@ def test_messages_carry_packets() -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
     from flwr.app import ConfigRecord, RecordDict
 
-    from copfl.flower.flower_post import content_of, packet_of
+    from copfl.flower.flower_transport import content_of, packet_of
 
     class Message:
         def __init__(self, content: object) -> None:
@@ -149,5 +149,5 @@ def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_greeting_and_the_command_line_need_no_torch() -> None:
     """Flower starts a process per message: a node that only says who it is should not take seconds for it."""
-    look = "import sys, copfl.flower.identity, copfl.flower.cli; sys.exit('torch' in sys.modules)"
+    look = "import sys, copfl.flower.identity, copfl.cli.federate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from copfl import tree
+from copfl.core import tree
 from copfl.flower import init
 from copfl.flower.folder import Folder
 from copfl.flower.settings import settings_of

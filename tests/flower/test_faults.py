@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl import tree
+from copfl.core import tree
 from copfl.errors import RunError
 from copfl.flower import init, join
 from copfl.flower.certificates import make_node_key

@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 import torch
 
-from copfl import tree
 from copfl.algorithms import ALGORITHMS
-from copfl.contract import small_federation
+from copfl.core import tree
+from copfl.core.payload import example
+from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
-from copfl.data.holdings import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.exchange import example
-from copfl.experiment import run
+from copfl.experiment.run import run
 from copfl.flower.settings import settings_of
 from copfl.report import page
+from copfl.testing import small_federation
 from tests.commands import called
 from tests.flower.network import CONFIG, client_of, play, write_nodes
 

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from copfl import tree, wire
+from copfl import wire
 from copfl.algorithms import ALGORITHMS
+from copfl.core import tree
 from copfl.data.federation import Federation
 from copfl.engine.mapping import one_by_one
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
 from copfl.flower.folder import Folder
-from copfl.flower.newcomer import welcome
-from copfl.flower.post import TRAIN
+from copfl.flower.new_client import welcome
 from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.flower.transport import TRAIN
 from copfl.wire import Head, Packet
 from tests.flower.network import CONFIG, Called, client_of, digits, farthest, play, simulated, write_nodes
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from copfl.core.task import Data, cross_entropy, task_of
 from copfl.errors import UsageError
 from copfl.parts.classes import Sums, aligned, centroids_of, class_sums, prior_means, table_shape
-from copfl.task import Data, cross_entropy, task_of
 from tests.algorithms.chain import chain, samples, vector
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.optim import Sgd, descend
+from copfl.core.optim import Sgd, descend
+from copfl.core.task import Batch, Experts, Task
 from copfl.parts.mixtures import MIXTURES, log_right
-from copfl.task import Batch, Experts, Task
 from tests.algorithms.chain import chain, samples, vector
 
 DATA = samples((1.0, 1), (-2.0, 0), (0.5, 0))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from copfl import tree
-from copfl.contract import small_federation
-from copfl.data.plan import plan
-from copfl.optim import Adam, Optimizer, Sgd, begin, faster, fresh, train
+from copfl.core import tree
+from copfl.core.batches import plan
+from copfl.core.optim import Adam, Optimizer, Sgd, begin, faster, fresh, train
+from copfl.core.task import Data, task_of
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Apart, Phases, fresh_head, head_then_body, personal_then_shared
-from copfl.task import Data, task_of
+from copfl.testing import small_federation
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 
 DATA = samples((1.0, 1), (2.0, 0))

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from copfl.core.layout import Layout, layout_of
+from copfl.core.task import Batch
 from copfl.errors import UsageError
-from copfl.layout import Layout, layout_of
 from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_share
-from copfl.task import Batch
 
 ROUND = torch.tensor(0)
 

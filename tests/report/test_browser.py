@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from copfl.report import page, story, watch
+from copfl.report import page, run_data, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need `pip install playwright`")
 axe = pytest.importorskip(
@@ -41,8 +41,8 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     home = tmp_path_factory.mktemp("reports")
     one, three = [runs["copfl"]], list(runs.values())
     return {
-        "one": page.write(story.read_all(one), home / "one.html"),
-        "three": page.write(story.read_all(three), home / "three.html"),
+        "one": page.write(run_data.read_all(one), home / "one.html"),
+        "three": page.write(run_data.read_all(three), home / "three.html"),
     }
 
 

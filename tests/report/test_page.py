@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from copfl.errors import UsageError
-from copfl.report import chart, charts, figures, page, pairs, pictures, story
+from copfl.report import chart, charts, matplotlib_charts, page, pairs, plotly_charts, run_data
 from copfl.report.chart import Dots, Heat, Line, Lines
 from tests.commands import called
 
@@ -45,14 +45,14 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
 
 def test_the_figures_are_what_plotly_takes(runs: dict[str, Path]) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="plotly is an extra")
-    drawn = data_of(page.render(story.read_all([runs["copfl"], runs["local"]])))["figures"]
+    drawn = data_of(page.render(run_data.read_all([runs["copfl"], runs["local"]])))["figures"]
     for figure in drawn.values():
         plain = json.loads(re.sub(r"var\(--c(\d)\)", r"#00000\1", json.dumps(figure)))  # the page looks its colours up
         graph_objects.Figure(plain)  # raises for a property that there is not
 
 
 def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
-    (told,) = story.read_all([runs["copfl"]])
+    (told,) = run_data.read_all([runs["copfl"]])
     curve = charts.accuracy([told])[0]
     assert isinstance(curve, Lines)
     assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in told.records])
@@ -62,7 +62,7 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
 
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
-    stories = story.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
+    stories = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
     first, second = pairs.paired(stories)
     gain = 100 * (stories[1].last("accuracy") - stories[0].last("accuracy"))
     assert (first.label, second.label, first.against) == ("local", "fedavg", "copfl")
@@ -78,7 +78,7 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
 
 
 def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
-    stories = story.read_all([runs["copfl"], runs["local"]])
+    stories = run_data.read_all([runs["copfl"], runs["local"]])
     stories[1] = dataclasses.replace(stories[1], partition="other")
     assert pairs.paired(stories) == []
     assert "there are no paired differences" in page.render(stories)
@@ -89,13 +89,13 @@ def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) 
     for name in ("rounds.jsonl", "timing.jsonl"):
         (tmp_path / "run" / name).write_bytes(b"")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    html = page.render(story.read_all([tmp_path / "run"]))
+    html = page.render(run_data.read_all([tmp_path / "run"]))
     assert "no round has ended yet" in html
     assert list(data_of(html)["figures"]) == ["held"]
 
 
 def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> None:
-    (told,) = story.read_all([runs["copfl"]])
+    (told,) = run_data.read_all([runs["copfl"]])
     bad = '</script><script>alert("x")</script><!--'
     told = dataclasses.replace(told, label=bad, environment={**told.environment, "classes": [bad] * 10, "command": bad})
     html = page.render([told])
@@ -104,7 +104,7 @@ def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> No
 
 
 def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
-    html = page.render(story.read_all([runs["copfl"]]))
+    html = page.render(run_data.read_all([runs["copfl"]]))
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html
     assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?!data:)', html)
@@ -121,15 +121,15 @@ def test_a_long_table_shows_some_rounds_and_says_so() -> None:
 def test_what_was_not_measured_is_a_dash() -> None:
     heat = Heat("h", "H", "", ["client 0"], ["1", "2"], [[None, 0.25]], "share", "round", digits=2)
     assert chart.table(heat) == (["client", "round 1", "round 2"], [["client 0", "–", "0.25"]], "")
-    assert figures.figure(heat)["data"][0]["z"] == [[None, 0.25]]
+    assert plotly_charts.figure(heat)["data"][0]["z"] == [[None, 0.25]]
 
 
 def test_pictures_for_papers_are_the_same_bytes_each_time(runs: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-    drawn = [one for section in charts.sections(story.read_all([runs["copfl"]])) for one in section.charts]
+    drawn = [one for section in charts.sections(run_data.read_all([runs["copfl"]])) for one in section.charts]
     chosen = [one for one in drawn if one.name in ("accuracy", "clients", "where")]
-    first = pictures.write(chosen, tmp_path / "a")
-    second = pictures.write(chosen, tmp_path / "b")
+    first = matplotlib_charts.write(chosen, tmp_path / "a")
+    second = matplotlib_charts.write(chosen, tmp_path / "b")
     assert [p.name for p in first] == [f"{n}.{k}" for n in ("accuracy", "clients", "where") for k in ("png", "svg")]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
     assert "client 3" in (tmp_path / "a" / "clients.svg").read_text()
@@ -144,10 +144,11 @@ def test_without_plotly_it_is_said_what_to_install(
     assert answer.code == 2
     assert "pip install 'copfl[report]'" in answer.err
     with pytest.raises(UsageError, match="plotly is not installed"):
-        page.render(story.read_all([runs["copfl"]]))
+        page.render(run_data.read_all([runs["copfl"]]))
 
 
 def test_help_waits_for_neither_torch_nor_plotly() -> None:
-    code = "import sys, copfl.cli; print([m for m in ('torch', 'plotly', 'jinja2', 'matplotlib') if m in sys.modules])"
+    heavy = ("torch", "plotly", "jinja2", "matplotlib")
+    code = f"import sys, copfl.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -12,9 +12,9 @@ import pytest
 import copfl
 from copfl.data import arrays
 from copfl.engine.simulate import Round
-from copfl.experiment import Result
+from copfl.experiment.progress import Bar, span
+from copfl.experiment.run import Result
 from copfl.report import summary
-from copfl.report.progress import Bar, span
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "mlp": {"width": 4}}
 

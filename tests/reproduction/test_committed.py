@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from copfl.reproduction import findings, items, store
+from copfl.reproduction import experiments, findings, store
 from tests.commands import called
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
     words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
     assert called(capsys, "reproduce", "all", *words).code == 0
     made = sorted(path.name for path in (tmp_path / "reproduction").glob("*.md"))
-    assert made == sorted(f"{name}.md" for name in items.names())
+    assert made == sorted(f"{name}.md" for name in experiments.names())
     for name in ("reproduction.md", *(f"reproduction/{page}" for page in made)):
         assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
     drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
@@ -43,11 +43,11 @@ def test_every_committed_record_is_understood_and_called_after_its_run() -> None
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
 
 
-@pytest.mark.parametrize("name", items.names())
+@pytest.mark.parametrize("name", experiments.names())
 def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) -> None:
-    item = items.read(name)
+    item = experiments.read(name)
     assert item.budget("short").rounds < item.budget("full").rounds
-    for plan in items.plans(item, item.budget("full"), list(item.protocols)):
+    for plan in experiments.plans(item, item.budget("full"), list(item.protocols)):
         (run,) = plan.runs(plan.choices[0], [0])  # what it is made of is checked as it is put together
         assert run.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
         assert run.tables["model"]["name"] == ("cnn" if name == "plus-worlds" else "resnet18")
@@ -58,12 +58,12 @@ def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) ->
 
 
 def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
-    item = items.read("table1")
+    item = experiments.read("table1")
     assert [column.name for column in item.columns] == list(item.numbers)
     assert {row.like for row in item.rows} == set(item.numbers["cifar10-10"])
     for column in item.columns:
         assert set(item.numbers[column.name]) == {row.like for row in item.rows}
-    for plan in items.plans(item, item.budget("full"), ["paper", "equal"]):
+    for plan in experiments.plans(item, item.budget("full"), ["paper", "equal"]):
         rates = [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()]
         used = plan.trials()[0].run.tables["optimizer"]
         if plan.protocol == "equal":
@@ -77,21 +77,23 @@ def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
 
 
 def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
-    item = items.read("fig-heatmap")
+    item = experiments.read("fig-heatmap")
     assert len(item.rows) == 24
     for numbers in item.numbers.values():
         assert numbers.keys() <= {row.label for row in item.rows}
-    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8")
+    plan = next(
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8"
+    )
     algorithm = plan.runs({}, [0])[0].tables["algorithm"]
     assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
-    runs = [p.runs({}, [0])[0] for p in items.plans(item, item.budget("full"), ["paper"])]
+    runs = [p.runs({}, [0])[0] for p in experiments.plans(item, item.budget("full"), ["paper"])]
     assert len({store.id_of(run) for run in runs}) == 2 * 19  # where p is above gamma it is gamma that counts
 
 
 def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_are_shorter() -> None:
-    item = items.read("table1")
-    by_column: dict[str, items.Plan] = {}
-    for plan in items.plans(item, item.budget("full"), ["equal"]):
+    item = experiments.read("table1")
+    by_column: dict[str, experiments.Plan] = {}
+    for plan in experiments.plans(item, item.budget("full"), ["equal"]):
         by_column.setdefault(plan.column.name, plan)
     for name, plan in by_column.items():
         few = {"cinic10-50": "cinic10-20", "mini-imagenet-50": "mini-imagenet-20"}.get(name, name.replace("-50", "-10"))
@@ -109,18 +111,18 @@ def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_
 
 def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chosen_and_rivals_have_its_levers() -> None:
     fresh, others, searched, again = (
-        items.read(name) for name in ("plus", "plus-others", "plus-search", "plus-search-2")
+        experiments.read(name) for name in ("plus", "plus-others", "plus-search", "plus-search-2")
     )
     assert {c.settings["data"]["name"] for c in again.columns} == {"cifar10"}
     assert again.budget("full").seeds == 3
     assert [c.name for c in searched.columns] == [c.name for c in fresh.columns] == ["cifar10-10"]
     assert fresh.budget("full").first_seed == searched.budget("full").seeds == 3
     assert {c.name for c in fresh.columns} | {c.name for c in others.columns} == {
-        c.name for c in items.read("table1").columns
+        c.name for c in experiments.read("table1").columns
     }
     for item in (fresh, others):
         assert list(item.protocols) == ["equal"]
-        for plan in items.plans(item, item.budget("full"), ["equal"]):
+        for plan in experiments.plans(item, item.budget("full"), ["equal"]):
             tables = plan.runs(plan.choices[0], [3])[0].tables
             assert [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
             if plan.row.label == "plus":  # in every column the preset's own numbers
@@ -134,13 +136,13 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chos
 
 def test_the_hand_written_page_has_a_place_for_every_item() -> None:
     text = (DOCS / "reproduction.md").read_text("utf-8")
-    assert sorted(re.findall(r"<!-- end of (\S+) -->", text)) == items.names()
+    assert sorted(re.findall(r"<!-- end of (\S+) -->", text)) == experiments.names()
 
 
 def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
-    item = items.read("table1")
+    item = experiments.read("table1")
     row = item.rows[-1]._replace(preset="paper", settings={"levers": {"momentum": 0.9}})
-    plain = items.Plan(item.columns[2], "equal", row, item.base, item.budget("full"))
+    plain = experiments.Plan(item.columns[2], "equal", row, item.base, item.budget("full"))
     adam = plain._replace(row=row._replace(recipes={"equal": item.rows[0].recipes["equal"]}))
     for plan, optimizer in ((plain, "mamo"), (adam, "adam")):
         tables = plan.runs(plan.choices[1], [3])[0].tables

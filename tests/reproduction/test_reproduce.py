@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from copfl import run_folder
 from copfl.comparison.jobs import started_with
 from copfl.comparison.plots import available
-from copfl.engine import in_step, mapping
+from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
-from copfl.reproduction import findings, items, pages, sitting, store
+from copfl.experiment import folder as run_folder
+from copfl.reproduction import batch, experiments, findings, pages, store
 from tests.commands import Answer, called
 
 SMALL = Path(__file__).parent / "small.toml"
@@ -44,13 +44,13 @@ def contents(folder: Path) -> dict[str, Any]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records of one column, made in one sitting; nobody writes here."""
     here = tmp_path_factory.mktemp("whole")
-    session = sitting.Sitting(
+    session = batch.Sitting(
         store.opened(here / "results"), here / "runs", {"run": {"device": "cpu"}}, say=lambda text: None
     )
-    item = items.read(str(SMALL))
-    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
-    assert sitting.count_left(plans, [0, 1, 2], session.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
-    assert sitting.carry_on(plans, [0, 1, 2], session) == (0, [])
+    item = experiments.read(str(SMALL))
+    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    assert batch.count_left(plans, [0, 1, 2], session.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
+    assert batch.carry_on(plans, [0, 1, 2], session) == (0, [])
     return here
 
 
@@ -86,15 +86,15 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     assert not list(tmp_path.glob("results/*"))
     # Another sitting: the time is up after the third run, in the middle of a cell.
     done: list[str] = []
-    real = sitting.carried_out
+    real = batch.carried_out
 
-    def counted(runs: Sequence[items.Run], session: sitting.Sitting) -> Any:
+    def counted(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
         if len(done) == 3:
-            raise sitting.TimeIsUp
+            raise batch.TimeIsUp
         done.append(runs[0].label)
         return real(runs, session)
 
-    monkeypatch.setattr(sitting, "carried_out", counted)
+    monkeypatch.setattr(batch, "carried_out", counted)
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert "the time is up" in answer.err
     assert "5 runs are left" in answer.err
@@ -118,16 +118,16 @@ def test_seeds_that_go_in_step_give_the_same_records(
         together.append(len(settings))
         return real(settings, simulations)
 
-    real = in_step.in_step
-    monkeypatch.setattr(in_step, "in_step", noted)
-    item = items.read(str(SMALL))
-    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    real = seed_batching.in_step
+    monkeypatch.setattr(seed_batching, "in_step", noted)
+    item = experiments.read(str(SMALL))
+    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     runs = plans[2].runs({}, [0, 1, 2])
     place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
     assert not session.cuda
     known = store.opened(whole / "results")
-    for run, record in sitting.carried_out(runs, session):
+    for run, record in batch.carried_out(runs, session):
         expected = known.get(run)
         assert expected is not None
         assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
@@ -147,13 +147,13 @@ def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
         return real(algorithm, tasks, mapping, chunks, look)
 
     real = mapping.abreast
-    monkeypatch.setattr(in_step, "abreast", full)
-    item = items.read(str(SMALL))
-    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    monkeypatch.setattr(seed_batching, "abreast", full)
+    item = experiments.read(str(SMALL))
+    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
     known = store.opened(whole / "results")
-    made = list(sitting.carried_out(plans[2].runs({}, [0, 1, 2]), session))
+    made = list(batch.carried_out(plans[2].runs({}, [0, 1, 2]), session))
     assert rounds == [3, 3]  # the second of them failed, and what it left in the folders is not gone on from
     assert [run.seed for run, _ in made] == [0, 1, 2]
     for run, record in made:
@@ -167,17 +167,17 @@ def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(
 ) -> None:
     real = store.record_of
 
-    def record_of(folder: Path, run: items.Run) -> store.Record:
+    def record_of(folder: Path, run: experiments.Run) -> store.Record:
         if run.seed == 0:
             raise RunError("no share")
         return real(folder, run)
 
-    monkeypatch.setattr(sitting, "record_of", record_of)
-    item = items.read(str(SMALL))
-    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "CO-PFL")
+    monkeypatch.setattr(batch, "record_of", record_of)
+    item = experiments.read(str(SMALL))
+    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "CO-PFL")
     place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = sitting.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
-    seen = sitting.carried_out(plan.runs({}, [0, 1, 2]), session)
+    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    seen = batch.carried_out(plan.runs({}, [0, 1, 2]), session)
     assert [next(seen)[0].seed, next(seen)[0].seed] == [1, 2]
     with pytest.raises(RunError, match="no share"):
         next(seen)
@@ -186,11 +186,13 @@ def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(
 def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is_kept(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = items.read(str(SMALL))
-    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    item = experiments.read(str(SMALL))
+    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     known, asked = store.opened(whole / "results"), list[list[int]]()
 
-    def pretended(runs: Sequence[items.Run], session: sitting.Sitting) -> Iterator[tuple[items.Run, store.Record]]:
+    def pretended(
+        runs: Sequence[experiments.Run], session: batch.Sitting
+    ) -> Iterator[tuple[experiments.Run, store.Record]]:
         asked.append([run.seed for run in runs])
         for run in runs:
             if run.seed == 2:
@@ -199,10 +201,10 @@ def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is
             assert record is not None
             yield run, record
 
-    monkeypatch.setattr(sitting, "carried_out", pretended)
+    monkeypatch.setattr(batch, "carried_out", pretended)
     place = {"run": {"device": "cuda"}}
-    session = sitting.Sitting(store.opened(tmp_path), tmp_path / "runs", place, say=lambda text: None)
-    left, problems = sitting.carry_on(plans, [0, 1, 2], session)
+    session = batch.Sitting(store.opened(tmp_path), tmp_path / "runs", place, say=lambda text: None)
+    left, problems = batch.carry_on(plans, [0, 1, 2], session)
     assert asked == [[0], [0], [0, 1, 2], [0, 1, 2]]  # two tuning runs, then FedAvg's seeds and CO-PFL's
     assert (left, len(problems)) == (2, 2)  # the third seed of each; the others have their records
     assert len(list(tmp_path.glob("*.json"))) == 6
@@ -211,7 +213,7 @@ def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is
 def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole: Path, tmp_path: Path) -> None:
     """Two real processes at the same cells, with the same folders, make the records of one, each run once."""
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
-    command = [sys.executable, "-m", "copfl.cli", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
+    command = [sys.executable, "-m", "copfl.cli.main", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
     both = [subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
@@ -223,9 +225,9 @@ def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole:
 
 
 def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
-    item = items.read(str(SMALL))
-    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    with run_folder.claimed(tmp_path / "runs" / sitting.folder_name(plan.trials()[1].run), new=True):
+    item = experiments.read(str(SMALL))
+    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
+    with run_folder.claimed(tmp_path / "runs" / batch.folder_name(plan.trials()[1].run), new=True):
         answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 0
     assert "2 cells are left to other processes" in answer.err  # FedAvg and FedAvg+FT: the same runs
@@ -251,8 +253,8 @@ def test_a_run_is_stopped_at_the_end_of_the_time_and_not_a_round_before_its_last
     class Now:
         number = 2
 
-    watch = sitting._watch(end=0.0, rounds=4)
-    with pytest.raises(sitting.TimeIsUp):
+    watch = batch._watch(end=0.0, rounds=4)
+    with pytest.raises(batch.TimeIsUp):
         watch(Now(), 0.1)  # type: ignore[arg-type]
     Now.number = 3
     watch(Now(), 0.1)  # type: ignore[arg-type]
@@ -264,12 +266,12 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
     def soon(end: float, rounds: int) -> Any:
         def watch(round: Any, seconds: float) -> None:
             if round.number == 1:
-                raise sitting.TimeIsUp
+                raise batch.TimeIsUp
 
         return watch
 
     words = (*COLUMN, "--row", "CO-PFL", "--seeds", "1")
-    monkeypatch.setattr(sitting, "_watch", soon)
+    monkeypatch.setattr(batch, "_watch", soon)
     assert "1 runs are left" in reproduce(capsys, tmp_path, *words).err
     (folder,) = (tmp_path / "runs").iterdir()
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
@@ -280,15 +282,15 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
 
 
 def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(whole: Path, tmp_path: Path) -> None:
-    item = items.read(str(SMALL))
-    plans = [p for p in items.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    item = experiments.read(str(SMALL))
+    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
     run = plans[2].runs({}, [0])[0]
-    session = sitting.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
-    assert sitting.expected([run], session) == 0  # nothing is known
+    session = batch.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
+    assert batch.expected([run], session) == 0  # nothing is known
     session.pace = {"digits 3 fedavg 1": 2.0}
-    assert sitting.expected([run], session) == 8.0  # as the slowest kind so far
+    assert batch.expected([run], session) == 8.0  # as the slowest kind so far
     session.pace["digits 3 copfl 1"] = 0.5
-    assert sitting.expected([run], session) == 2.0
+    assert batch.expected([run], session) == 2.0
 
 
 def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -342,8 +344,8 @@ def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
     shutil.copytree(whole / "results", tmp_path / "results")
     for path in (tmp_path / "results").glob("*copfl*seed1*"):
         path.unlink()  # FedAvg's records of this seed are still there
-    monkeypatch.setattr(sitting, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16})
-    monkeypatch.setattr(sitting, "execute", None)  # nobody may begin
+    monkeypatch.setattr(batch, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16})
+    monkeypatch.setattr(batch, "execute", None)  # nobody may begin
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
     assert "began with different first weights" in answer.err
@@ -353,21 +355,21 @@ def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
 
 def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
     record = next(r for r in store.opened(whole / "results").found.values() if r.tables["algorithm"]["name"] == "copfl")
-    tables = items.joined(record.tables, {"run": {"device": "cuda", "engine": "captured", "precision": "tf32"}})
+    tables = experiments.joined(record.tables, {"run": {"device": "cuda", "engine": "captured", "precision": "tf32"}})
     tables["data"]["dir"] = "/somewhere"
     assert store.identity(tables, 0.0, record.last) == record.id
     older = {**record.tables, "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "most"}}
     assert store.identity(older, 0.0, record.last) == record.id
     for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"copfl": {"rate": 0.2}}):
-        assert store.identity(items.joined(record.tables, change), 0.0, record.last) != record.id
+        assert store.identity(experiments.joined(record.tables, change), 0.0, record.last) != record.id
     assert store.identity(record.tables, 0.2, record.last) != record.id
 
 
 def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None:
     """Another item may have looked at less of the same run."""
-    item, kept = items.read(str(SMALL)), store.opened(whole / "results")
-    plan = next(p for p in items.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    run = next(run for run in plan.runs(sitting.chosen(plan, kept) or {}, [0]))
+    item, kept = experiments.read(str(SMALL)), store.opened(whole / "results")
+    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
+    run = next(run for run in plan.runs(batch.chosen(plan, kept) or {}, [0]))
     less = {**run.tables, "run": {**run.tables["run"], "look_at": "after"}}
     assert store.id_of(run._replace(tables=less)) == store.id_of(run)
     record = kept.get(run)
@@ -428,14 +430,14 @@ def test_a_failing_run_does_not_stop_the_others(
     shutil.copytree(whole / "results", tmp_path / "results")
     for seed in (0, 1):
         next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
-    real = sitting.carried_out
+    real = batch.carried_out
 
-    def failing(runs: Sequence[items.Run], session: sitting.Sitting) -> Any:
+    def failing(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
         if runs[0].seed == 0:
             raise RunError("it went wrong")
         return real(runs, session)
 
-    monkeypatch.setattr(sitting, "carried_out", failing)
+    monkeypatch.setattr(batch, "carried_out", failing)
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
     assert "1 runs failed, the others are there" in answer.err
@@ -474,9 +476,9 @@ def test_unknown_and_broken_items_are_told(tmp_path: Path, capsys: Capture) -> N
 
 def cell_of(label: str, values: dict[int, list[float]], ours: bool = False, losses: tuple[float, ...] = ()) -> Any:
     """A cell with these accuracies per seed and client."""
-    row = items.Row(label, "copfl", {}, "accuracy", {"paper": items.Recipe({}, {})}, ours, label)
-    budget = items.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
-    plan = items.Plan(items.Column("c", "C", "", {}), "paper", row, {}, budget)
+    row = experiments.Row(label, "copfl", {}, "accuracy", {"paper": experiments.Recipe({}, {})}, ours, label)
+    budget = experiments.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
+    plan = experiments.Plan(experiments.Column("c", "C", "", {}), "paper", row, {}, budget)
     curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
     records = {
         seed: store.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
@@ -488,9 +490,9 @@ def cell_of(label: str, values: dict[int, list[float]], ours: bool = False, loss
 def judged(says: str, *cells: findings.Cell, **how: Any) -> list[str]:
     rows = [cell.row for cell in cells]
     column = cells[0].plan.column
-    item = items.Item("x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""})
+    item = experiments.Item("x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""})
     seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells})
-    claim = items.Claim("", says, "", how)
+    claim = experiments.Claim("", says, "", how)
     return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
 
 
@@ -552,7 +554,7 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
     row = cell_of("a", {}).row
 
     def cell(name: str, rounds: int, curve: list[float]) -> findings.Cell:
-        plan = cell_of("a", {}).plan._replace(column=items.Column(name, name, "", {}))
+        plan = cell_of("a", {}).plan._replace(column=experiments.Column(name, name, "", {}))
         tables = {"run": {"rounds": rounds, "seed": 0}}
         looks = [rounds * (k + 1) // len(curve) for k in range(len(curve))]
         ends = {"accuracy": [curve[-1]]}
@@ -561,9 +563,9 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
     def word(*cells: findings.Cell) -> findings.Verdict:
         columns = [c.plan.column for c in cells]
-        item = items.Item("x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""})
+        item = experiments.Item("x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""})
         seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells})
-        (verdict,) = findings.verdicts(items.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper")
+        (verdict,) = findings.verdicts(experiments.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper")
         return verdict
 
     long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from copfl.algorithms.algorithm import Algorithm, AnyAlgorithm, Figures, Turn
 from copfl.algorithms.apfl import APFL, apfl
 from copfl.algorithms.copfl import COPFL, copfl
 from copfl.algorithms.ditto import Ditto, ditto
@@ -27,6 +26,7 @@ from copfl.algorithms.local import local
 from copfl.algorithms.perfedavg import PerFedAvg, perfedavg
 from copfl.algorithms.pfedme import PFedMe, pfedme
 from copfl.algorithms.splitnn import SplitNN, splitnn
+from copfl.core.algorithm import Algorithm, AnyAlgorithm, Figures, Turn
 
 ALGORITHMS: dict[str, Callable[..., AnyAlgorithm]] = {
     "apfl": apfl,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, descend, kept, mean_loss
+from copfl.core.task import Data, Personal, Plan, Task
 from copfl.errors import UsageError, at_least, one_of
-from copfl.optim import Optimizer, Sgd, State, begin, descend, kept, mean_loss
 from copfl.parts.mixtures import MIXTURES
-from copfl.task import Data, Personal, Plan, Task
 
 
 class Client(NamedTuple):

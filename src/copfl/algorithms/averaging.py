@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from copfl import tree
-from copfl.algorithms.algorithm import Figures
-from copfl.optim import Optimizer, State, fresh, kept
-from copfl.parts.keeping import joined, part
-from copfl.task import Task
+from copfl.core import tree
+from copfl.core.algorithm import Figures
+from copfl.core.optim import Optimizer, State, fresh, kept
+from copfl.core.task import Task
+from copfl.parts.sharing import joined, part
 
 S = TypeVar("S")
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
-from copfl.elementwise import either
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, State, fresh, kept
+from copfl.core.task import Data, Plan, Task
+from copfl.core.tree import Masked
 from copfl.errors import UsageError, one_of, share_of
-from copfl.optim import Optimizer, State, fresh, kept
+from copfl.kernels.fused import either
 from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import shared, sharing, weighed
 from copfl.parts.phases import Apart, Phases
 from copfl.parts.pwpm import Pwpm, personal_share
-from copfl.task import Data, Plan, Task
-from copfl.tree import Masked
 
 MERGES = ("sharers", "union", "union_kept")
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept, pull, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, kept, pull, train
-from copfl.task import Data, Plan, Task
 
 
 class Client(NamedTuple):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, fresh, kept, train
+from copfl.core.task import Data, Pass, Plan, Task
 from copfl.errors import at_least, share_of
-from copfl.optim import Optimizer, Sgd, State, begin, fresh, kept, train
-from copfl.parts.keeping import joined, part
-from copfl.task import Data, Pass, Plan, Task
+from copfl.parts.sharing import joined, part
 
 
 class Client(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, begin, train
-from copfl.task import Data, Plan, Task
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, begin, train
-from copfl.parts.keeping import only
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import only
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl import tree
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.core import tree
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, begin, train
-from copfl.parts.keeping import layers
 from copfl.parts.quadratic import in_box
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import layers
 
 
 class Server(NamedTuple):

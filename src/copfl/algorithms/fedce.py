@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least, one_of
-from copfl.optim import Optimizer, Sgd, State, begin, train
 from copfl.parts.cowa import cosine, whole_without
-from copfl.parts.keeping import joined, part
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import joined, part
 
 COMBINE = {"times": 1, "plus": 2, "equal": 1}  # and how many weights a client then has
 ERRORS = ("accuracy", "loss")

@@ -8,16 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl import tree
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
+from copfl.core import tree
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, State, faster, fresh
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import above, at_least
-from copfl.optim import Optimizer, Sgd, State, faster, fresh
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
-from copfl.parts.keeping import joined, part
 from copfl.parts.phases import fresh_head, head_then_body
 from copfl.parts.quadratic import combination
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import joined, part
 
 
 class Server(NamedTuple):

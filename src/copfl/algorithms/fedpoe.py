@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Total, Upload
-from copfl.data.holdout import held_out, kept_back
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.holdout import held_out, kept_back
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.core.task import Data, Experts, Plan, Task
 from copfl.errors import UsageError, at_least
-from copfl.optim import Optimizer, Sgd, State, begin, kept, train
 from copfl.parts.experts import Logs, even, fallen, losses, shares
-from copfl.parts.keeping import apart, joined, part
-from copfl.task import Data, Experts, Plan, Task
+from copfl.parts.sharing import apart, joined, part
 
 
 class Server(NamedTuple):

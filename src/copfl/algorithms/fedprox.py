@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, begin, pull, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, begin, pull, train
-from copfl.task import Data, Plan, Task
 
 
 @dataclass(frozen=True)

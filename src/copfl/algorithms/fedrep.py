@@ -8,13 +8,13 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, State
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State
-from copfl.parts.keeping import part
 from copfl.parts.phases import fresh_head, head_then_body
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import part
 
 
 class Client(NamedTuple):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Down, Server
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
+from copfl.core.task import Data, Plan, Task
+from copfl.core.tree import Masked
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
 from copfl.parts.pwpm import Pwpm, personal_share
-from copfl.task import Data, Plan, Task
-from copfl.tree import Masked
 
 
 class Client(NamedTuple):

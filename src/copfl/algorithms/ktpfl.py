@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl import tree
-from copfl.algorithms.algorithm import Figures, Turn
+from copfl.core import tree
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, fresh, kept, train
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import above, at_least
-from copfl.optim import Optimizer, Sgd, State, begin, fresh, kept, train
 from copfl.parts.quadratic import onto_simplex
 from copfl.parts.transfer import coefficients_after, distillation, lesson, public_of, softened
-from copfl.task import Data, Plan, Task
 
 
 class Server(NamedTuple):

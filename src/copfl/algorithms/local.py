@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copfl.algorithms.fedavg import FedAvg
-from copfl.optim import Optimizer, Sgd
+from copfl.core.optim import Optimizer, Sgd
 
 
 def local(optimizer: Optimizer = Sgd(), epochs: int = 1) -> FedAvg:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Turn
 from copfl.algorithms.averaging import Client, Down, Upload
+from copfl.core.algorithm import Turn
+from copfl.core.optim import Optimizer, Sgd, begin, descend, mean_loss
+from copfl.core.task import Batch, Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, begin, descend, mean_loss
-from copfl.task import Batch, Data, Plan, Task
 
 
 @dataclass(frozen=True)

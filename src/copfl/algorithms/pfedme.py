@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Down, Server, Total, Upload
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, has_real, kept, mean_loss, pull
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.optim import Optimizer, Sgd, State, begin, descend, fresh, has_real, kept, mean_loss, pull
-from copfl.parts.keeping import joined, part
-from copfl.task import Data, Plan, Task
+from copfl.parts.sharing import joined, part
 
 
 class Client(NamedTuple):

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from copfl.algorithms.algorithm import Figures, Turn
 from copfl.algorithms.averaging import Client, Down, Server, Total, Upload
 from copfl.algorithms.fedavg import FedAvg
+from copfl.core.algorithm import Figures, Turn
+from copfl.core.optim import Optimizer, Sgd
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least, unknown
-from copfl.optim import Optimizer, Sgd
-from copfl.task import Data, Plan, Task
 
 FLOAT, LABEL = 4, 8  # bytes on the wire
 

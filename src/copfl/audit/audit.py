@@ -19,12 +19,12 @@ from copfl import __version__
 from copfl.audit import games, ranks, replay
 from copfl.audit.games import DEFAULT, Sampling
 from copfl.audit.ranks import Correlation
-from copfl.engine.checkpoint import write_bytes
 from copfl.errors import RunError, UsageError
-from copfl.experiment import OnRound, Result
-from copfl.prepare import Experiment, prepare
-from copfl.report import records
-from copfl.run_folder import RunFolder
+from copfl.experiment import records
+from copfl.experiment.build import Experiment, prepare
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.run import OnRound, Result
+from copfl.files import write_bytes
 
 Numbers = NDArray[np.float64]
 FORMAT = "copfl audit 1"

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from copfl import tree
+from copfl.core import tree
+from copfl.core.task import with_statistics
 from copfl.engine import mapping
 from copfl.engine.mapping import Brought, Mapping
-from copfl.experiment import OnRound, Result, execute
-from copfl.prepare import Experiment
-from copfl.task import with_statistics
+from copfl.experiment.build import Experiment
+from copfl.experiment.run import OnRound, Result, execute
 
 Numbers = NDArray[np.float64]
 

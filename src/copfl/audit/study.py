@@ -15,7 +15,7 @@ from copfl.audit import audit as auditing
 from copfl.audit import ranks, replay, tables
 from copfl.audit.audit import LAST, SCORES, Audit, Notebook, Tick, even_shares, figures_of
 from copfl.audit.games import DEFAULT, Sampling
-from copfl.audit.planted import (
+from copfl.audit.synthetic import (
     FEDCE,
     HELD_OUT,
     LEARNED,
@@ -32,7 +32,7 @@ from copfl.audit.planted import (
     experiment,
 )  # fmt: skip
 from copfl.audit.tables import Sheet
-from copfl.experiment import execute
+from copfl.experiment.run import execute
 
 Numbers = NDArray[np.float64]
 TITLE = "Digits with four odd clients"

@@ -13,7 +13,7 @@ import numpy as np
 from copfl.audit import ranks
 from copfl.audit.audit import FORMAT, REFERENCES, SCORES, Audit
 from copfl.audit.ranks import Correlation
-from copfl.engine.checkpoint import write_bytes
+from copfl.files import write_bytes
 
 
 class Sheet(NamedTuple):

@@ -27,16 +27,16 @@ from copfl.comparison.entries import (
     grid_of,
     layers,
 )
-from copfl.comparison.intervals import Difference, difference
+from copfl.comparison.executor import Say, all_done
 from copfl.comparison.jobs import Job, check_common, job_of
 from copfl.comparison.results import ACCURACIES, LAST, Outcome, outcome_of
 from copfl.comparison.rows import Comparison, Row
 from copfl.comparison.tables import write
 from copfl.comparison.tuning import VALIDATION, Tuned
-from copfl.comparison.workers import Say, all_done
 from copfl.errors import UsageError, at_least, unknown
-from copfl.prepare import prepare
-from copfl.settings import resolve
+from copfl.experiment.build import prepare
+from copfl.experiment.settings import resolve
+from copfl.stats import Difference, difference
 
 BaseTables = Mapping[str, Mapping[str, Any]]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl import configure
 from copfl.algorithms import ALGORITHMS
-from copfl.configure import OPTIMIZERS, Tables
 from copfl.errors import UsageError, unknown
+from copfl.experiment import config
+from copfl.experiment.config import OPTIMIZERS, Tables
 
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 
@@ -156,7 +156,7 @@ def layers(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> list[Tables]:
 
 def applies(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     """The names of the entry's algorithm and optimizer: tables with other algorithms' names are not for it."""
-    default = type(configure.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
+    default = type(config.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
     given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
     return entry.name, str(given or default)
 
@@ -232,4 +232,4 @@ def split(text: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    return configure.setting(f"a.b={text}")[2]
+    return config.setting(f"a.b={text}")[2]

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import __version__
-from copfl.configure import Tables
 from copfl.data.partition import Partition
 from copfl.engine import simulate
 from copfl.errors import CopflError, RunError
-from copfl.experiment import execute, reopen
-from copfl.prepare import Experiment, prepare
-from copfl.report import records
-from copfl.run_folder import RunFolder, claimed
-from copfl.settings import resolve
+from copfl.experiment import records
+from copfl.experiment.build import Experiment, prepare
+from copfl.experiment.config import Tables
+from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.run import execute, reopen
+from copfl.experiment.settings import resolve
 
 FREE = {
     "data": {"dir", "code"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.comparison.rows import Comparison, Row
-from copfl.engine.checkpoint import write_bytes
+from copfl.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.algorithms.algorithm import LOOKS
-from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job
+from copfl.core.algorithm import LOOKS
 from copfl.errors import DataError, RunError
-from copfl.report import records
-from copfl.run_folder import RunFolder
+from copfl.experiment import records
+from copfl.experiment.folder import RunFolder
+from copfl.stats import Numbers
 
 
 def accuracies(look_at: str) -> tuple[str, ...]:

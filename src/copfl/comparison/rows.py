@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from copfl.comparison.entries import Entry, Grid
-from copfl.comparison.intervals import Difference, Spread, spread_of
 from copfl.comparison.results import ACCURACIES, Outcome
 from copfl.comparison.tuning import Tuned
+from copfl.stats import Difference, Spread, spread_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.comparison.entries import described
-from copfl.comparison.intervals import LEVEL, Difference, Interval, Spread
 from copfl.comparison.results import ACCURACIES
 from copfl.comparison.rows import Comparison, Row
-from copfl.engine.checkpoint import write_bytes
+from copfl.files import write_bytes
+from copfl.stats import LEVEL, Difference, Interval, Spread
 
 
 class Sheet(NamedTuple):

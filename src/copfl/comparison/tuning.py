@@ -16,9 +16,9 @@ from copfl.comparison import entries
 from copfl.comparison.entries import Entry, Grid
 from copfl.comparison.jobs import Job, job_of
 from copfl.comparison.results import outcome_of
-from copfl.configure import Tables
 from copfl.data.partition import Partition, hold_out
-from copfl.prepare import prepare
+from copfl.experiment.build import prepare
+from copfl.experiment.config import Tables
 
 VALIDATION = 0.2  # of each client's training samples
 

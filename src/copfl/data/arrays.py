@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
-from copfl.data.pictures import folder_pictures
+from copfl.data.images import folder_pictures
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, UsageError
 

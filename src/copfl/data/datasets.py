@@ -25,7 +25,7 @@ from copfl.data.arrays import from_arrays as from_arrays  # these two are asked 
 from copfl.data.arrays import from_torch as from_torch
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import advice
-from copfl.data.pictures import find_pictures, labels_of
+from copfl.data.images import find_pictures, labels_of
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, unknown
 

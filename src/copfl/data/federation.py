@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl.core.task import Data
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError
-from copfl.task import Data
 
 
 class Split:

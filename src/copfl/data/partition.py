@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.holdings import Indices, Partition, Table, count_by, group_count, name_of
+from copfl.data.assignment import Indices, Partition, Table, count_by, group_count, name_of
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, UsageError, unknown
 

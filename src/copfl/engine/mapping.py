@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from copfl import tree
-from copfl.algorithms.algorithm import AnyAlgorithm, Figures, Tried, look
-from copfl.elementwise import LONG, either_rows, mostly_rows, quick
-from copfl.engine.graph import Recorder
-from copfl.task import Data, Plan, Task
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, Figures, Tried, look
+from copfl.core.task import Data, Plan, Task
+from copfl.engine.cuda_graph import Recorder
+from copfl.kernels.fused import LONG, either_rows, mostly_rows, quick
 
 A = TypeVar("A")
 B = TypeVar("B")

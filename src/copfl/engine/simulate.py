@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from copfl import tree
-from copfl.algorithms.algorithm import LOOKS, AnyAlgorithm, Figures, Tried
+from copfl.core import tree
+from copfl.core.algorithm import LOOKS, AnyAlgorithm, Figures, Tried
+from copfl.core.batches import MODEL, choose, hashed, plan
+from copfl.core.task import Task
 from copfl.data.federation import Federation
-from copfl.data.plan import MODEL, choose, hashed, plan
-from copfl.engine.graph import no_room
+from copfl.engine.cuda_graph import no_room
 from copfl.engine.mapping import Chunk, Done, Mapping, together
 from copfl.engine.store import DiskStore, MemoryStore, Store
 from copfl.errors import RunError, UsageError, unknown
-from copfl.task import Task
 
 
 @dataclass

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl import tree
-from copfl.algorithms.algorithm import AnyAlgorithm
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.task import Task
 from copfl.errors import RunError
-from copfl.task import Task
 
 NEVER = -1  # the place of a client that never took part
 

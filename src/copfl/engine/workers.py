@@ -20,9 +20,9 @@ import torch
 import torch.multiprocessing  # teaches multiprocessing to share tensors between processes
 from torch import Tensor
 
-from copfl import tree
-from copfl.algorithms.algorithm import Tried
-from copfl.engine.choose import keep_freed_memory, mkldnn_enabled, set_mkldnn
+from copfl.core import tree
+from copfl.core.algorithm import Tried
+from copfl.engine.autotune import keep_freed_memory, mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import Done
 from copfl.engine.simulate import Ids, Setting, State, together_of
 from copfl.engine.store import Store, shared

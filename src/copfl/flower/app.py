@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.configure import as_toml
 from copfl.errors import RunError, UsageError
+from copfl.experiment.config import as_toml
 from copfl.flower.certificates import is_loopback, make_certificates, make_node_key
 from copfl.flower.settings import DEFAULTS, settings_of
 
@@ -177,7 +177,7 @@ def _pyproject(name: str, run: Mapping[str, Any], data: str, host: str, port: in
 def _options(algorithm: str, run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The algorithm's and the optimizer's options with their defaults."""
     from copfl.algorithms import ALGORITHMS
-    from copfl.configure import keywords_of, optimizer_of
+    from copfl.experiment.config import keywords_of, optimizer_of
 
     factory = ALGORITHMS[algorithm]
     given = {key.removeprefix("optimizer."): value for key, value in run.items() if key.startswith("optimizer.")}

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from copfl.errors import CopflError, DataError
-from copfl.flower.flower_post import content_of, packet_of
+from copfl.flower.flower_transport import content_of, packet_of
 
 log = logging.getLogger("flwr")
 

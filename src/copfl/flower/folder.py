@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from copfl import wire
+from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError
 from copfl.flower.files import write
-from copfl.tree import Masked
 from copfl.wire import Head, Opened, Packet
 
 

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from copfl import tree, wire
-from copfl.algorithms.algorithm import look
+from copfl import wire
+from copfl.core import tree
+from copfl.core.algorithm import look
+from copfl.core.batches import plan
+from copfl.core.task import Data
 from copfl.data.datasets import load
-from copfl.data.plan import plan
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower.files import write
 from copfl.flower.identity import known_client, state_dir
 from copfl.flower.settings import Settings, own_function
-from copfl.task import Data
 from copfl.wire import Head, Packet
 
 

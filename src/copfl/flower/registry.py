@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copfl.flower.post import HELLO, Post
+from copfl.flower.transport import HELLO, Post
 
 Say = Callable[[str], None]
 

@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from copfl import tree, wire
-from copfl.data.plan import choose
+from copfl import wire
+from copfl.core import tree
+from copfl.core.batches import choose
+from copfl.core.payload import example
 from copfl.errors import CopflError, WireError
-from copfl.exchange import example
 from copfl.flower.folder import Folder
-from copfl.flower.post import TRAIN, Post
 from copfl.flower.registry import Registry, Say
 from copfl.flower.settings import Settings
+from copfl.flower.transport import TRAIN, Post
 from copfl.wire import Head, Packet
 
 LONGEST, MOST_FIGURES = 500, 100  # letters and figures of what a node says that are written down

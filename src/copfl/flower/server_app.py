@@ -11,9 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
 from copfl.flower.files import write
-from copfl.flower.flower_post import FlowerPost
+from copfl.flower.flower_transport import FlowerPost
 from copfl.flower.folder import Folder, started_before
-from copfl.flower.newcomer import welcome
+from copfl.flower.new_client import welcome
 from copfl.flower.server import federate
 from copfl.flower.settings import settings_of
 

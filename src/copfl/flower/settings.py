@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch is slow to import, and a node that only says who it i
     from torch import Tensor
 
     from copfl.algorithms import AnyAlgorithm
-    from copfl.task import Task
+    from copfl.core.task import Task
 
 Config = Mapping[str, Any]
 
@@ -87,7 +87,7 @@ class Settings:
 def settings_of(config: Config) -> Settings:
     """The settings that a run config describes; UsageError names what does not fit."""
     from copfl import wire
-    from copfl.task import task_of
+    from copfl.core.task import task_of
 
     flat, tables = _checked(config)
     shape = tuple(_whole("shape", part) for part in str(flat["shape"]).split(","))
@@ -154,8 +154,7 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
 
 def _algorithm(name: str, guard: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
     from copfl.algorithms import ALGORITHMS
-    from copfl.configure import algorithm_of
-    from copfl.robust import guarded
+    from copfl.experiment.config import algorithm_of, guarded
 
     result: AnyAlgorithm = algorithm_of(ALGORITHMS, name, tables["options"], tables["optimizer"])
     return guarded(guard, result, tables["guard-options"]) if guard else result
@@ -165,7 +164,7 @@ def _model(flat: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...]
     import torch
 
     from copfl import models
-    from copfl.configure import checked
+    from copfl.experiment.config import checked
 
     if ":" not in flat["model"]:
         if (factory := models.MODELS.get(flat["model"])) is not None:

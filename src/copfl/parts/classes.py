@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl import tree
+from copfl.core import tree
+from copfl.core.task import PASS, Data, Objective, Task, cross_entropy, mean_of_real
 from copfl.errors import UsageError
-from copfl.task import PASS, Data, Objective, Task, cross_entropy, mean_of_real
 
 
 class Sums(NamedTuple):

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.data.holdout import held_out, kept_back
-from copfl.elementwise import elementwise, of_many_steps
+from copfl.core.holdout import held_out, kept_back
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, one_of
-from copfl.task import Data, Plan, Task
+from copfl.kernels.fused import elementwise, of_many_steps
 
 SCORES = ("both", "gradient", "prediction", "none")
 WITHOUT = ("exact", "letter")

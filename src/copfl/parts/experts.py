@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.task import Data, Experts, Task
+from copfl.core.task import Data, Experts, Task
 
 
 class Logs(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.elementwise import elementwise, of_many_steps
 from copfl.errors import UsageError, above, one_of
+from copfl.kernels.fused import elementwise, of_many_steps
 
 # Paper: not said what becomes of an entry's moments when it turns personal (docs/algorithms/copfl.md).
 #   "restart"  zero, and its own step count starts again (default: no leakage and no oversized first steps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from copfl.elementwise import elementwise
-from copfl.tree import Masked
+from copfl.core.tree import Masked
+from copfl.kernels.fused import elementwise
 
 
 def shared(mask: Tensor, w: Tensor) -> Masked:

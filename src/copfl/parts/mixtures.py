@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from copfl.task import Batch, Data, Experts, Personal, Task, mean_of_real
+from copfl.core.task import Batch, Data, Experts, Personal, Task, mean_of_real
 
 
 class Mixture(Protocol):

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.elementwise import either, elementwise
+from copfl.core.optim import Optimizer, State, begin, kept, train
+from copfl.core.task import Batch, Data, Objective, Plan, Task, cross_entropy
 from copfl.errors import at_least, one_of
-from copfl.optim import Optimizer, State, begin, kept, train
-from copfl.task import Batch, Data, Objective, Plan, Task, cross_entropy
+from copfl.kernels.fused import either, elementwise
 
 PHASES = ("restart", "sequence", "apart")
 HOLDS = ("value", "offset")

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.data.holdout import held_out, kept_back
-from copfl.elementwise import elementwise
+from copfl.core.holdout import held_out, kept_back
+from copfl.core.layout import Layout
+from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, one_of
-from copfl.layout import Layout
-from copfl.selection import count, count_of_each, largest, largest_of_each
-from copfl.task import Data, Plan, Task
+from copfl.kernels.fused import elementwise
+from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
 
 BY = ("change", "benefit")
 AMONG = ("shared", "all", "tensor", "anew")

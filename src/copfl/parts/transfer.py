@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from copfl.core.task import PASS, Batch, Data, Objective, Pass, Task, mean_of_real
 from copfl.errors import UsageError
-from copfl.task import PASS, Batch, Data, Objective, Pass, Task, mean_of_real
 
 
 def public_of(task: Task) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 
 from copfl.report.chart import Chart, Dots, Heat, Line, Lines, Value
 from copfl.report.pairs import paired
-from copfl.report.story import Masks, Numbers, Story
+from copfl.report.run_data import Masks, Numbers, Story
 
 ACCURACIES = {
     "accuracy": ("after training", "after local training"),

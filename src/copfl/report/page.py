@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copfl import __version__
-from copfl.engine.checkpoint import write_bytes
 from copfl.errors import UsageError
+from copfl.experiment.progress import span
+from copfl.experiment.settings import AROUND
+from copfl.files import write_bytes
 from copfl.report import chart as charting
 from copfl.report import charts
 from copfl.report.chart import Table
-from copfl.report.figures import figure
 from copfl.report.pairs import Paired, paired
-from copfl.report.progress import span
-from copfl.report.story import Story
-from copfl.settings import AROUND
+from copfl.report.plotly_charts import figure
+from copfl.report.run_data import Story
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.comparison.intervals import Interval, over_clients
-from copfl.report.story import Numbers, Story
+from copfl.report.run_data import Numbers, Story
+from copfl.stats import Interval, over_clients
 
 EQUAL = 1e-7  # points of accuracy: less is how the numbers were added up
 

@@ -7,10 +7,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from copfl.report.progress import span
+from copfl.experiment.progress import span
 
 if TYPE_CHECKING:
-    from copfl.experiment import Result
+    from copfl.experiment.run import Result
 
 ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, figure
 ROWS = 30  # of more clients than this, only the worst are shown

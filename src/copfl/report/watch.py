@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from copfl.errors import CopflError
-from copfl.report import page, story
+from copfl.report import page, run_data
 
 HOST = "127.0.0.1"
 
@@ -23,7 +23,7 @@ class Watch:
         self._made: tuple[str, bytes] | None = None
 
     def html(self) -> bytes:
-        return page.render(story.read_all(self.paths), live=True).encode()
+        return page.render(run_data.read_all(self.paths), live=True).encode()
 
     def news(self, have: str) -> bytes | None:
         """What is new for a page that has the state `have`; None if nothing is."""
@@ -32,7 +32,7 @@ class Watch:
             if stamp == have:
                 return None
             if self._made is None or self._made[0] != stamp:
-                content = {"stamp": stamp, **page.news(story.read_all(self.paths))}
+                content = {"stamp": stamp, **page.news(run_data.read_all(self.paths))}
                 self._made = stamp, page.as_json(content).encode()
             return self._made[1]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.comparison.plots import COLOURS, DASHES, available
-from copfl.engine.checkpoint import write_bytes
+from copfl.files import write_bytes
 from copfl.reproduction.findings import Cell, Findings
 
 if TYPE_CHECKING:

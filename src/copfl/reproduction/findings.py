@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.intervals import Difference, Interval, Spread, difference, over_seeds, spread_of
-from copfl.configure import Tables
 from copfl.errors import unknown
-from copfl.reproduction.items import Claim, Column, Item, Plan, Row, plans
-from copfl.reproduction.sitting import chosen
+from copfl.experiment.config import Tables
+from copfl.reproduction.batch import chosen
+from copfl.reproduction.experiments import Claim, Column, Item, Plan, Row, plans
 from copfl.reproduction.store import Record, Store
+from copfl.stats import Difference, Interval, Spread, difference, over_seeds, spread_of
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "not distinguishable", "not measured"
 FEWEST = 3  # seeds in common, below which nothing is said of a claim

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from copfl.comparison.entries import described
 from copfl.comparison.tables import as_lines
 from copfl.errors import UsageError
+from copfl.reproduction.experiments import Budget, Column
 from copfl.reproduction.findings import Cell, Findings, best_rival, interval_text, overall, verdicts
-from copfl.reproduction.items import Budget, Column
 
 NOT_YET = "not yet run"
 

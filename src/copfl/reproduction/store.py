@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.intervals import Numbers
 from copfl.comparison.jobs import Job, start_of
 from copfl.comparison.results import ACCURACIES, accuracies, outcome_of
-from copfl.configure import Tables
-from copfl.engine.checkpoint import write_bytes
 from copfl.errors import CopflError, RunError
-from copfl.report import records as lines
-from copfl.reproduction.items import Run
-from copfl.run_folder import RunFolder
-from copfl.settings import resolve
+from copfl.experiment import records as lines
+from copfl.experiment.config import Tables
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.settings import resolve
+from copfl.files import write_bytes
+from copfl.reproduction.experiments import Run
+from copfl.stats import Numbers
 
 FORMAT = "copfl record 1"
 # Where and how quickly a run is done and which of its models are looked at, not what it is.

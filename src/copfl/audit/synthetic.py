@@ -1,0 +1,146 @@
+"""A federation of digits with four clients that are known to be odd: what do the scores say, and who pays for it?
+
+wrong labels   40 % of its training labels are wrong
+free rider     sends noise as long as an honest update
+duplicate      holds the very samples of another client
+rare classes   alone holds two of the ten classes
+
+Everybody is tested on right labels. The free rider works out its score like everybody, from what it sends; there is one
+more that lies: it sends the same kind of noise, and the score that honest training would have had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl.algorithms.copfl import copfl
+from copfl.algorithms.fedce import fedce
+from copfl.core.algorithm import AnyAlgorithm, Figures, Turn
+from copfl.core.task import Data, Plan, Task
+from copfl.data import datasets
+from copfl.data.partition import Partition
+from copfl.data.samples import Dataset, Samples
+from copfl.experiment.build import Experiment, prepare
+from copfl.parts.mamo import Mamo
+from copfl.wrappers import base
+from copfl.wrappers.attacks import Attacked
+
+WRONG, RIDER, DOUBLE, RARE, TWIN = range(5)
+ODD = {"wrong labels": WRONG, "free rider": RIDER, "duplicate": DOUBLE, "rare classes": RARE}
+NAMES = [*ODD, "its twin", "plain 5", "plain 6", "plain 7"]
+PLAIN = [TWIN, 5, 6, 7]  # those whose accuracy says who pays
+CLASSES, SAMPLES = 4, 8  # of a client, and of each class to train on; tested on all there are
+NOISE = 0.4  # of the labels are wrong
+ROUNDS, LONG = 15, 60  # LONG: until wrong labels are known by heart
+BATCH, LR, WIDTH = 8, 5e-3, 32
+
+PUBLISHED, LEARNED, HELD_OUT, FEDCE = "COWA as published", "trust=learned", "trust=held_out", "FedCE"
+VARIANTS: dict[str, AnyAlgorithm] = {
+    PUBLISHED: copfl(Mamo(lr=LR)),
+    "prefer=agreement": copfl(Mamo(lr=LR), prefer="agreement"),
+    LEARNED: copfl(Mamo(lr=LR), trust="learned"),
+    HELD_OUT: copfl(Mamo(lr=LR), trust="held_out"),
+    "equal weights": copfl(Mamo(lr=LR), score="none"),
+    FEDCE: fedce(Mamo(lr=LR)),
+}
+
+
+def federation(digits: Dataset, seed: int, odd: bool = True) -> tuple[Dataset, Partition]:
+    """The data and who holds them; with `odd` False the same clients, all of them in order."""
+    rng, count = np.random.default_rng(seed), len(digits.classes)
+    y, common, rare = digits.train.y.copy(), list(range(count - 2)), [count - 2, count - 1]
+    pools = [list(rng.permutation(np.flatnonzero(y == label))) for label in range(count)]
+    train, test, deck = [], [], list[int]()
+    for client in range(len(NAMES)):
+        deck = deck if len(deck) >= CLASSES else rng.permutation(common).tolist()
+        hand, deck = deck[:CLASSES], deck[CLASSES:]
+        hand = hand[: CLASSES - len(rare)] + rare if client == RARE else hand
+        train.append(np.array([pools[label].pop() for label in hand for _ in range(SAMPLES)], np.int64))
+        test.append(np.flatnonzero(np.isin(digits.test.y, hand)))
+    if odd:
+        wrong = rng.permutation(train[WRONG])[: round(NOISE * len(train[WRONG]))]
+        y[wrong] = (y[wrong] + rng.integers(1, count, len(wrong))) % count
+        train[DOUBLE], test[DOUBLE] = train[TWIN], test[TWIN]
+    name = "planted digits" if odd else "the same digits, nothing planted"
+    changed = dataclasses.replace(digits, train=Samples(digits.train.x, y), name=name)
+    return changed, Partition(tuple(train), tuple(test), "planted", {"seed": seed})
+
+
+@dataclass(frozen=True, eq=False)
+class Aimless(Task):
+    """The task with every gradient of a rider turned into noise of the same length."""
+
+    rides: Tensor | None = None  # [] bool
+
+    def gradient(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor, Tensor]:
+        grad, value, buffers = super().gradient(*given, **more)
+        if self.rides is None:
+            return grad, value, buffers
+        noise = torch.randn_like(grad) * grad.norm() / len(grad) ** 0.5
+        return torch.where(self.rides, noise, grad), value, buffers
+
+
+class Server(NamedTuple):
+    server: Any
+
+
+class Down(NamedTuple):
+    down: Any
+    rides: Tensor  # [] bool
+
+
+@dataclass(frozen=True)
+class FreeRider:
+    """The algorithm, in which some clients go at random wherever the others go downhill, in steps as long as theirs.
+
+    So what they send is noise, their own software weighs it as it would anything, and it knows nothing of this.
+    """
+
+    algorithm: AnyAlgorithm
+    riders: tuple[int, ...] = (RIDER,)
+
+    passes = property(base.passes)
+    optimizer = property(base.optimizer)
+    client_init = base.client_init
+    personal = base.personal_within
+    summand = base.summand_within
+
+    def server_init(self, task: Task, clients: int) -> Server:
+        return Server(self.algorithm.server_init(task, clients))
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
+        return Down(self.algorithm.downlink(server.server, ids), torch.isin(ids, riders))
+
+    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> Turn[Any, Any]:
+        fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+        return self.algorithm.client_update(Aimless(**fields, rides=down.rides), client, down.down, data, plan)
+
+    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Figures]:
+        inside, figures = self.algorithm.server_update(task, server.server, total)
+        return Server(inside), figures
+
+
+@cache
+def _digits() -> Dataset:
+    return datasets.load("digits")
+
+
+def experiment(variant: str, seed: int, kind: str = "odd", rounds: int = ROUNDS) -> Experiment:
+    """A variant on the federation; kind is "odd", "clean", or "lied": the free rider sends another's score as well."""
+    dataset, partition = federation(_digits(), seed, odd=kind != "clean")
+    algorithm = VARIANTS[variant]
+    if kind != "clean":
+        algorithm = Attacked(algorithm, "noise", (RIDER,), 1.0, seed) if kind == "lied" else FreeRider(algorithm)
+    tables = {
+        "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "all_at_once", "mkldnn": "on"},
+        "model": {"name": "mlp", "width": WIDTH},
+    }
+    return prepare([tables], algorithm=algorithm, data=dataset, partition=partition)

@@ -1,0 +1,333 @@
+"""The command line. Nothing here knows how to train; torch is imported only by the commands that need it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import click
+import typer
+
+from copfl.cli import audit as auditing
+from copfl.cli import compare
+from copfl.cli import federate as federating
+from copfl.cli import report as reporting
+from copfl.cli import reproduce as reproducing
+
+if TYPE_CHECKING:
+    from copfl.experiment.build import Experiment
+    from copfl.experiment.config import Tables
+    from copfl.experiment.folder import RunFolder
+    from copfl.experiment.run import OnRound, Result
+
+typer.core.HAS_RICH = False  # or the help says "\[required]", escaped for a renderer that is not used here
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(federating.app, name="federate")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
+]
+
+
+def main() -> NoReturn:
+    """Runs the command line; what a person can mend is one paragraph on stderr and exit code 2."""
+    from copfl.errors import CopflError, Stopped, stoppable
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # names that the terminal cannot show are no reason to fail
+    try:
+        with stoppable():
+            code = app(standalone_mode=False, prog_name="copfl")
+            sys.stdout.flush()
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "copfl"
+        message, _, hint = error.format_message().partition(" (Did you mean one of: ")
+        if hint and "Did you mean" not in message:  # or typer has said it already
+            message += f" Did you mean {hint.rstrip('?).')}?"
+        end = "" if message.endswith(("?", ".")) else "."
+        code = _complain(f"{message}{end} `{command} --help` lists what there is")
+    except click.ClickException as error:
+        code = _complain(error.format_message())
+    except click.Abort:
+        code = _complain("stopped", 130)
+    except Stopped as stopped:
+        code = _complain("; ".join(filter(None, ("stopped", str(stopped)))), 130)
+    except BrokenPipeError:  # the reader of our output left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except CopflError as error:
+        code = _complain(str(error))
+    except OSError as error:
+        code = _complain(f"{error.filename or 'the output'}: {error.strerror or error}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again as it ends
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int = 2) -> int:
+    """Says it in one paragraph."""
+    print("copfl: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+@app.command()
+def run(
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function.")
+    ] = None,
+    data_dir: DataDir = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="classes, dirichlet, iid, by_group, or a partition.json.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or mamo; default: the algorithm's own.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="How many rounds.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Share of the clients in each round.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, one_by_one, all_at_once or captured.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that train clients, on a CPU; 0, the default: as many as pay.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="Some clients lie: label_flip, sign_flip, scaled, noise or free_rider.")
+    ] = None,
+    attackers: Annotated[float | None, typer.Option(help="Share of the clients that lie; default: 0.2.")] = None,
+    guard: Annotated[
+        str | None, typer.Option(help="The server's answer to liars: clip, trimmed_mean or median.")
+    ] = None,
+    privacy: Annotated[
+        float | None, typer.Option(help="Clip and noise uploads: the noise on their sum, in units of privacy.clip.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings that go together. paper: CO-PFL by the letter; plus: with levers and late masks."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2.")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or jsonl; may be repeated.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a federation; with no options, CO-PFL on digits."""
+    from copfl.experiment import config as configure
+    from copfl.experiment import folder as run_folder
+    from copfl.experiment import presets
+    from copfl.experiment.build import prepare
+
+    line: Tables = {}
+
+    def say(title: str, **options: object) -> None:
+        line.setdefault(title, {}).update({key: value for key, value in options.items() if value is not None})
+
+    say("algorithm", name=algorithm)
+    say("data", name=dataset, dir=None if data_dir is None else str(data_dir))
+    say("partition", name=partition)
+    say("model", name=model)
+    say("optimizer", name=optimizer, lr=lr)
+    say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
+    say("run", device=device, engine=engine, precision=precision, workers=workers, store=store)
+    say("attack", name=attack, share=attackers)
+    say("guard", name=guard)
+    say("privacy", noise=privacy)
+    for text in settings or []:
+        title, key, value = configure.setting(text)
+        say(title, **{key: value})
+    # Not so in Python: a program that is not guarded would start itself again in every process.
+    below: list[Tables] = [{"run": {"workers": 0}}, *([presets.preset(preset)] if preset is not None else [])]
+    prepared = prepare([*below, {} if config is None else configure.read_file(config), line])
+    target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+    with run_folder.claimed(target, new=True) as folder:
+        result = _executed(prepared, folder, silent=quiet or as_json, track=track)
+    _show(result, quiet, as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this many rounds in all.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="One more tracker; those that the run has go on by themselves.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a stopped run, to the same result.
+
+    Its rounds.jsonl and models come out byte for byte as those of a run that was never stopped.
+    """
+    from copfl.experiment import folder as run_folder
+    from copfl.experiment import run as experiment
+
+    with run_folder.claimed(run, new=False) as folder:
+        result = _executed(experiment.reopen(folder, rounds), folder, silent=quiet or as_json, track=track)
+    _show(result, quiet, as_json)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
+) -> None:
+    """What there is, one line each."""
+    from copfl import models
+    from copfl.algorithms import ALGORITHMS
+    from copfl.data import datasets
+    from copfl.data.partition import SCHEMES
+    from copfl.errors import unknown
+    from copfl.experiment import config as configure
+
+    def first_lines(registry: Any) -> dict[str, str]:
+        return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
+
+    def modules(registry: Any) -> Any:
+        return {name: sys.modules[factory.__module__] for name, factory in registry.items()}
+
+    known: dict[str, Callable[[], dict[str, str]]] = {
+        "algorithms": lambda: first_lines(modules(ALGORITHMS)),
+        "datasets": datasets.describe,
+        "models": models.describe,
+        "partitions": lambda: first_lines(SCHEMES),
+        "optimizers": lambda: first_lines(configure.OPTIMIZERS),
+    }
+    if what not in known:
+        raise unknown("list", what, known)
+    lines = known[what]()
+    width = max(map(len, lines))
+    for name, line in sorted(lines.items()):
+        print(f"{name:{width}}  {line}")
+
+
+# The commands of other rooms come after those every user needs.
+app.command()(compare.compare)
+app.command()(compare.sweep)
+app.command()(reproducing.reproduce)
+reporting.add_to(app)
+app.command()(auditing.audit)
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[
+        str | None, typer.Argument(help="A data set, an .npz file or an image folder; default: all that are known.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Say what of a data set is there, and whether it is whole."""
+    from copfl.data import datasets
+    from copfl.errors import DataError
+
+    if name is not None:
+        print(datasets.check(name, _folder(data_dir)))
+        return
+    for known in datasets.describe():
+        try:
+            print(datasets.check(known, _folder(data_dir)), flush=True)
+        except DataError as error:
+            print(f"not usable: {error}", flush=True)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set with a published address.")],
+    data_dir: DataDir = None,
+    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
+) -> None:
+    """Fetch a data set from its published address.
+
+    An interrupted download goes on where it stopped, and the file is checked.
+    """
+    from copfl.data import download
+    from copfl.errors import UsageError
+
+    folder = _folder(data_dir)
+    if folder is None:
+        raise UsageError("name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA")
+    if not sys.stderr.isatty():
+        print(download.get(name, folder, url=url))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task(name, total=None)
+        path = download.get(name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url)
+    print(path)
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """Personalised federated learning that knows who contributes what."""
+    if version:
+        from copfl import __version__
+
+        print(__version__)
+        raise typer.Exit
+    _help_without_command(context)
+
+
+@data_app.callback(invoke_without_command=True)
+def _help_without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def _folder(data_dir: Path | None) -> Path | None:
+    named = os.environ.get("COPFL_DATA")
+    return data_dir or (Path(named) if named else None)
+
+
+def _executed(prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None) -> Result:
+    """The result, with a live bar on a terminal and nothing elsewhere; trackers are told of every round."""
+    from copfl.errors import Stopped, stoppable
+    from copfl.experiment.progress import Bar
+    from copfl.experiment.run import execute
+    from copfl.experiment.trackers import to_all, tracking
+
+    try:
+        with stoppable(), contextlib.ExitStack() as stack:
+            told: list[OnRound] = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
+            if not silent and sys.stderr.isatty():
+                told.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
+            return execute(prepared, folder, to_all(told))
+    except Stopped:
+        how = f"`copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
+        raise Stopped(how) from None
+
+
+def _show(result: Result, quiet: bool, as_json: bool) -> None:
+    from copfl.report import summary
+
+    if as_json:
+        print(json.dumps(summary.as_json(result)))
+    elif not quiet:
+        summary.show(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Records of tensors (NamedTuples, tuples, dicts) taken as one value: map, stack, pick rows, add, measure.
+
+Every record that an engine touches is such a tree. A tree of rows has one more axis in front: the clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from copfl.kernels.topk import count, count_of_each
+
+T = TypeVar("T")
+
+STRETCHES = 16
+SMALL = 64  # a tensor of at most so many numbers is never narrowed on the wire
+
+
+class Masked(NamedTuple):
+    """A vector of which only the shared entries mean anything: the wire carries those, and the mask as bits."""
+
+    values: Tensor  # [D], zero where personal
+    personal: Tensor  # [D] bool, True = stays home
+
+
+class Gathered(NamedTuple):
+    """A part of a total that is put side by side instead of added up, for a server that must see everybody at once.
+
+    Each summand has one row; sums have a row per client, in no particular order, and so much memory.
+    """
+
+    rows: Any  # [clients, ...] each
+
+
+def each(change: Callable[..., Any], first: T, *others: T) -> T:
+    """The tree with every tensor replaced by `change(tensor, *tensors at the same place in the others)`."""
+    if first is None:
+        return first
+    if isinstance(first, Tensor):
+        return change(first, *others)  # type: ignore[no-any-return]
+    if isinstance(first, dict):
+        return {key: each(change, value, *(o[key] for o in others)) for key, value in first.items()}  # type: ignore
+    if isinstance(first, tuple):
+        parts = [each(change, *column) for column in zip(first, *others, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)  # type: ignore[return-value]
+    raise TypeError(f"a record holds tensors, tuples and dicts, not {type(first).__name__}")
+
+
+def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its path, such as ("client.moments.u", tensor), in the order of the fields."""
+    if tree is None:
+        return
+    if isinstance(tree, Tensor):
+        yield prefix, tree
+        return
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, tuple):
+        items = list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
+    else:
+        raise TypeError(f"a record holds tensors, tuples and dicts, not {type(tree).__name__}")
+    for key, value in items:
+        yield from named(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def leaves(tree: object) -> list[Tensor]:
+    """The tensors of the tree, in the order of the fields."""
+    return [tensor for _, tensor in named(tree)]
+
+
+def rebuild(like: T, tensors: Sequence[Tensor]) -> T:
+    """The tree `like` with its tensors replaced, in order; what `leaves` took apart."""
+    rest = iter(tensors)
+    return each(lambda _: next(rest), like)
+
+
+def stack(trees: Sequence[T]) -> T:
+    """One tree of rows, from a tree per client."""
+    return each(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def concatenate(trees: Sequence[T]) -> T:
+    """One tree of rows, from several trees of rows."""
+    return trees[0] if len(trees) == 1 else each(lambda *tensors: torch.cat(tensors), *trees)
+
+
+def split(tree: T, sizes: Sequence[int]) -> list[T]:
+    """Several trees of rows, from one; they share its memory."""
+    if len(sizes) == 1:
+        return [tree]
+    pieces = [torch.split(t, list(sizes)) for t in leaves(tree)]
+    return [rebuild(tree, [parts[n] for parts in pieces]) for n in range(len(sizes))]
+
+
+def row(tree: T, n: int) -> T:
+    """One client's tree out of a tree of rows."""
+    return each(lambda t: t[n], tree)
+
+
+def rows(tree: T, ids: Tensor) -> T:
+    """A tree of rows with these clients alone, copied."""
+    return each(lambda t: t.index_select(0, ids.to(t.device)), tree)
+
+
+def put_rows(tree: T, ids: Tensor, values: T) -> None:
+    """Writes the values into these clients' rows, in place."""
+    each(lambda t, v: t.index_copy_(0, ids.to(t.device), v.to(t.device)), tree, values)
+
+
+def repeat(tree: T, clients: int) -> T:
+    """A tree of rows in which every client has the same tree; the rows share memory, so do not write into them."""
+    return each(lambda t: t.unsqueeze(0).expand(clients, *t.shape), tree)
+
+
+def placed(tree: T, id: Tensor, clients: int) -> T:
+    """A table with this tree in the row of client `id` and zeros elsewhere; the clients' tables add up to one."""
+
+    def place(t: Tensor) -> Tensor:
+        here = torch.arange(clients, device=t.device) == id
+        return torch.where(here.view(-1, *[1] * t.dim()), t, torch.zeros_like(t))
+
+    return each(place, tree)
+
+
+def add(a: T, b: T) -> T:
+    """The sum of two trees, tensor by tensor; what is Gathered is put side by side."""
+    sums = zip(leaves(a), leaves(b), gathered(a), strict=True)
+    return rebuild(a, [torch.cat([x, y]) if keeps else x + y for x, y, keeps in sums])
+
+
+def summed(trees: Iterable[T]) -> T:
+    """The sum of one tree or more, one after the other in double precision, in the dtypes that they have."""
+    parts = iter(trees)
+    first, total = next(parts), None
+    for one in parts:
+        total = add(wide(first) if total is None else total, one)
+    return first if total is None else narrow(total, [t.dtype for t in leaves(first)])
+
+
+def wide(tree: T) -> T:
+    """In double precision, where the order of adding up leaves no trace; but for what is Gathered."""
+    pairs = zip(leaves(tree), gathered(tree), strict=True)
+    return rebuild(tree, [t.double() if t.is_floating_point() and not keeps else t for t, keeps in pairs])
+
+
+def narrow(tree: T, kinds: Sequence[torch.dtype]) -> T:
+    """With its tensors in these dtypes, in the order of the fields."""
+    return rebuild(tree, [t.to(kind) for t, kind in zip(leaves(tree), kinds, strict=True)])
+
+
+def total(tree: T) -> T:
+    """The sum of a tree of rows over the clients; what is Gathered is put side by side."""
+    return rebuild(tree, [t.flatten(0, 1) if k else _sum(t) for t, k in zip(leaves(tree), gathered(tree), strict=True)])
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows[0] if len(rows) == 1 and rows.is_floating_point() else rows.sum(0)
+
+
+def gathered(tree: object, inside: bool = False) -> list[bool]:
+    """Whether each tensor of the tree, in the order of the fields, is in a Gathered part."""
+    if isinstance(tree, Tensor):
+        return [inside]
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
+    return [known for part in parts for known in gathered(part, inside or isinstance(tree, Gathered))]
+
+
+def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
+    """How many bytes a client's record takes on the wire: of a Masked vector the shared entries, of a mask the bits."""
+    if isinstance(tree, Masked):
+        return (tree.personal.numel() - count(tree.personal)) * float_bytes + (tree.personal.numel() + 7) // 8
+    if isinstance(tree, Tensor):
+        if tree.dtype == torch.bool:
+            return (tree.numel() + 7) // 8
+        narrow = tree.is_floating_point() and tree.numel() > SMALL
+        return tree.numel() * (float_bytes if narrow else tree.element_size())
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
+    return sum((nbytes(part, float_bytes) for part in parts), start=0)
+
+
+def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:
+    """How many of those bytes are masks of Masked vectors, and how many they are as the wire sends them.
+
+    The wire deflates what changed since the mask that the server holds, which comes to the entropy of the changes.
+    The server holds what the client sent last, and so does the client's record: where it has this mask `after` the
+    turn, it has that one `before`. A mask that no record keeps counts as changed from nothing.
+    """
+    whole: int = 0
+    sent: float | Tensor = 0.0
+    old = {id(now): was for now, was in zip(leaves(after), leaves(before), strict=True)}
+    for personal in (masked.personal for masked in _masked(upload)):
+        base = old.get(id(personal))
+        whole += (personal.numel() + 7) // 8
+        changed = personal if base is None else personal ^ base
+        # In stretches, for what compresses well in one layer need not in another.
+        size = max(1.0, changed.numel() / STRETCHES)
+        counts = count_of_each(changed, _stretches(changed))
+        share = (counts.double() / size).clamp(max=1.0)  # they differ by one entry in length
+        bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
+        sent = sent + bits * size / 8
+    return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
+
+
+def finite(tree: object, device: torch.device | None = None) -> Tensor:
+    """Whether every number of the tree is finite: then their sum is, and one pass over memory tells."""
+    checks = [torch.isfinite(t.sum()) for t in leaves(tree) if t.is_floating_point()]
+    return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
+
+
+def mask_mark(tree: object) -> int | Tensor:
+    """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
+    found = [count_of_each(m.personal, _stretches(m.personal)) for m in _masked(tree)]
+    if not found:
+        return 0
+    places = torch.arange(1, len(found) * STRETCHES + 1, device=found[0].device)
+    return (torch.cat(found) * (2654435761 * places % 2**24)).sum()
+
+
+def _stretches(vector: Tensor) -> tuple[int, ...]:
+    """The sizes of STRETCHES parts of nearly equal length."""
+    size, more = divmod(len(vector), STRETCHES)
+    return tuple(size + (place < more) for place in range(STRETCHES))
+
+
+def _masked(tree: object) -> Iterator[Masked]:
+    if isinstance(tree, Masked):
+        yield tree
+    elif isinstance(tree, dict | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _masked(part)

@@ -1,0 +1,479 @@
+"""The command line, as a person meets it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from copfl import __version__
+from copfl.algorithms import ALGORITHMS
+from copfl.data import datasets, download
+from copfl.data.partition import SCHEMES
+from copfl.experiment import records
+from copfl.experiment.config import OPTIMIZERS
+from copfl.models import MODELS
+from tests.commands import TINY, Answer, called, command, environment, files, found, started
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder, and modules imported from it are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COPFL_DATA", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [n for n in sys.modules if n.partition(".")[0] == "mypackage"]:
+        del sys.modules[name]
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> None:
+    answer = called(capsys, "run", "--rounds", 2)
+    assert (answer.code, answer.err) == (0, "")
+    assert "copfl on digits: accuracy in % on each client's own test samples" in answer.out
+    folder = Path(re.findall(r"Folder: (.*)", answer.out)[0])
+    assert re.fullmatch(r"runs/\d{8}-\d{6}-copfl-digits", str(folder))
+    assert {"run.toml", "rounds.jsonl", "partition.json", "environment.json", "timing.jsonl"} <= files(folder).keys()
+    assert len([name for name in files(folder) if name.startswith("models/")]) == 10
+    assert "\x1b" not in answer.out
+
+
+def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
+    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch 4 --participation 0.5 --engine one_by_one --precision fp64"
+    more = "--partition iid --optimizer adam --lr 0.01 -s copfl.rate=0.1 -s run.look_every=2 -s mlp.width=4 -o there"
+    assert called(capsys, "run", *words.split(), *more.split()).code == 0
+    text = (here / "there" / "run.toml").read_text()
+    for line in (
+        "rate = 0.1", "width = 4", 'name = "adam"', "lr = 0.01", 'name = "iid"', "clients = 3", "rounds = 2",
+        "seed = 5", "batch = 4", "participation = 0.5", "look_every = 2", 'engine = "one_by_one"', 'precision = "fp64"',
+    ):  # fmt: skip
+        assert f"\n{line}\n" in text, line
+
+
+def test_quiet_says_nothing_and_json_says_one_object(here: Path, capsys: Capture) -> None:
+    assert called(capsys, "run", "-r", 1, *TINY, "--quiet", "-o", "a") == Answer(0, "", "")
+    answer = called(capsys, "run", "-r", 1, *TINY, "--json", "-o", "b")
+    said = json.loads(answer.out)
+    assert (answer.code, answer.err) == (0, "")
+    assert (said["folder"], said["rounds"], len(said["clients"]["accuracy"])) == ("b", 1, 2)
+    assert said["mean"]["accuracy"] == pytest.approx(np.mean(said["clients"]["accuracy"]))
+    again = json.loads(called(capsys, "resume", "b", "--json").out)
+    assert again["clients"] == said["clients"]
+
+
+@pytest.mark.parametrize("how", ["--quiet", "--json"])
+def test_neither_shows_a_bar_on_a_terminal(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    from copfl.experiment import progress
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "Bar", None)
+    assert called(capsys, "run", "-r", 1, *TINY, how).code == 0
+
+
+def test_ctrl_c_says_how_to_go_on(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, rounds = records.append, 0
+
+    def pressed(path: Path, record: dict[str, Any]) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            raise KeyboardInterrupt
+        append(path, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "append", pressed)
+        answer = called(capsys, "run", "-r", 4, *TINY, "-o", "run")
+    assert answer == Answer(130, "", "copfl: stopped; `copfl resume run` goes on from its last checkpoint\n")
+    assert called(capsys, "resume", "run", "-q") == Answer(0, "", "")
+    assert called(capsys, "run", "-r", 4, *TINY, "-o", "whole", "-q").code == 0
+    assert found(here / "run") == found(here / "whole")
+
+
+@pytest.mark.parametrize("algorithm", ["copfl", "fedper", "apfl"])
+def test_a_run_file_does_it_again(here: Path, capsys: Capture, algorithm: str) -> None:
+    words = ["run", "-a", algorithm, "-r", 3, *TINY, "--seed", 3, "--participation", 0.5]
+    assert called(capsys, *words, "-o", "first").code == 0
+    assert called(capsys, "run", "-c", "first/run.toml", "-o", "second").code == 0
+    assert found(here / "second") == found(here / "first")
+    assert (here / "second" / "run.toml").read_bytes() == (here / "first" / "run.toml").read_bytes()
+    assert (here / "second" / "partition.json").read_bytes() == (here / "first" / "partition.json").read_bytes()
+
+
+def test_options_on_the_line_win_over_the_run_file(here: Path, capsys: Capture) -> None:
+    assert called(capsys, "run", "-r", 1, *TINY, "-s", "copfl.rate=0.1", "-o", "first").code == 0
+    words = ["run", "-c", "first/run.toml", "-a", "fedavg", "--seed", 4, "-o", "second"]
+    assert called(capsys, *words).code == 0
+    text = (here / "second" / "run.toml").read_text()
+    assert 'name = "fedavg"' in text
+    assert 'name = "sgd"' in text
+    assert "seed = 4\n" in text
+    assert "rate" not in text
+    assert "clients = 2\n" in text
+
+
+def test_a_saved_partition_is_used_again(here: Path, capsys: Capture) -> None:
+    assert called(capsys, "run", "-r", 1, *TINY, "--seed", 9, "-o", "a").code == 0
+    assert (
+        called(capsys, "run", "-r", 1, "-m", "mlp", "-a", "local", "--partition", "a/partition.json", "-o", "b").code
+        == 0
+    )
+    assert (here / "a" / "partition.json").read_bytes() == (here / "b" / "partition.json").read_bytes()
+
+
+MODULE = """
+import numpy as np
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, classes, width=4):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(shape[0], width), nn.ReLU())
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.classifier(self.body(x))
+
+def load(data_dir=None, count=60):
+    rng = np.random.default_rng(0)
+    y = np.arange(count) % 3
+    x = rng.normal(size=(count, 5)) + y[:, None]
+    return x.astype("float32"), y
+
+wrong = 3
+"""
+
+
+@pytest.fixture
+def mypackage(here: Path) -> Path:
+    (here / "mypackage").mkdir()
+    (here / "mypackage" / "things.py").write_text(MODULE)
+    return here
+
+
+def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--dataset", "mypackage.things:load", "--model", "mypackage.things:Net", "-n", 2, "-r", 2]
+    assert called(capsys, "run", *words, "-s", "model.width=6", "-s", "data.count=90", "-o", "a").code == 0
+    text = (mypackage / "a" / "run.toml").read_text()
+    assert 'name = "mypackage.things:Net"\nwidth = 6\n' in text
+    (mypackage / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # the run file knows where the code was
+    again = started("run", "-c", "../a/run.toml", "-o", "b", cwd=mypackage / "elsewhere")
+    assert again.code == 0, again.err
+    assert found(mypackage / "elsewhere" / "b") == found(mypackage / "a")
+    assert called(capsys, "resume", "../a", "-r", 3).code == 0
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run --roundz 3", r"No such option '?--roundz'?.*--rounds.*`copfl run --help` lists"),
+        ("rum", r"No such command '?rum'?.*`copfl --help` lists"),
+        ("run --rounds many", "'many' is not a valid int"),
+        ("run --dataset digitz", 'no data set "digitz"; did you mean "digits"?'),
+        ("run --dataset cifar10", "no data folder was given; name one with --data-dir DIR or in COPFL_DATA"),
+        ("run --dataset cifar10 --data-dir gone", "the data folder .*gone does not exist. Get it with: copfl data get"),
+        ("run --dataset cifar10 --data-dir .", "copfl data get cifar10"),
+        ("run --dataset photos.npz", r"photos\.npz does not exist; data of your own is a \.npz file"),
+        ("run --dataset empty", r"no images; expected <class>/\*\.png"),
+        ("run --dataset some/photos", "some/photos does not exist; data of your own is"),
+        ("run --dataset mypackage.things:lod", 'no data in mypackage.things "lod"; did you mean "load"?'),
+        ("run --dataset mypackage.gone:load", r"there is no module mypackage\.gone; copfl looks"),
+        ("run --dataset mypackage.things:wrong", "data of your own is a copfl Dataset, .*, not int"),
+        ("run --dataset mypackage.things:load -s data.cont=3", "loading it raised TypeError: .*'cont'"),
+        ("run --dataset mypackage.things:load", r"resnet18 wants images .* not samples of shape \[5\]; try mlp"),
+        ("run --model mypackage.things:Net", "making it for samples|does not fit samples of shape"),
+        (
+            "run --model mypackage.things:Net -s model.wide=3",
+            'no mypackage.things:Net option "wide"; did you mean "wid',
+        ),
+        ("run --model mypackage.things:wrong", '"mypackage.things:wrong" is int; a model is an nn.Module'),
+        ("run --model resnet19", 'no model "resnet19"; did you mean "resnet18"?'),
+        ("run --clients 0", "clients=0 must be at least 1"),
+        ("run --clients 2000", "client"),
+        ("run --rounds 0", "rounds=0 must be at least 1"),
+        ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a share of the parameters"),
+        ("run --set copfl.rte=0.2", 'no copfl option "rte"; did you mean "rate"?'),
+        ("run --set rate=0.2", r"must look like TABLE\.KEY=VALUE"),
+        ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: algorithm, .*copfl'),
+        ("run --lr nan", "lr=nan must be a finite number"),
+        ("run --lr -1", "lr=-1.0 must be a number above 0"),
+        ("run --seed -3", "seed=-3 must be at least 0"),
+        ("run --seed 99999999999999999999999", "must be at least 0 and below"),
+        ("run --participation 0", "participation=0.0 must be above 0"),
+        ("run --partition classez", 'no partition "classez"; did you mean "classes"?'),
+        ("run --partition gone.json", r"cannot read the partition gone\.json"),
+        ("run --partition by_group", '"digits" has no groups'),
+        ("run --algorithm copfl2", 'no algorithm "copfl2"; did you mean "copfl"?'),
+        ("run --optimizer sdg", 'no optimizer "sdg"; did you mean "sgd"?'),
+        ("run --engine warp", 'no engine "warp". Known: all_at_once'),
+        ("run --device tpu", 'device "tpu" is unknown; use cpu, cuda'),
+        ("run --precision fp12", 'no precision "fp12"'),
+        ("run -c gone.toml", r"cannot read gone\.toml: No such file or directory; give the run\.toml of a run"),
+        ("run -c notes.txt", r"notes\.txt is damaged or no run file"),
+        ("run --out notes.txt", r"cannot write into notes\.txt: Not a directory; name another folder with --out"),
+        ("run --out mypackage", r"not empty \(it holds .*things\.py.*\); name a new folder with --out"),
+        ("resume gone", "there is no folder gone"),
+        ("resume mypackage", r"mypackage is not a run folder: it has no run\.toml"),
+        ("resume notes.txt", r"there is no folder notes\.txt"),
+        ("list planets", 'no list "planets". Known: algorithms, datasets, models'),
+        ("list", "Missing argument"),
+        ("data check", ""),
+        ("data check digitz", 'no data set "digitz"'),
+        ("data check cifar10", "no data folder was given"),
+        ("data get cifar10", "name the folder to put it in: --data-dir DIR"),
+        ("data get mini_imagenet --data-dir .", "has no open address"),
+        ("data get cifar10 --data-dir . --url ftp://x/y", "must begin with https://"),
+        ("data get cifar10 --data-dir . --url http://127.0.0.1:9/y", "cannot be reached: .*Run the same command again"),
+    ],
+)
+def test_an_error_is_one_paragraph_with_the_remedy(mypackage: Path, capsys: Capture, words: str, message: str) -> None:
+    (mypackage / "empty").mkdir()
+    (mypackage / "notes.txt").write_text("not = [a run file")
+    before = {name for name in files(mypackage) if "__pycache__" not in name}
+    answer = called(capsys, *words.split())
+    if message:
+        assert answer.code == 2
+        assert answer.out == ""
+        assert answer.err.startswith("copfl: ")
+        assert answer.err.count("\n") == 1
+        assert re.search(message, answer.err), answer.err
+    assert "Traceback" not in answer.err
+    assert {name for name in files(mypackage) if "__pycache__" not in name} == before
+    assert not (mypackage / "runs").exists()
+
+
+def test_data_that_is_cut_short_or_damaged_is_named(here: Path, capsys: Capture) -> None:
+    folder = here / "cifar-10-batches-py"
+    folder.mkdir()
+    for name in ("data_batch_1", "test_batch"):
+        (folder / name).write_bytes(b"\x80\x02 cut short")
+    answer = called(capsys, "run", "--dataset", "cifar10", "--data-dir", here)
+    assert answer.code == 2
+    assert re.search(
+        r"data_batch_1 \(12 bytes\) has md5 \w+ instead of c99cafc1.* delete it.*copfl data get", answer.err
+    )
+
+
+def test_bare_copfl_shows_what_there_is(capsys: Capture) -> None:
+    for words, inside in (([], "run"), (["data"], "check")):
+        answer = called(capsys, *words)
+        assert answer.code == 2
+        assert answer.out.startswith("Usage: copfl")
+        assert inside in answer.out
+    assert called(capsys, "--version") == Answer(0, f"{__version__}\n", "")
+
+
+def test_output_that_cannot_be_written(here: Path) -> None:
+    line = " ".join(command("data", "check", "digits"))
+    piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())
+    assert piped.stderr == ""
+    full = subprocess.run(f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment())
+    assert full.returncode == 2
+    assert full.stderr == "copfl: the output: No space left on device\n"
+
+
+def test_names_that_the_output_cannot_show_are_no_reason_to_fail(here: Path) -> None:
+    y = np.arange(60) % 2
+    np.savez(here / "größe.npz", x=np.zeros((60, 3), np.float32), y=y)
+    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    words = command("run", "-d", "größe.npz", "-m", "mlp", "-n", 2, "-r", 1, "-o", "out")
+    done = subprocess.run(words, cwd=here, capture_output=True, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"gr??e" in done.stdout
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "registry"),
+    [
+        ("algorithms", ALGORITHMS),
+        ("datasets", datasets.DATASETS),
+        ("models", MODELS),
+        ("partitions", SCHEMES),
+        ("optimizers", OPTIMIZERS),
+    ],
+)
+def test_lists_have_one_line_each(capsys: Capture, what: str, registry: dict[str, Any]) -> None:
+    answer = called(capsys, "list", what)
+    lines = [line.split(None, 1) for line in answer.out.splitlines()]
+    assert [name for name, _ in lines] == sorted(registry)
+    assert all(len(text) > 10 for _, text in lines)
+
+
+def test_data_check_says_what_is_there(here: Path, capsys: Capture) -> None:
+    answer = called(capsys, "data", "check", "digits")
+    assert answer.code == 0
+    assert re.match(r"digits: 1,\d+ train and \d+ test samples, uint8 1 x 8 x 8, 10 classes", answer.out)
+    np.savez(here / "mine.npz", x=np.zeros((30, 4), np.float32), y=np.arange(30) % 3)
+    assert "mine: 24 train and 6 test samples" in called(capsys, "data", "check", "mine.npz").out
+    everything = called(capsys, "data", "check", "--data-dir", here)
+    assert everything.code == 0
+    assert "digits: 1," in everything.out
+    assert "not usable: cifar10:" in everything.out
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+def test_data_get_fetches_and_checks(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "served").mkdir()
+    content = np.random.default_rng(0).bytes(300_000)
+    (here / "served" / "set.tar").write_bytes(content)
+    handler = functools.partial(Server, directory=str(here / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/set.tar"
+        good = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", download.Published(url, good))
+        answer = called(capsys, "data", "get", "cifar10", "--data-dir", "sets")
+        assert answer == Answer(0, "sets/set.tar\n", "")
+        assert (here / "sets" / "set.tar").read_bytes() == content
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", download.Published(url, "0" * 32))
+        monkeypatch.setenv("COPFL_DATA", "others")
+        answer = called(capsys, "data", "get", "cifar10")
+        assert answer.code == 2
+        assert "has been removed. Get it again, or from another address (--url)" in answer.err
+        assert not files(here / "others")
+        server.shutdown()
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
+    look = "import sys; from copfl import cli; sys.argv = ['copfl', '--help']\n"
+    look += "try: cli.main()\nexcept SystemExit as exit: assert exit.code == 0\n"
+    look += "assert not {'torch', 'numpy', 'rich', 'sklearn'} & set(sys.modules), sorted(sys.modules)"
+    subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, env=environment())
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run(command("--help"), check=True, capture_output=True, env=environment())
+        after = os.times()
+        used = after.children_user - before.children_user + after.children_system - before.children_system
+        seconds.append(used)  # of a processor, so that other work on the machine does not count
+    assert min(seconds) < 0.5
+
+
+def test_killed_and_resumed_is_never_killed(here: Path, capsys: Capture) -> None:
+    words = ["-r", 12, "-n", 4, "-m", "mlp", "-s", "run.checkpoint_every=4"]
+    one_thread = {**environment(), "OMP_NUM_THREADS": "1"}  # like this process, which does the rest
+    assert called(capsys, "run", *words, "-o", "whole").code == 0
+    process = subprocess.Popen(command("run", *words, "-o", "killed"), cwd=here, env=one_thread)
+    try:
+        wait_for(here / "killed" / "rounds.jsonl", 6, process)
+        process.send_signal(signal.SIGSTOP)  # in the middle of a round after a checkpoint
+        second = called(capsys, "resume", "killed")
+        complaint = "copfl: another process is working in killed; wait for it, or name another folder\n"
+        assert second == Answer(2, "", complaint)
+    finally:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert len((here / "killed" / "rounds.jsonl").read_bytes().splitlines()) < 12
+    assert called(capsys, "resume", "killed").code == 0
+    assert found(here / "killed") == found(here / "whole")
+    assert files(here / "killed").keys() == files(here / "whole").keys()
+
+
+def wait_for(path: Path, lines: int, process: subprocess.Popen[Any]) -> None:
+    """Returns as soon as the file has so many lines."""
+    for _ in range(6000):
+        if path.exists() and path.read_bytes().count(b"\n") >= lines:
+            return
+        assert process.poll() is None, f"it ended with {process.returncode} before {path} had {lines} lines"
+        time.sleep(0.01)
+    raise AssertionError(f"{path} never had {lines} lines")
+
+
+@pytest.mark.long
+def test_stopped_at_every_moment_it_goes_on_as_if_nothing_was(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    words = [sys.executable, "-m", "tests.killing", str(tmp_path)]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    for how, least in (("kill", 30), ("full", 30), ("clock", 8)):
+        lines = [line for line in done.stdout.splitlines() if line.startswith(how)]
+        assert len(lines) >= least
+        assert all(line.endswith(", equal") for line in lines)
+        assert [line for line in lines if "resumed" in line]
+
+
+# -- terminals ---------------------------------------------------------------------------------------------------------
+
+
+WIDTHS = (100, 40)
+ON_A_TERMINAL = f"""
+import fcntl, struct, sys, termios
+from copfl.cli import main as cli
+for width in {WIDTHS}:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    sys.argv = ["copfl", "run", "-r", "3", *{TINY}, "-o", f"run-{{width}}"]
+    try:
+        cli.main()
+    except SystemExit as exit:
+        assert exit.code == 0
+    print(end="\\f")
+"""
+
+
+def on_a_terminal(words: list[str], cwd: Path) -> str:
+    """All that a command writes to a terminal."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    plain = {k: v for k, v in environment().items() if k != "TERM"} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(words, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=plain)
+    os.close(theirs)
+    parts = []
+    try:
+        while part := os.read(ours, 65536):
+            parts.append(part)
+    except OSError:  # the terminal is gone when the last writer is
+        pass
+    os.close(ours)
+    assert process.wait() == 0, b"".join(parts).decode()
+    return b"".join(parts).decode()
+
+
+def test_on_a_terminal_there_is_a_bar_and_a_table(here: Path) -> None:
+    """Runs on a wide and a narrow one, in one process, as torch takes seconds to import."""
+    *runs, rest = on_a_terminal([sys.executable, "-c", ON_A_TERMINAL], here).split("\f")
+    assert rest == ""
+    for width, said in zip(WIDTHS, runs, strict=True):
+        assert "round 3/3" in said
+        assert ("accuracy" in said.split("client")[0].split("copfl on")[0]) == (width == 100)
+        assert "0:00" in said
+        assert "left" in said
+        assert "\x1b[" in said  # it is drawn anew in place
+        assert "…" not in said.split("copfl on digits")[1]
+        assert all(
+            len(line) <= width for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said).replace("\r", "\n").split("\n")
+        )

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from copfl.core import tree
+from copfl.core.optim import Adam, Moments, Optimizer, Sgd, Trained, Velocity, begin, descend, kept, train
+from copfl.core.task import Batch, Data
+from copfl.errors import UsageError
+from copfl.parts.mamo import Mamo
+from tests.core.test_task import network, samples, toy
+from tests.toys import slopes
+
+OPTIMIZERS: list[Optimizer] = [Sgd(), Sgd(momentum=0.0), Adam(), Mamo()]
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def gradients(steps: int, d: int = 5) -> Tensor:
+    return torch.randn(steps, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def steps_of(optimizer: Optimizer, w: Tensor, grads: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+    state = optimizer.init(w)
+    for grad in grads:
+        w, state = optimizer.step(w, grad, state, active)
+    return w, state
+
+
+def torchs(kind: Any, w: Tensor, grads: Tensor, **how: float) -> Tensor:
+    parameter = torch.nn.Parameter(w.clone())
+    optimizer = kind([parameter], **how)
+    for grad in grads:
+        parameter.grad = grad.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd_is_torchs(momentum: float, weight_decay: float) -> None:
+    w, grads = torch.arange(5.0, dtype=torch.float64), gradients(6)
+    found, _ = steps_of(Sgd(0.1, momentum, weight_decay), w, grads)
+    close(found, torchs(torch.optim.SGD, w, grads, lr=0.1, momentum=momentum, weight_decay=weight_decay))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam_is_torchs(weight_decay: float) -> None:
+    w, grads = torch.arange(5.0, dtype=torch.float64), gradients(6)
+    found, _ = steps_of(Adam(0.1, weight_decay=weight_decay), w, grads)
+    close(found, torchs(torch.optim.Adam, w, grads, lr=0.1, weight_decay=weight_decay))
+
+
+def test_sgd_with_momentum_by_hand() -> None:
+    # speed: 1, then .5 * 1 + 3 = 3.5; w: 10 - .1 * 1 = 9.9, then 9.9 - .1 * 3.5 = 9.55
+    w, state = steps_of(Sgd(0.1, 0.5, 0.0), torch.tensor([10.0]), torch.tensor([[1.0], [3.0]]))
+    assert w.item() == pytest.approx(9.55)
+    assert state.speed.item() == 3.5
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_what_is_not_active_does_not_move(optimizer: Optimizer) -> None:
+    w, active = torch.arange(1.0, 6.0, dtype=torch.float64), torch.tensor([True, False, True, False, False])
+    after, _ = steps_of(optimizer, w, gradients(3), active)
+    assert torch.equal(after[~active], w[~active])
+    assert (after[active] != w[active]).all()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_everything_active_is_the_same_as_no_mask(optimizer: Optimizer) -> None:
+    w = torch.ones(5, dtype=torch.float64)
+    masked, unmasked = steps_of(optimizer, w, gradients(3), torch.ones(5).bool()), steps_of(optimizer, w, gradients(3))
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(masked), tree.leaves(unmasked), strict=True))
+
+
+def test_the_speed_of_a_resting_entry_waits_for_it() -> None:
+    optimizer, active = Sgd(0.1, 0.5, 0.0), torch.tensor([True, False])
+    state = Velocity(torch.tensor([2.0, 2.0]))
+    _, after = optimizer.step(torch.zeros(2), torch.ones(2), state, active)
+    assert isinstance(after.speed, Tensor)
+    assert after.speed.tolist() == [2.0, 2.0]  # .5 * 2 + 1, and untouched
+    forgotten = optimizer.forget(after, active).speed
+    assert isinstance(forgotten, Tensor)
+    assert forgotten.tolist() == [0.0, 2.0]
+    assert Sgd(momentum=0.0).forget(Velocity(()), active) == Velocity(())
+
+
+def test_one_pair_of_moments_leaks_between_the_halves() -> None:
+    # Adam's moments decay where it does not move, and nothing is forgotten: what MAMO is held against.
+    state = Moments(torch.ones(2), torch.ones(2), torch.tensor(1.0))
+    _, after = Adam().step(torch.zeros(2), torch.ones(2), state, torch.tensor([True, False]))
+    assert after.u.tolist() == pytest.approx([0.9 + 0.1, 0.9])
+    assert after.v.tolist() == pytest.approx([0.999 + 0.001, 0.999])
+    assert after.t == 2
+    assert Adam().forget(after, torch.tensor([True, True])) is after
+
+
+def test_a_state_is_kept_over_the_rounds_or_not() -> None:
+    w = torch.ones(3)
+    old = Moments(torch.ones(3), torch.ones(3), torch.tensor(7.0))
+    assert begin(Adam(keep=True), old, w) is old
+    assert begin(Adam(keep=False), (), w).t == 0
+    assert kept(Adam(keep=True), old) is old
+    assert kept(Adam(keep=False), old) == ()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_record_of_a_client_has_one_shape_whether_or_not_it_is_kept(keep: bool) -> None:
+    optimizers: list[Optimizer] = [Sgd(keep=keep), Adam(keep=keep), Mamo(keep=keep)]
+    for optimizer in optimizers:
+        first = kept(optimizer, optimizer.init(torch.ones(3)))
+        again = kept(optimizer, optimizer.step(torch.ones(3), torch.ones(3), optimizer.init(torch.ones(3)), None)[1])
+        assert [t.shape for t in tree.leaves(first)] == [t.shape for t in tree.leaves(again)]
+        assert len(tree.leaves(first)) > 0 or not keep
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Sgd(lr=0.0), "lr=0.0 must be a number above 0"),
+        (lambda: Sgd(lr=float("nan")), "lr=nan must be a number above 0"),
+        (lambda: Sgd(momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
+        (lambda: Adam(lr=float("inf")), "lr=inf must be"),
+        (lambda: Adam(eps=0.0), "eps=0.0 must be"),
+        (lambda: Adam(beta2=1.0), "beta2=1.0 must be"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+# -- descend -----------------------------------------------------------------------------------------------------------
+
+
+def batches(*parts: list[int], real: list[list[bool]] | None = None) -> tuple[Batch, ...]:
+    marks = [None] * len(parts) if real is None else [torch.tensor(mark) for mark in real]
+    return tuple(Batch(torch.tensor(p), mark, None, None) for p, mark in zip(parts, marks, strict=True))
+
+
+def test_descend_equals_a_plain_torch_loop() -> None:
+    made, model = toy(), network().double()
+    x, y = samples(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=5e-4)
+    losses = []
+    for part in ([0, 1, 2], [3, 4, 5, 6]):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x[part]), y[part])
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    start, mine = made.first.clone(), Sgd(0.05)
+    data = Data(x, y, torch.tensor(7))
+    with torch.no_grad():
+        after = descend(made, mine, start, mine.init(start[: made.d]), data, batches([0, 1, 2], [3, 4, 5, 6]))
+    statistics = [b for name, b in model.named_buffers() if not name.endswith("tracked")]
+    close(after.w, torch.cat([t.detach().flatten() for t in (*model.parameters(), *statistics)]))
+    assert after.loss.item() == pytest.approx(sum(losses) / 2)
+    assert torch.equal(start, made.first)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_a_filled_up_plan_equals_the_plan_without_filling(optimizer: Optimizer) -> None:
+    made = toy()
+    x, y = samples(5)
+    data = Data(x, y, torch.tensor(3))
+    init = optimizer.init(made.first[: made.d])
+    plain = descend(made, optimizer, made.first, init, data, batches([2, 0], [1]))
+    filled = batches(
+        [2, 0], [1, 0], [0, 0], real=[[True, True], [True, False], [False, False]]
+    )  # the last step holds nobody: it changes neither weights, statistics nor moments
+    padded = descend(made, optimizer, made.first, init, data, filled)
+    for found, expected in zip(tree.leaves(padded), tree.leaves(plain), strict=True):
+        # Adam makes steps of the rounding on a coordinate without gradient (a bias before a batch norm), hence 1e-9.
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_descend_of_nothing_is_where_it_started() -> None:
+    made = toy()
+    x, y = samples(2)
+    data = Data(x, y, torch.tensor(2))
+    found = descend(made, Adam(), made.first, Adam().init(made.first[: made.d]), data, ())
+    assert torch.equal(found.w, made.first)
+    assert found.loss == 0
+
+
+def test_adjust_and_objective_change_the_gradient() -> None:
+    # Slopes at 0 with one sample x = (2, -1), y = 1: the gradient is -x / 2 = (-1, .5).
+    made = slopes(0.0, 0.0)
+    data = Data(torch.tensor([[2.0, -1.0]], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
+    sgd = Sgd(1.0, 0.0, 0.0)
+
+    def go(**how: Any) -> list[float]:
+        found: list[float] = descend(made, sgd, made.first, sgd.init(made.first), data, batches([0]), **how).w.tolist()
+        return found
+
+    assert go() == [1.0, -0.5]
+    assert go(adjust=lambda w, grad: grad + 1) == [0.0, -1.5]
+    assert go(objective=lambda logits, features, labels, real: 3 * logits[:, 1].sum()) == [-6.0, 3.0]
+    assert go(active=torch.tensor([False, True])) == [0.0, -0.5]
+
+
+def test_train_goes_through_the_passes_and_averages_their_losses() -> None:
+    made = toy()
+    x, y = samples(4)
+    data, optimizer = Data(x, y, torch.tensor(4)), Sgd()
+    init = optimizer.init(made.first[: made.d])
+    one = descend(made, optimizer, made.first, init, data, batches([0, 1], [2, 3]))
+    two = descend(made, optimizer, one.w, one.state, data, batches([3, 1], [0, 2]))
+    both = train(made, optimizer, made.first, init, data, (batches([0, 1], [2, 3]), batches([3, 1], [0, 2])))
+    assert isinstance(both, Trained)
+    assert torch.equal(both.w, two.w)
+    close(both.loss, (one.loss + two.loss) / 2)
+    assert train(made, optimizer, made.first, init, data, ()).loss == 0
+
+
+def test_optimizers_are_values() -> None:
+    assert Adam(1e-3) == Adam(lr=1e-3)
+    assert repr(Adam(1e-3)).startswith("Adam(lr=0.001, beta1=0.9, beta2=0.999")
+    assert copy.copy(Sgd()) == Sgd() != Sgd(lr=0.5)

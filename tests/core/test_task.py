@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from copfl import models
+from copfl.core import task
+from copfl.core.task import Batch, Data, Experts, crop_and_flip, task_of
+from copfl.errors import UsageError
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """A user's own module: convolution, batch norm in one and two dimensions, an unnamed head."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(12, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4),
+    )  # fmt: skip
+
+
+def samples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 1, 4, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 4, (n,), generator=generator)
+
+
+def toy(**how: str) -> task.Task:
+    return task_of(network(), 4, dtype=torch.float64, **how)  # type: ignore[arg-type]
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# -- a model as functions of w -----------------------------------------------------------------------------------------
+
+
+def flat(model: nn.Module) -> Tensor:
+    """A module's parameters and then its statistics, as they stand."""
+    statistics = [b for name, b in model.named_buffers() if not name.endswith("tracked")]
+    return torch.cat([t.detach().reshape(-1) for t in (*model.parameters(), *statistics)])
+
+
+def test_the_first_weights_are_the_modules_own() -> None:
+    assert torch.equal(toy().first, flat(network().double()))
+
+
+def test_the_users_module_is_left_as_it_was() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    state, types = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
+    made = task_of(model, 4, dtype=torch.float64)
+    x, y = samples(6)
+    made.gradient(made.first[: made.d], made.first[made.d :], x, y)
+    made.first.zero_()
+    assert [type(m) for m in model.modules()] == types
+    assert all(torch.equal(state[name], t) for name, t in model.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()][:3] == [False, False, True]
+    assert model.training
+
+
+def test_gradient_value_and_statistics_equal_plain_torch_over_several_steps() -> None:
+    made, model = toy(), network().double()
+    w, optimizer = made.first, torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed in range(4):
+        x, y = samples(6, seed)
+        grad, value, after = made.gradient(w[: made.d], w[made.d :], x, y)
+        w = torch.cat([w[: made.d] - 0.1 * grad, after])
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        close(value, loss.detach())
+        close(w, flat(model))
+
+
+def test_the_gradient_of_the_head_alone_is_that_part_of_the_whole() -> None:
+    """With another head than the one in w, for one client, under vmap, and side by side."""
+    made = toy()
+    d, head = made.d, made.where("head")[: made.d]
+    w = torch.stack([made.first, 1.5 * made.first])
+    other = 0.5 * w[:, :d][:, head]
+    whole = w.clone()
+    whole[:, :d][:, head] = other
+    (x, y), (x2, y2) = samples(6), samples(6, seed=1)
+    both, labels = torch.stack([x, x2]), torch.stack([y, y2])
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    expected = [made.gradient(whole[n, :d], w[n, d:], both[n], labels[n], real[n]) for n in range(2)]
+
+    def found(task: task.Task, n: int | None) -> tuple[Tensor, ...]:
+        rows = (w[:, :d], w[:, d:], both, labels, real, other)
+
+        def one(p: Tensor, b: Tensor, x: Tensor, y: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+            return task.gradient(p, b, x, y, r, head=h)
+
+        return one(*(t[n] for t in rows)) if n is not None else torch.func.vmap(one)(*rows)
+
+    for n, (grad, value, after) in enumerate(expected):
+        ways = [found(made, n), *([t[n] for t in found(way, None)] for way in (made, made.for_many()))]
+        for mine in (*ways, found(made.for_many(), n)):
+            close(mine[0], grad[head])
+            close(mine[1], value)
+            close(mine[2], after)
+
+
+def test_gradient_edits_nothing_it_was_lent() -> None:
+    made = toy()
+    w, (x, y) = made.first.clone(), samples(6)
+    made.gradient(w[: made.d], w[made.d :], x, y, torch.tensor([True] * 5 + [False]))
+    made.forward(w, x, training=True)
+    assert torch.equal(w, made.first)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_samples_that_do_not_count_do_not_count(kept: int) -> None:
+    made = toy()
+    x, y = samples(6)
+    real = torch.arange(6) < kept
+    filled = torch.where(real.view(-1, 1, 1, 1), x, 50.0)
+    parts = made.first[: made.d], made.first[made.d :]
+    for found, expected in zip(
+        made.gradient(*parts, filled, y, real), made.gradient(*parts, x[:kept], y[:kept]), strict=True
+    ):
+        close(found, expected)
+
+
+def test_a_batch_of_nobody_has_no_gradient_and_no_loss() -> None:
+    made = toy()
+    x, y = samples(3)
+    grad, value, after = made.gradient(
+        made.first[: made.d], made.first[made.d :], x, y, torch.zeros(3, dtype=torch.bool)
+    )
+    assert not grad.any()
+    assert value == 0
+    assert torch.equal(after, made.first[made.d :])
+
+
+def test_clients_side_by_side_get_what_each_gets_alone() -> None:
+    made = toy()
+    d = made.d
+    generator = torch.Generator().manual_seed(3)
+    ws = made.first + 0.1 * torch.rand(3, made.layout.size, generator=generator, dtype=torch.float64)
+    xs, ys = (torch.stack(t) for t in zip(*(samples(6, seed) for seed in range(3)), strict=True))
+    sizes = torch.tensor([6, 1, 4])
+    real = torch.arange(6) < sizes[:, None]
+    together = torch.func.vmap(made.gradient)(ws[:, :d], ws[:, d:], xs, ys, real)
+    unfilled = torch.func.vmap(made.gradient)(ws[:, :d], ws[:, d:], xs, ys)  # torch's own kernel under vmap
+    for n, size in enumerate(sizes.tolist()):
+        alone = made.gradient(ws[n, :d], ws[n, d:], xs[n, :size], ys[n, :size])
+        whole = made.gradient(ws[n, :d], ws[n, d:], xs[n], ys[n])
+        for found, expected in zip(together, alone, strict=True):
+            close(found[n], expected)
+        for found, expected in zip(unfilled, whole, strict=True):
+            close(found[n], expected)
+
+
+def test_one_sample_on_1x1_maps_stays_finite() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 4), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4))
+    made = task_of(model, 4, dtype=torch.float64)
+    x, y = samples(1)
+    for found in made.gradient(made.first[: made.d], made.first[made.d :], x, y):
+        assert torch.isfinite(found).all()
+
+
+def test_tied_weights_are_one_part_of_w() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.b(self.a(x))
+            return answer
+
+    model = Tied().double()
+    made = task_of(model, 3, dtype=torch.float64)
+    assert made.layout.names == ("a.weight", "a.bias", "b.bias")
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    torch.autograd.backward(F.cross_entropy(model(x), y))
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    close(made.gradient(made.first, made.first[:0], x, y)[0], expected)
+
+
+# -- heads, features, parts --------------------------------------------------------------------------------------------
+
+
+def test_features_are_what_the_head_sees() -> None:
+    made, model = toy(), network().double().eval()
+    x, _ = samples(3)
+    logits, features = made.forward(made.first, x)
+    close(logits, model(x))
+    close(features, model[:7](x))
+    assert made.layout.head == "7"
+
+
+def test_a_named_head_is_where_the_features_end() -> None:
+    made = task_of(network(), 4, head="4", dtype=torch.float64)
+    x, _ = samples(3)
+    close(made.forward(made.first, x)[1], network().double().eval()[:4](x))
+    assert int(made.where("head").sum()) == 12 * 5 + 5
+
+
+def test_features_of_a_convolutional_head_are_flattened() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 4, 2), nn.Flatten())
+    made = task_of(model, 4, head="1", dtype=torch.float64)
+    logits, features = made.forward(made.first, samples(3)[0])
+    assert (logits.shape, features.shape) == ((3, 4), (3, 2 * 2 * 2))
+
+
+def test_a_head_that_the_model_does_not_use_is_named() -> None:
+    class WithSpare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.used(x)
+            return answer
+
+    made = task_of(WithSpare(), 2)
+    with pytest.raises(UsageError, match='answers without its module "spare"'):
+        made.forward(made.first, torch.zeros(1, 2))
+    named = task_of(WithSpare(), 2, head="used")
+    assert named.forward(named.first, torch.zeros(1, 2))[0].shape == (1, 2)
+
+
+def test_norms_are_found_whatever_their_kind() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    assert int(task_of(model, 2).where("norms").sum()) == 3 * 4
+
+
+def test_local_statistics_stay_home_and_averaged_ones_do_not() -> None:
+    local, average = toy(), toy(buffers="average")
+    statistics = local.where("buffers")
+    assert int(statistics.sum()) == 2 * (3 + 5)
+    assert torch.equal(local.home(), statistics)
+    assert torch.equal(local.home("head"), statistics | local.where("head"))
+    assert not average.home().any()
+    assert torch.equal(average.home("head"), average.where("head"))
+    with pytest.raises(UsageError, match='kept "local" or shared by "average"'):
+        toy(buffers="frozen")
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def test_images_are_scaled_and_normalised_and_the_rest_is_not() -> None:
+    made = task_of(nn.Linear(1, 2), 2, head="", mean=(0.5, 0.25), std=(0.5, 0.25), dtype=torch.float64)
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 2, 1, 1)
+    assert made.numbers(pixels).flatten().tolist() == [(0 - 0.5) / 0.5, (1 - 0.25) / 0.25]
+    assert made.numbers(torch.tensor([3.0])).dtype == torch.float64
+    assert made.numbers(torch.tensor([3.0])).tolist() == [3.0]
+    assert made.numbers(torch.tensor([7])).dtype == torch.int64  # the index of a word stays an index
+    plain = task_of(nn.Linear(1, 2), 2, head="")
+    assert plain.numbers(torch.tensor([51], dtype=torch.uint8)).tolist() == pytest.approx([0.2])
+
+
+def moved(image: np.ndarray, down: int, across: int, flip: bool) -> np.ndarray:
+    """Four pixels of zeros all around, a window from (down, across) on, mirrored if flip: one pixel at a time."""
+    channels, height, width = image.shape
+    result = np.zeros_like(image)
+    for c in range(channels):
+        for i in range(height):
+            for j in range(width):
+                source_i, source_j = i + down - 4, (width - 1 - j if flip else j) + across - 4
+                if 0 <= source_i < height and 0 <= source_j < width:
+                    result[c, i, j] = image[c, source_i, source_j]
+    return result
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5), (1, 3, 3), (3, 8, 8)])
+def test_crop_and_flip_pixel_by_pixel(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, *shape), dtype=np.uint8)
+    shift, flip = rng.integers(0, 9, (40, 2)), rng.random(40) < 0.5
+    shift[:4] = [[4, 4], [0, 0], [8, 8], [0, 8]]
+    found = crop_and_flip(*(torch.from_numpy(a) for a in (images, shift, flip)))
+    expected = np.stack([moved(i, int(s[0]), int(s[1]), bool(f)) for i, s, f in zip(images, shift, flip, strict=True)])
+    assert found.dtype == torch.uint8
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_a_batch_is_augmented_before_it_is_normalised() -> None:
+    made = task_of(nn.Linear(1, 2), 2, head="", mean=(0.5,), std=(0.5,))
+    data = Data(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), torch.tensor([0, 1, 2]), torch.tensor(3))
+    batch = Batch(torch.tensor([2, 0]), None, torch.tensor([[5, 4], [4, 4]]), torch.tensor([False, False]))
+    x, y = made.batch(data, batch)
+    assert y.tolist() == [2, 0]
+    assert x[0, 0].tolist() == [[1, 1], [-1, -1]]  # the row that came in is black
+    assert x[1, 0].tolist() == [[1, 1], [1, 1]]
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "PASS", 4)
+    monkeypatch.setattr(task, "LOOK", 4)
+
+
+@pytest.mark.usefixtures("small_pass")
+@pytest.mark.parametrize("size", [1, 4, 7, 11])
+def test_evaluate_counts_the_real_samples_alone(size: int) -> None:
+    made, model = toy(), network().double().eval()
+    x, y = samples(11)
+    loss, accuracy = made.evaluate(made.first, Data(x, y, torch.tensor(size)))
+    logits = model(x[:size])
+    close(loss, F.cross_entropy(logits, y[:size]).detach())
+    assert float(accuracy) == pytest.approx(float((logits.argmax(1) == y[:size]).double().mean()))
+
+
+def test_evaluate_of_nobody_is_zero_and_filling_may_be_anything() -> None:
+    made = toy()
+    x, y = samples(4)
+    assert [float(t) for t in made.evaluate(made.first, Data(x, y, torch.tensor(0)))] == [0, 0]
+    x[2:] = torch.nan
+    loss, _ = made.evaluate(made.first, Data(x, y, torch.tensor(2)))
+    assert torch.isfinite(loss)
+
+
+def test_answers_are_log_probabilities() -> None:
+    made = toy()
+    logs = made.answers(made.first, samples(5)[0])
+    close(logs.exp().sum(1), torch.ones(5, dtype=torch.float64))
+
+
+def test_experts_average_probabilities() -> None:
+    made = toy()
+    x, _ = samples(5)
+    ws = torch.stack([made.first, made.first + 0.3])
+    share = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    mixed = made.answers(Experts(ws, share), x).exp()
+    apart = [made.answers(w, x).exp() for w in ws]
+    close(mixed, 0.25 * apart[0] + 0.75 * apart[1])
+    alone = made.answers(Experts(ws, torch.tensor([1.0, 0.0], dtype=torch.float64)), x)
+    torch.testing.assert_close(alone.exp(), apart[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_same_model_in_single_and_double_precision_agrees() -> None:
+    single = task_of(network(), 4)
+    x, _ = samples(5)
+    expected = toy().answers(toy().first, x).float()
+    torch.testing.assert_close(single.answers(single.first, x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cross_entropy_of_all_classes_alike_is_the_logarithm_of_their_number() -> None:
+    logits, y = torch.zeros(4, 8, dtype=torch.float64), torch.tensor([0, 3, 5, 7])
+    for real in (None, torch.tensor([True, True, False, False])):
+        close(task.cross_entropy(logits, logits, y, real), torch.tensor(8.0, dtype=torch.float64).log())
+
+
+def test_build_then_task_for_every_model_that_ships() -> None:
+    for name in models.MODELS:
+        made = task_of(models.build(name, (3, 8, 8), 4, seed=0, **({"width": 8} if name == "resnet18" else {})), 4)
+        grad, _, after = made.gradient(
+            made.first[: made.d], made.first[made.d :], torch.rand(2, 3, 8, 8), torch.tensor([0, 1])
+        )
+        assert torch.isfinite(grad).all()
+        assert torch.isfinite(after).all()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from copfl.algorithms import copfl, fedavg
+from copfl.algorithms.fedavg import FedAvg
+from copfl.engine import autotune
+from copfl.engine.autotune import Choice
+from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.testing import small_federation
+
+WAYS = [Choice(all_at_once(2), True), Choice(one_by_one(), True), Choice(one_by_one(), False)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "turns", "chosen"),
+    [
+        ((1.0, 0.1, 0.05), 10, 0),  # over too soon to care
+        ((1.0, 0.5, 0.2), 1000, 2),
+        ((1.0, 0.5, 0.6), 1000, 1),
+        ((1.0, 0.9, 0.85), 1000, 0),  # noise does not decide
+    ],
+)
+def test_the_usual_way_unless_another_is_clearly_quicker(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], turns: int, chosen: int
+) -> None:
+    task, federation = small_federation("none", (4, 4))
+    of = dict(zip(WAYS, seconds, strict=True))
+    monkeypatch.setattr(autotune, "seconds", lambda algorithm, task, federation, way, *_, **__: of[way])
+    found = autotune.choose(fedavg(), task, federation, WAYS, batch=4, turns=turns)
+    assert found == WAYS[chosen]
+
+
+def test_a_measurement_leaves_the_process_as_it_was() -> None:
+    task, federation = small_federation("batch", (5, 9, 3))
+    before = autotune.mkldnn_enabled()
+    for way in WAYS:
+        assert 0 < autotune.seconds(fedavg(), task, federation, way, 4) < 60
+        assert autotune.mkldnn_enabled() == before
+
+
+@pytest.mark.parametrize(("enough", "measured"), [(0.0, 2), (60.0, 1)])
+def test_it_is_not_measured_again_what_is_enough_already(
+    monkeypatch: pytest.MonkeyPatch, enough: float, measured: int
+) -> None:
+    task, federation = small_federation("none", (4, 4))
+    calls: list[object] = []
+    monkeypatch.setattr(autotune, "together", lambda *given, **named: calls.append(given))
+    autotune.seconds(fedavg(), task, federation, WAYS[0], 4, enough=enough)
+    assert len(calls) == measured
+
+
+def test_the_parts_of_a_round_are_equal() -> None:
+    task, _ = small_federation("none", (4,))
+    for participants in (1, 10, 64, 100, 1000):
+        chunk = autotune.chunk_of(task, participants)
+        parts = -(-participants // chunk)
+        assert 1 <= chunk <= autotune.TOGETHER
+        assert parts * chunk - participants < parts  # nobody's part is smaller by more than a few
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "chunk", "states", "expected"),
+    [
+        (1.0, 100, 1, 2, 4),
+        (1.0, 100, 2, 2, 2),  # four clients are two parts
+        (1.0, 100, 4, 2, 1),  # all of them are one
+        (0.01, 100, 1, 2, 1),  # over too soon
+        (1.0, 100, 1, 10**15, 1),  # more than can be shared
+        (1.0, 100, 1, 0, 4),  # on disk
+    ],
+)
+def test_processes_where_they_pay(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, chunk: int, states: int, expected: int
+) -> None:
+    task, federation = small_federation("none", (4, 4, 4, 4))
+    monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
+    monkeypatch.setattr(autotune, "processors", lambda: 4)
+    monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
+    way = Choice(all_at_once(chunk), True)
+    how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
+    assert autotune.processes(copfl(), task, federation, way, **how) == expected
+
+
+def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(FedAvg):
+        """Nobody else can import this one."""
+
+    task, federation = small_federation("none", (4, 4))
+    monkeypatch.setattr(autotune, "seconds", lambda *_, **__: 1e3)
+    monkeypatch.setattr(autotune, "processors", lambda: 2)
+    for algorithm, expected in ((fedavg(), 2), (Mine(), 1)):
+        how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
+        assert autotune.processes(algorithm, task, federation, WAYS[1], **how) == expected

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl.algorithms import ALGORITHMS, fedavg
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.engine.mapping import all_at_once
+from copfl.engine.seed_batching import can, in_step
+from copfl.engine.simulate import Crew, Round, Setting, State, begin, simulate
+from copfl.errors import UsageError
+from copfl.testing import small_federation
+from copfl.wrappers.addons import levered
+
+SIZES = (5, 9, 3)
+HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
+
+
+def settings_of(algorithm: AnyAlgorithm) -> list[Setting]:
+    """Two simulations with different first weights and different seeds."""
+    task, federation = small_federation("batch", SIZES)
+    other = replace(task, first=1.25 * task.first)
+    return [Setting(algorithm, t, federation, all_at_once(), seed, 4) for seed, t in enumerate((task, other))]
+
+
+def simulated(setting: Setting, crew: Crew | None = None) -> tuple[State, list[Round]]:
+    algorithm, task, federation, mapping, seed, _ = setting
+    state = begin(algorithm, task, federation.clients)
+    return state, list(simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW))
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "levers"])
+def test_in_step_is_one_after_the_other(name: str) -> None:
+    around = levered(fedavg(), momentum=0.9, average=0.9, statistics="own")
+    settings = settings_of(around if name == "levers" else ALGORITHMS[name]())
+    assert can(settings)
+    alone = [simulated(setting) for setting in settings]
+    both = in_step(settings, [partial(simulated, setting) for setting in settings])
+    everybody = torch.arange(len(SIZES))
+    for (state, shown), (other, shown_too) in zip(alone, both, strict=True):
+        records = (state.server, state.clients.rows(everybody)), (other.server, other.clients.rows(everybody))
+        for (path, expected), (_, found) in zip(*map(tree.named, records), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True, msg=path)
+        for expected_round, found_round in zip(shown, shown_too, strict=True):
+            assert expected_round.clients.keys() == found_round.clients.keys()
+            for figure, values in expected_round.clients.items():
+                np.testing.assert_allclose(found_round.clients[figure], values, rtol=1e-9, atol=1e-9, err_msg=figure)
+
+
+def test_only_what_is_of_one_kind_goes_in_step() -> None:
+    one, other = settings_of(fedavg())
+    assert can([one, other])
+    assert not can([one, other._replace(batch=5)])
+    assert not can([one, other._replace(algorithm=fedavg(epochs=2))])
+    assert not can([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
+    assert not can([one._replace(mapping=all_at_once(5)), other._replace(mapping=all_at_once(5))])  # six clients
+
+
+def test_what_goes_wrong_in_one_ends_all() -> None:
+    settings = settings_of(fedavg())
+
+    def stopping(setting: Setting, crew: Crew) -> None:
+        algorithm, task, federation, mapping, seed, _ = setting
+        state = begin(algorithm, task, federation.clients)
+        for round in simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW):
+            if seed == 1 and round.number == 1:
+                raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        in_step(settings, [partial(stopping, setting) for setting in settings])
+
+
+def test_as_many_rounds_for_each() -> None:
+    settings = settings_of(fedavg())
+
+    def some(setting: Setting, crew: Crew) -> list[Round]:
+        algorithm, task, federation, mapping, seed, _ = setting
+        state = begin(algorithm, task, federation.clients)
+        return list(
+            simulate(algorithm, task, federation, mapping, state, rounds=2 + seed, seed=seed, batch=4, crew=crew)
+        )
+
+    with pytest.raises(UsageError, match="the same number of rounds"):
+        in_step(settings, [partial(some, setting) for setting in settings])
+
+
+@pytest.mark.parametrize("differs", [{"look_every": 2}, {"participation": 0.3}])
+def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
+    settings = settings_of(fedavg())
+
+    def some(setting: Setting, crew: Crew) -> list[Round]:
+        algorithm, task, federation, mapping, seed, _ = setting
+        state, more = begin(algorithm, task, federation.clients), differs if seed else {}
+        return list(simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW, **more))
+
+    with pytest.raises(UsageError, match="the same rounds, looks and steps"):
+        in_step(settings, [partial(some, setting) for setting in settings])
+
+
+def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
+    settings = settings_of(fedavg())
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    in_step(settings, [partial(simulated, setting) for setting in settings])
+    assert torch.equal(torch.get_rng_state(), before)

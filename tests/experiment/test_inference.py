@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import copfl
+from copfl.errors import DataError, RunError, UsageError
+from copfl.experiment import export, inference
+from copfl.models import build
+from tests.commands import called, files
+
+SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "mlp": {"width": 8}, "model": "mlp"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run"
+    copfl.run("copfl", **SETTINGS, out=path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(run: Path) -> dict[str, Any]:
+    """Client 1's test samples, and its share of them that its model gets right by the records."""
+    found = inference.load(run).experiment.federation
+    chosen = found.partition.test[1]
+    return {"x": found.dataset.test.x[chosen], "y": found.dataset.test.y[chosen]}
+
+
+def test_a_clients_answers_are_those_of_the_run(run: Path, data: dict[str, Any]) -> None:
+    result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
+    found = inference.load(run)
+    answers = found.answers(found.client(1), **data)
+    # What client 1 has after two rounds is what it has before it trains in the third.
+    assert answers.accuracy == pytest.approx(result.accuracy_before[2, 1])
+    assert answers.probabilities.sum(1) == pytest.approx(1, abs=1e-6)
+
+
+def test_using_a_run_changes_nothing_in_its_folder(run: Path, data: dict[str, Any]) -> None:
+    before = files(run)
+    found = inference.load(run)
+    found.answers(found.client(0), data["x"])
+    found.newcomer()
+    assert files(run) == before
+
+
+def test_a_newcomer_starts_from_the_broadcast_and_learns(run: Path) -> None:
+    found = inference.load(run)
+    result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
+    dataset = found.experiment.federation.dataset
+    fitted = found.personalize(dataset, epochs=3, lr=0.01)
+    assert len(fitted.accuracy) == 4
+    assert fitted.accuracy[-1] > fitted.accuracy[0] + 0.3
+    assert found.answers(found.newcomer(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(fitted.accuracy[0])
+    split = result.experiment.federation
+    own = split.dataset.test.x[split.partition.test[2]], split.dataset.test.y[split.partition.test[2]]
+    assert found.answers(found.newcomer(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
+    again = found.personalize(dataset, epochs=3, lr=0.01)
+    assert isinstance(again.model, torch.Tensor)
+    assert isinstance(fitted.model, torch.Tensor)
+    assert torch.equal(again.model, fitted.model)
+
+
+def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str, Any]) -> None:
+    found = inference.load(run)
+    path = export.write(found, found.client(1), "torch", tmp_path / "client.pt")
+    net = build("mlp", (1, 8, 8), 10, 0, width=8)
+    net.load_state_dict(torch.load(path, weights_only=True))
+    with torch.no_grad():
+        ours = net.eval()(found.experiment.task.numbers(torch.from_numpy(data["x"]))).softmax(1)
+    assert ours.numpy() == pytest.approx(found.answers(found.client(1), data["x"]).probabilities, abs=1e-6)
+
+
+def test_batch_norm_models_load_into_the_users_own_class(tmp_path: Path) -> None:
+    copfl.run("fedavg", clients=2, rounds=1, cnn={"width": 2, "norm": "batch"}, model="cnn", out=tmp_path / "run")
+    found = inference.load(tmp_path / "run")
+    path = export.write(found, found.client(0), "torch", tmp_path / "client.pt")
+    build("cnn", (1, 8, 8), 10, 0, width=2, norm="batch").load_state_dict(torch.load(path, weights_only=True))
+
+
+def test_a_safetensors_file_says_how_samples_are_normalised(run: Path, tmp_path: Path) -> None:
+    found = inference.load(run)
+    path = export.write(found, found.client(2), "safetensors", tmp_path / "client.safetensors")
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["copfl"])
+        assert set(file.keys()) == set(found.experiment.task.layout.names)
+    assert about["classes"] == list("0123456789")
+    assert tuple(about["mean"]) == found.experiment.federation.dataset.mean
+
+
+EXPORTS = """
+import sys
+from copfl.cli import main as cli
+for name in sys.argv[1:]:
+    sys.argv = ["copfl", "export", name, "--client", "1", "--format", "onnx", "--out", f"{name}.onnx"]
+    try:
+        cli.main()
+    except SystemExit as exit:
+        assert exit.code == 0
+"""
+
+
+def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")
+    algorithms = ["copfl", "apfl"]  # one model, and a mixture of two
+    for algorithm in algorithms:
+        copfl.run(algorithm, **SETTINGS, out=tmp_path / algorithm)
+    # The exporter warns of its own old parts as it loads, so it works in a process of its own, as for a user.
+    words = [sys.executable, "-c", EXPORTS, *algorithms]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "copfl.onnx\napfl.onnx\n", "")
+    for algorithm in algorithms:
+        session = runtime.InferenceSession(tmp_path / f"{algorithm}.onnx", providers=["CPUExecutionProvider"])
+        found = inference.load(tmp_path / algorithm)
+        for count in (1, len(data["x"])):  # any number of samples
+            (answers,) = session.run(None, {"x": data["x"][:count]})
+            assert answers == pytest.approx(found.answers(found.client(1), data["x"][:count]).probabilities, abs=1e-5)
+
+
+def test_the_commands(run: Path, data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "x.npz", x=data["x"])
+    np.savez(tmp_path / "xy.npz", **data)
+    answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "x.npz")
+    assert (answer.code, answer.err, len(answer.out.splitlines())) == (0, "", len(data["x"]))
+    answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "xy.npz", "--out", tmp_path / "a.npz")
+    assert answer.err.startswith("accuracy ")
+    with np.load(tmp_path / "a.npz") as saved:
+        assert saved["probabilities"].shape == (len(data["x"]), 10)
+    answer = called(
+        capsys, "personalize", run, "--data", tmp_path / "xy.npz", "--epochs", 2, "--out", tmp_path / "new.pt",
+        "--format", "torch", "--json",
+    )  # fmt: skip
+    assert len(json.loads(answer.out)["accuracy"]) == 3
+    assert (tmp_path / "new.pt").is_file()
+
+
+def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) -> None:
+    found = inference.load(run)
+    with pytest.raises(UsageError, match="the run has clients 0 to 2"):
+        found.client(3)
+    with pytest.raises(UsageError, match='no format "pickle"'):
+        export.write(found, found.client(0), "pickle", tmp_path / "x")
+    with pytest.raises(UsageError, match="epochs=0"):
+        found.personalize(found.experiment.federation.dataset, epochs=0)
+    np.savez(tmp_path / "small.npz", x=data["x"][..., :4])
+    with pytest.raises(DataError, match=r"the run's are uint8 \[1, 8, 8\]"):
+        found.samples(tmp_path / "small.npz", labelled=False)
+    with pytest.raises(DataError, match="lacks the array y"):
+        found.samples(tmp_path / "small.npz", labelled=True)
+    np.savez(tmp_path / "labels.npz", x=data["x"], y=data["y"] + 10)
+    with pytest.raises(DataError, match="labels above 9"):
+        found.samples(tmp_path / "labels.npz", labelled=True)
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "models")
+    with pytest.raises(RunError, match="models are saved when a run ends"):
+        inference.load(tmp_path / "run").client(0)
+
+
+def test_a_server_with_nothing_for_newcomers_says_so(tmp_path: Path) -> None:
+    copfl.run("apfl", **SETTINGS, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="mixture of models"):
+        inference.load(tmp_path / "run").newcomer()

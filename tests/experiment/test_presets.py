@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from copfl.algorithms import copfl
+from copfl.errors import UsageError
+from copfl.experiment import presets
+from copfl.experiment.build import prepare
+from copfl.parts.mamo import Mamo
+
+
+def test_the_paper_by_the_letter() -> None:
+    made = prepare([presets.preset("paper"), {"run": {"rounds": 2}}]).algorithm
+    letter = copfl(Mamo(lr=1e-4, change="zero"), among="all", count="all", merge="union", without="letter")
+    assert made == letter
+
+
+def test_the_command_line_wins() -> None:
+    made = prepare([presets.preset("paper"), {"copfl": {"rate": 0.1}, "optimizer": {"lr": 0.5}}]).algorithm
+    assert (made.growth.rate, made.optimizer.lr, made.merge) == (0.1, 0.5, "union")  # type: ignore[attr-defined]
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match="paper"):
+        presets.preset("papr")
+
+
+def test_every_preset_can_be_prepared() -> None:
+    for name in presets.names():
+        prepare([presets.preset(name)])
+
+
+def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -> None:
+    for rounds in (60, 200):
+        tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
+        assert tables["algorithm"]["warmup"] == rounds * 3 // 4
+        assert (tables["levers"]["momentum"], tables["levers"]["average"]) == (0.9, 0.95)
+        assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "anew")

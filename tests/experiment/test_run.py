@@ -1,0 +1,219 @@
+"""`copfl.run` and `copfl.resume`, from names or values to a result."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import copfl
+from copfl.algorithms import FedAvg
+from copfl.core.optim import Adam
+from copfl.data import arrays
+from copfl.data.partition import Partition
+from copfl.errors import CopflError, RunError, UsageError
+from copfl.experiment import run as experiment
+from copfl.experiment.build import prepare
+from tests.commands import files, found
+
+TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "mlp": {"width": 4}}
+
+
+class Net(nn.Module):
+    """Draws its own random numbers in training, as dropout does."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape[-1] * shape[-2], 6)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.last(self.drop(torch.relu(self.first(x.flatten(1)))))
+        return answer
+
+
+class Branching(nn.Module):
+    """Looks at a value, which works for one client and not for many at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.last(x.flatten(1))
+        return answer * 2 if float(answer.detach().sum()) > 0 else answer
+
+
+def test_the_example_in_the_docstring() -> None:
+    assert doctest.testmod(experiment).attempted >= 3
+    assert doctest.testmod(experiment).failed == 0
+
+
+def test_three_lines_give_the_metrics_as_arrays() -> None:
+    result = copfl.run("copfl", "digits", **TINY)
+    for figures in (result.accuracy, result.accuracy_before, result.accuracy_global, result.weight):
+        assert figures.shape == (2, 2)
+        assert np.isfinite(figures).all()
+    assert ((result.accuracy >= 0) & (result.accuracy <= 1)).all()
+    assert result.weight.sum(1) == pytest.approx([1, 1])
+    assert np.isnan(result.figure("no_such_figure")).all()
+    assert len(result.seconds) == 2
+    assert result.folder is None
+
+
+def test_nan_where_a_client_was_not_asked_or_not_looked_at() -> None:
+    result = copfl.run("fedavg", **{**TINY, "clients": 4, "rounds": 3}, participation=0.5, look_every=3)
+    took_part = np.isfinite(result.figure("loss"))
+    assert (took_part.sum(1) == 2).all()
+    assert np.isnan(result.accuracy[:2]).all()
+    assert (np.isfinite(result.accuracy[2]) == took_part[2]).all()
+
+
+def test_one_seed_one_result_and_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    runs = [copfl.run("copfl", model=Net, clients=2, rounds=2, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert runs[0].records == runs[1].records
+    assert runs[0].records != runs[2].records
+
+
+def test_a_partition_is_the_same_for_every_algorithm() -> None:
+    prepared = [prepare([{"algorithm": {"name": name}}]) for name in ("copfl", "fedavg", "local")]
+    assert len({e.federation.partition.fingerprint for e in prepared}) == 1
+    assert all(torch.equal(prepared[0].task.first, e.task.first) for e in prepared)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_run_that_ends_early_and_goes_on_is_the_run_that_never_ended(tmp_path: Path, rounds: int) -> None:
+    # With dropout inside the model, momentum kept, a part of the clients, and a checkpoint in between.
+    how: dict[str, Any] = {"model": Net, "clients": 4, "participation": 0.5, "checkpoint_every": 2, "batch": 4}
+    copfl.run("copfl", **how, rounds=5, out=tmp_path / "whole")
+    copfl.run("copfl", **how, rounds=rounds, out=tmp_path / "parts")
+    result = copfl.resume(tmp_path / "parts", rounds=5, model=Net)
+    assert found(tmp_path / "parts") == found(tmp_path / "whole")
+    assert files(tmp_path / "parts").keys() == files(tmp_path / "whole").keys()
+    assert len(result.seconds) == len(result.records) == 5
+    assert (tmp_path / "parts" / "run.toml").read_text() == (tmp_path / "whole" / "run.toml").read_text()
+
+
+def test_going_on_with_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = copfl.run("copfl", **TINY, out=tmp_path / "run")
+    before = files(tmp_path / "run")
+    again = copfl.resume(tmp_path / "run")
+    assert files(tmp_path / "run") == before
+    assert np.array_equal(again.accuracy, first.accuracy)
+    assert again.seconds == pytest.approx(first.seconds, abs=1e-5)
+
+
+def test_fewer_rounds_than_are_done_are_refused(tmp_path: Path) -> None:
+    copfl.run("fedavg", **TINY, out=tmp_path / "run")
+    before = files(tmp_path / "run")
+    with pytest.raises(RunError, match="has 2 rounds already; rounds=1 must be at least as many"):
+        copfl.resume(tmp_path / "run", rounds=1)
+    assert files(tmp_path / "run") == before
+
+
+def test_values_of_one_s_own(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    y = np.arange(60) % 3
+    own = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    data = arrays.from_arrays(x, y)
+    parts = Partition((np.arange(10), np.arange(10, 25)), (np.arange(6), np.arange(6, 12)), "by hand")
+    algorithm = FedAvg(Adam(lr=0.01), epochs=2)
+    given: dict[str, Any] = {"model": model, "partition": parts, "rounds": 2}
+    result = copfl.run(algorithm, own, **given, out=tmp_path / "run")
+    assert result.accuracy.shape == (2, 2)
+    assert copfl.run(algorithm, data, **given).records == result.records
+    assert copfl.run(algorithm, (x, y), **given).records == result.records
+    with pytest.raises(UsageError, match=r"the algorithm of this run is FedAvg.*a value that a Python program passed"):
+        copfl.resume(tmp_path / "run")
+    again = copfl.resume(tmp_path / "run", algorithm=algorithm, data=data, model=model, rounds=3)
+    assert again.records == copfl.run(algorithm, data, **{**given, "rounds": 3}).records
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["partition"]["scheme"] == "by hand"
+
+
+def test_names_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_things.py").write_text(
+        "import torch\nfrom torch import nn\n\n\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, shape, classes, width=4):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, classes))\n\n\n"
+        "def load(count=40):\n"
+        "    x = torch.arange(count * 5.0).reshape(count, 5) / count\n"
+        "    return x, torch.arange(count) % 2\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    how: dict[str, Any] = {"model": "my_things:Net", "clients": 2, "rounds": 2, "model_options": {"width": 6}}
+    try:
+        result = copfl.run("fedavg", "my_things:load", **how, data_options={"count": 60}, out=tmp_path / "run")
+        assert result.experiment.task.d == 5 * 6 + 6 + 6 * 2 + 2
+        assert result.experiment.title == "fedavg on load"
+        tables = result.experiment.tables
+        assert tables["model"] == {"name": "my_things:Net", "width": 6, "code": str(tmp_path)}
+        assert tables["data"] == {"name": "my_things:load", "count": 60, "code": str(tmp_path)}
+        monkeypatch.chdir("/")
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+        del sys.modules["my_things"]
+        assert copfl.resume(tmp_path / "run", rounds=3).records[:2] == result.records
+        with pytest.raises(UsageError, match='no my_things:Net option "wide"; did you mean "width"'):
+            copfl.run("fedavg", "my_things:load", model="my_things:Net", model_options={"wide": 3})
+    finally:
+        sys.modules.pop("my_things", None)
+
+
+def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
+    assert prepare([{}], model=Net).engine.name == "all_at_once"
+    assert prepare([{}], model=Branching()).engine.name == "one_by_one"
+    with pytest.raises(UsageError, match=r"cannot be trained for many clients at once .*; use --engine one_by_one"):
+        prepare([{"run": {"engine": "all_at_once"}}], model=Branching())
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            {"model": nn.Linear(7, 10)},
+            r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; name another with --model",
+        ),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"answer has shape \[4\] instead of \[10\]"),
+        ({"model": nn.Flatten()}, "the model has no parameters"),
+        ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
+        ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),
+        ({"dataset": (np.zeros((30, 5), np.float32), np.arange(30) % 3)}, r"resnet18 wants images .*try mlp"),
+        ({"device": "tpu"}, 'device "tpu" is unknown; use cpu, cuda'),
+        ({"device": "meta"}, 'device "meta" is not supported; use cpu, cuda'),
+        ({"device": "cuda:99"}, 'device "cuda:99" needs a CUDA GPU .*--device cpu'),
+        ({"clients": 10_000}, "clients"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is_written(
+    tmp_path: Path, how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CopflError, match=message):
+        copfl.run(out=tmp_path / "run", **how)
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_are_not_written_where_nobody_wants_them(tmp_path: Path) -> None:
+    copfl.run("local", "digits", rounds=1, save_models=False, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "models").exists()
+    assert (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize("model", [{"name": "cnn"}, {"name": "cnn", "norm": "batch"}, {"name": "resnet18", "width": 4}])
+def test_runs_of_our_models_take_the_fast_path_and_say_so(model: dict[str, str]) -> None:
+    made = prepare([{"model": model, "run": {"engine": "all_at_once"}}])
+    assert made.about()["side_by_side"] is True
+    alone = prepare([{"model": model, "run": {"engine": "one_by_one"}}])
+    assert alone.about()["side_by_side"] is False

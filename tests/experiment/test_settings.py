@@ -1,0 +1,163 @@
+"""The tables of a run: layers, names, defaults, and what suits a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.data.partition import Partition
+from copfl.errors import UsageError
+from copfl.experiment import config
+from copfl.experiment.config import Tables
+from copfl.experiment.settings import AROUND, KINDS, SUITS, Loop, resolve
+
+
+def resolved(*layers: Tables, **fixed: object) -> Tables:
+    return resolve(layers, fixed)
+
+
+def test_nothing_said_is_copfl_on_digits() -> None:
+    tables = resolved()
+    assert [tables[kind].get("name") for kind in KINDS] == ["copfl", "mamo", "digits", "classes", "cnn", None]
+    assert tables["optimizer"]["lr"] == SUITS["digits"]["mamo"]["lr"]
+    assert tables["partition"]["per_client"] == 3
+    assert tables["run"] == {**vars(Loop()), "rounds": 40, "batch": 8}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_resolving_what_was_resolved_changes_nothing(name: str) -> None:
+    tables = resolved({"algorithm": {"name": name}})
+    again = config.read_toml(config.as_toml(tables), "it")
+    assert resolved(again) == tables
+
+
+def test_a_share_of_the_rounds_is_a_number_of_rounds() -> None:
+    for rounds, warmup in ((200, 100), (61, 30), (3, 2)):
+        tables = resolved({"copfl": {"warmup": "50%"}, "run": {"rounds": rounds}})
+        assert tables["algorithm"]["warmup"] == warmup
+    levers = {"schedule": "cosine", "over": "25%"}
+    assert resolved({"levers": levers, "run": {"rounds": 40}})["levers"]["over"] == 10
+    assert resolved({"copfl": {"warmup": "25%"}})["algorithm"]["warmup"] == 10  # of the 40 that suit the digits
+    for wrong in ("50 %", "%", "-5%", "1e2%"):
+        with pytest.raises(UsageError, match="a whole number"):
+            resolved({"copfl": {"warmup": wrong}})
+
+
+def test_a_table_is_titled_by_its_kind_or_by_what_is_chosen() -> None:
+    assert resolved({"copfl": {"rate": 0.1}}) == resolved({"algorithm": {"rate": 0.1}})
+    assert resolved({"mamo": {"lr": 0.1}}) == resolved({"optimizer": {"lr": 0.1}})
+    with pytest.raises(UsageError, match='no table "fedavg"'):
+        resolved({"fedavg": {"epochs": 2}})
+
+
+def test_later_layers_win() -> None:
+    file: Tables = {"copfl": {"rate": 0.1, "budget": 0.3}, "run": {"rounds": 5}}
+    tables = resolved(file, {"algorithm": {"rate": 0.2}, "run": {"seed": 7}})
+    assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.2, 0.3)
+    assert (tables["run"]["rounds"], tables["run"]["seed"]) == (5, 7)
+
+
+def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_before() -> None:
+    before = resolved({"copfl": {"rate": 0.1}, "model": {"width": 4}})
+    tables = resolved(before, {"algorithm": {"name": "fedavg"}})
+    assert tables["algorithm"] == {"name": "fedavg", "epochs": 1}
+    assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == ("sgd", SUITS["digits"]["sgd"]["lr"])
+    assert tables["model"]["width"] == 4
+    assert resolved({"copfl": {"rate": 0.1}}, {"algorithm": {"name": "fedavg"}})["algorithm"]["name"] == "fedavg"
+    assert resolved(before, {"algorithm": {"name": "copfl"}}) == before
+
+
+def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
+    tables = resolved({"data": {"name": "digits"}, "model": {"name": "mlp"}, "partition": {"name": "iid"}})
+    assert tables["model"] == {"name": "mlp", "width": 64}
+    assert tables["partition"] == {"name": "iid"}
+    assert resolved({"data": {"name": "cifar10c", "dir": "x"}})["algorithm"]["rate"] == 0.15
+    assert resolved({"data": {"name": "mini_imagenet", "dir": "x"}})["model"]["name"] == "resnet18"
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.npz").touch()
+    assert resolved({"data": {"name": "mine.npz"}})["data"]["name"] == str(tmp_path / "mine.npz")
+    assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
+    monkeypatch.setenv("COPFL_DATA", "elsewhere")
+    assert resolved({"data": {"name": "cifar10"}})["data"]["dir"] == str(tmp_path / "elsewhere")
+    assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
+
+
+def test_a_partition_that_is_there_says_how_many_clients(tmp_path: Path) -> None:
+    parts = tuple(np.array([n]) for n in range(3))
+    partition = Partition(parts, parts, "by hand")
+    assert resolved(partition=partition)["run"]["clients"] == 3
+    partition.save(tmp_path / "who.json")
+    tables = resolved({"partition": {"name": str(tmp_path / "who.json")}})
+    assert tables["partition"] == {"name": str(tmp_path / "who.json")}
+    assert tables["run"]["clients"] == 3
+    with pytest.raises(UsageError, match="clients=4, but the partition is of 3"):
+        resolved({"run": {"clients": 4}}, partition=partition)
+
+
+def test_a_value_stands_in_for_its_table() -> None:
+    algorithm = FedAvg(epochs=2)
+    tables = resolved(algorithm=algorithm)
+    assert tables["algorithm"] == {"value": repr(algorithm)}
+    assert "optimizer" not in tables
+    with pytest.raises(UsageError, match="a value that a Python program passed"):
+        resolved(tables)
+    assert resolved(tables, algorithm=algorithm) == tables
+    for table in ({"algorithm": {"epochs": 3}}, {"optimizer": {"lr": 0.1}}):
+        with pytest.raises(UsageError, match="the algorithm is a value"):
+            resolved(table, algorithm=algorithm)
+    with pytest.raises(UsageError, match="the model is a value"):
+        resolved({"model": {"width": 3}}, model=object())
+    with pytest.raises(UsageError, match="the data set is a value"):
+        resolved({"data": {"severity": 3}}, data=object())
+    assert resolved({"model": {"head": "last"}}, model=object())["model"] == {"head": "last", "value": "object"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"run": {"clients": 0}}, "clients=0 must be at least 1"),
+        ({"run": {"clients": 2.5}}, r"run\.clients=2\.5 must be a whole number"),
+        ({"run": {"rounds": 0}}, "rounds=0 must be at least 1"),
+        ({"run": {"batch": 0}}, "batch=0 must be at least 1"),
+        ({"run": {"chunk": -1}}, "chunk=-1 must be at least 0"),
+        ({"run": {"seed": -1}}, "seed=-1 must be at least 0"),
+        ({"run": {"seed": 2**63}}, r"below 2\^63"),
+        ({"run": {"participation": 0.0}}, "participation=0.0 must be above 0"),
+        ({"run": {"participation": 1.1}}, "participation=1.1 must be above 0 and at most 1"),
+        ({"run": {"engine": "all_at_onse"}}, 'no engine "all_at_onse"; did you mean "all_at_once"'),
+        ({"run": {"precision": "fp8"}}, 'no precision "fp8"'),
+        ({"run": {"round": 3}}, 'no run option "round"; did you mean "rounds"'),
+        ({"algorithm": {"name": "fedpack"}}, 'no algorithm "fedpack"; did you mean "fedpac"'),
+        ({"algorithm": {"name": "fedavg", "rate": 0.1}}, 'no fedavg option "rate"'),
+        ({"copfl": {"rate": 2}}, "rate=2.0 must lie between 0 and 1"),
+        ({"optimizer": {"lr": float("nan")}}, "lr=nan must be a finite number"),
+        ({"partition": {"name": "class"}}, 'no partition "class"; did you mean "classes"'),
+        ({"classes": {"per_clint": 2}}, 'no classes option "per_clint"; did you mean "per_client"'),
+        ({"model": {"name": "cnm"}}, 'no model "cnm"; did you mean "cnn"'),
+        ({"cnn": {"wide": 3}}, 'no cnn option "wide"'),
+        ({"modle": {"name": "cnn"}}, 'no table "modle"; did you mean "model"'),
+    ],
+)
+def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, Any]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolved(tables)
+
+
+def test_what_stands_around_the_algorithm_is_there_only_if_it_was_given() -> None:
+    assert not set(AROUND) & resolved({"attack": {}, "guard": {}}).keys()
+    tables = resolved({"attack": {"name": "noise"}, "guard": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}})
+    assert tables["attack"] == {"name": "noise", "share": 0.2, "strength": 0.0}
+    assert tables["guard"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
+    assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
+    assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
+    other = resolved(tables, {"guard": {"name": "median"}})
+    assert other["guard"] == {"name": "median"}
+    with pytest.raises(UsageError, match='no guard "medan"'):
+        resolved({"guard": {"name": "medan"}})

@@ -1,0 +1,216 @@
+"""Clients folded into the batch give the same numbers as each one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from copfl.core.task import Task, task_of
+from copfl.engine.mapping import vectorised
+from copfl.kernels.batched_model import side_by_side
+from copfl.kernels.layers import patches, product, unpatch
+from copfl.models import MLP, ResNet18, SmallCNN
+
+CLIENTS, BATCH = 3, 5
+
+
+class Words(nn.Module):
+    """Tokens to classes: an embedding, a layer norm and dropout-free mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.answer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.answer(self.norm(self.embedding(x)).mean(1))
+        return result
+
+
+class Free(nn.Module):
+    """A model with a parameter outside any layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.answer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.answer(x * self.scale)
+        return result
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
+    "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
+    "cnn with batch norm": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5, norm="batch"), (2, 8, 8)),
+    "cnn with group norm": (lambda: SmallCNN((2, 8, 8), 4, width=4, hidden=5, norm="group"), (2, 8, 8)),
+    "resnet": (lambda: ResNet18((3, 32, 32), 4, width=4), (3, 32, 32)),
+    "resnet, cifar stem": (lambda: ResNet18((3, 8, 8), 4, width=4, stem="cifar", norm="group"), (3, 8, 8)),
+}
+
+
+def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradient, loss, buffers after, and answers of every client."""
+
+    def one(given: tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]) -> tuple[Tensor, ...]:
+        (w, x, y), real = given
+        return (*task.gradient(w[: task.d], w[task.d :], x, y, real), task.answers(w, x))
+
+    with torch.no_grad():
+        return vectorised(one, (rows, real))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_folded_clients_equal_mapped_ones(name: str, padded: bool) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    task = task_of(make(), 4, dtype=torch.float64)
+    folded = task.for_many()
+    assert folded.beside is not None
+    w = task.first + 0.05 * torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
+    w[:, task.d :] = task.first[task.d :]  # statistics stay variances
+    x = torch.randn(CLIENTS, BATCH, *shape, dtype=torch.float64)
+    y = torch.randint(0, 4, (CLIENTS, BATCH))
+    real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] * 4 + [False]]) if padded else None
+    mapped, side = step(task, (w, x, y), real), step(folded, (w, x, y), real)
+    for a, b in zip(mapped, side, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
+
+
+def test_tokens_fold_too() -> None:
+    torch.manual_seed(0)
+    task = task_of(Words(), 4, dtype=torch.float64)
+    w = task.first + 0.1 * torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
+    x, y = torch.randint(0, 11, (CLIENTS, BATCH, 7)), torch.randint(0, 4, (CLIENTS, BATCH))
+    folded = task.for_many()
+    assert folded.beside is not None
+    for a, b in zip(step(task, (w, x, y), None), step(folded, (w, x, y), None), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_outside_the_known_layers_is_left_to_vmap() -> None:
+    assert side_by_side(Free(), "answer") is None
+    task = task_of(Free(), 2)
+    assert task.for_many() is task
+
+
+class Mixing(nn.Module):
+    """A model whose answer to a sample depends on the others of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        result: Tensor = self.head(h - h.mean(0))
+        return result
+
+
+class Twice(nn.Module):
+    """A model that calls its batch norm twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.norm(self.norm(x) + x))
+        return result
+
+
+@pytest.mark.parametrize("make", [Mixing, Twice])
+def test_what_folding_would_change_is_noticed_and_left_to_vmap(make: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    task = task_of(make(), 2)
+    assert task.for_many().beside is not None  # by its layers it could be folded
+    assert task.for_many(samples=torch.randn(4, 3)) is task
+
+
+def test_what_folding_does_not_change_is_folded() -> None:
+    torch.manual_seed(0)
+    task = task_of(SmallCNN((1, 8, 8), 4, norm="batch"), 4)
+    assert task.for_many(samples=torch.randn(4, 1, 8, 8)).beside is not None
+    assert task.for_many(torch.bfloat16, torch.randn(1, 1, 8, 8)).beside is not None
+
+
+def test_a_model_that_is_all_head_folds() -> None:
+    torch.manual_seed(0)
+    task = task_of(nn.Sequential(nn.Linear(3, 2)), 2, dtype=torch.float64)
+    folded = task.for_many(samples=torch.randn(4, 3, dtype=torch.float64))
+    assert folded.beside is not None
+    w = task.first + torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
+    x, y = torch.randn(CLIENTS, BATCH, 3, dtype=torch.float64), torch.randint(0, 2, (CLIENTS, BATCH))
+    for a, b in zip(step(task, (w, x, y), None), step(folded, (w, x, y), None), strict=True):
+        torch.testing.assert_close(b, a)
+
+
+def test_the_users_module_is_left_as_it_was() -> None:
+    model = SmallCNN((1, 8, 8), 4, norm="batch")
+    before = [type(m) for m in model.modules()]
+    task_of(model, 4).for_many()
+    assert [type(m) for m in model.modules()] == before
+
+
+def test_bf16_products_keep_weights_and_statistics_whole() -> None:
+    torch.manual_seed(0)
+    task = task_of(SmallCNN((1, 8, 8), 4), 4)
+    x, y = torch.randn(CLIENTS, BATCH, 1, 8, 8), torch.randint(0, 4, (CLIENTS, BATCH))
+    w = task.first.expand(CLIENTS, -1)
+    whole, short = step(task.for_many(), (w, x, y), None), step(task.for_many(torch.bfloat16), (w, x, y), None)
+    assert short[0].dtype == torch.float32
+    error = float((whole[0] - short[0]).norm() / whole[0].norm())
+    assert 1e-5 < error < 0.05  # short, and no shorter than bf16 is
+
+
+def test_a_short_product_rounds_its_numbers_and_its_answer_wherever_that_is_written() -> None:
+    a, b = torch.tensor([[[1 + 2**-9, 256.0]]]), torch.ones(1, 2, 1)  # bf16 has 8 binary digits: 1 + 2^-9 is 1
+    place = torch.empty(1, 1, 1, 1)
+    assert product(a, b, None).item() == 257 + 2**-9
+    assert product(a, b, torch.bfloat16).item() == product(a, b, torch.bfloat16, place).item() == place.item() == 256
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size"),
+    [
+        ((3, 3), (1, 1), (1, 1), 5),
+        ((3, 3), (2, 2), (1, 1), 6),
+        ((7, 7), (2, 2), (3, 3), 9),
+        ((3, 3), (2, 2), (1, 1), 1),
+    ],
+)
+def test_unpatch_is_the_adjoint_of_patches(
+    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], size: int
+) -> None:
+    """<patches(x), r> = <x, unpatch(r)> for any x and r."""
+    torch.manual_seed(0)
+    x = torch.randn(2, size, size, 3, dtype=torch.float64)
+    rows = patches(x, kernel, stride, padding)
+    r = torch.randn(rows.shape, dtype=torch.float64)
+    back = unpatch(r, (size, size), x.shape[3], kernel, stride, padding)
+    torch.testing.assert_close((rows * r).sum(), (x * back).sum())
+
+
+def test_it_is_tried_in_float64_whatever_the_run_computes_in() -> None:
+    """In a GPU's short products a right model would seem wrong, and lose its speed without a word."""
+    seen = []
+
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.dtype)
+            return self.head(torch.relu(self.body(x)))  # type: ignore[no-any-return]
+
+    task = task_of(Spy(), 2)
+    assert task.for_many(samples=torch.randn(4, 3)).beside is not None
+    assert set(seen) == {torch.float64}
+    assert task.first.dtype == torch.float32

@@ -1,0 +1,85 @@
+"""`elementwise` is the function itself, alone and under vmap, with the rows of its results aligned when compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from copfl.kernels import fused as room
+from copfl.kernels.fused import either, elementwise, mostly
+
+
+def line(x: Tensor, slope: Tensor, other: Tensor | None, shift: float) -> tuple[Tensor, Tensor]:
+    return slope * x + shift, x if other is None else x + other
+
+
+def test_alone_it_is_the_function() -> None:
+    x = torch.tensor([1.0, 2.0])
+    first, second = elementwise(line, x, torch.tensor(3.0), None, 1.0)
+    assert first.tolist() == [4.0, 7.0]
+    assert second.tolist() == [1.0, 2.0]
+
+
+def test_own_where_the_mask_is() -> None:
+    mask = torch.tensor([True, False, False])
+    assert either(mask, torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])).tolist() == [1, 5, 6]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_vmap_a_scalar_per_client_meets_its_own_row(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiled:  # the plumbing around the compiler, without the compiler
+        monkeypatch.setattr(room, "compiles", lambda tensor: True)
+        monkeypatch.setattr(room, "_compiled", lambda function, shape: function)
+    x, slope = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([10.0, 100.0])
+    mapped = torch.func.vmap(lambda a, b: elementwise(line, a, b, None, 1.0))
+    first, second = mapped(x, slope)
+    assert first.tolist() == [[11.0, 21.0, 31.0], [401.0, 501.0, 601.0]]
+    assert second.tolist() == x.tolist()
+    if compiled:
+        assert first.stride(0) == room.ALIGN
+
+
+def test_an_argument_without_client_axis_is_the_same_for_all() -> None:
+    x, common = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0])
+    mapped = torch.func.vmap(lambda a: elementwise(line, a, torch.tensor(1.0), common, 0.0)[1])
+    assert mapped(x).tolist() == [[11.0, 22.0], [13.0, 24.0]]
+
+
+def test_a_long_vector_goes_block_by_block_to_the_same_bits() -> None:
+    x, active = torch.randn(2 * room.BLOCK + 77), torch.rand(2 * room.BLOCK + 77) > 0.5
+
+    @room.of_many_steps
+    def moved(x: Tensor, active: Tensor, speed: float) -> tuple[Tensor, Tensor]:
+        return torch.where(active, x - speed * torch.sqrt(x.abs()), x), active & (x > 0)
+
+    for found, wanted in zip(elementwise(moved, x, active, 0.3), moved(x, active, 0.3), strict=True):
+        assert torch.equal(found, wanted)
+        assert found.dtype == wanted.dtype
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_old_vector_stays_where_the_new_one_is_not_wanted(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel:  # the plumbing around the kernel, without the kernel
+        monkeypatch.setattr(room, "compiles", lambda tensor: True)
+        monkeypatch.setattr(room, "LONG", 1)
+        pytest.importorskip("triton")
+        from copfl.kernels.triton import vectors
+
+        monkeypatch.setattr(vectors, "put_back", lambda keep, new, old: torch.where(keep[:, None], new, old))
+    new, old = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    some, all = torch.tensor([True, False]), torch.tensor([True, True])
+    assert mostly(some[0], new[0], old[0]).tolist() == [1.0, 2.0]
+    assert mostly(some[1], new[0], old[0]).tolist() == [5.0, 6.0]
+    assert torch.func.vmap(mostly)(some, new, old).tolist() == [[1.0, 2.0], [7.0, 8.0]]
+    assert torch.func.vmap(mostly)(all, new, old).tolist() == new.tolist()
+    same_for_all = torch.func.vmap(mostly, in_dims=(0, 0, None))(some, new, old[0])
+    assert same_for_all.tolist() == [[1.0, 2.0], [5.0, 6.0]]
+
+
+def test_it_can_be_mapped_twice() -> None:
+    """As by an algorithm that trains several models of each client under a vmap of its own."""
+    keep = torch.tensor([[True, False], [False, True]])
+    new, old = torch.ones(2, 2, 3), torch.zeros(2, 2, 3)
+    found = torch.func.vmap(torch.func.vmap(mostly))(keep, new, old)
+    assert torch.equal(found, keep[:, :, None].float().expand(2, 2, 3))

@@ -1,0 +1,115 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against the same in plain PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch
+from copfl.kernels import fused, topk, layers
+from copfl.kernels.triton import norms, vectors, patches
+
+torch.manual_seed(0)
+close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+shapes = (
+    ((3, 3), (1, 1), (1, 1), 5), ((3, 3), (2, 2), (1, 1), 6), ((7, 7), (2, 2), (3, 3), 9), ((2, 3), (1, 2), (0, 1), 5),
+)
+for kernel, stride, padding, size, channels in ((*shape, c) for shape in shapes for c in (3, 64)):
+    x = torch.randn(2, size, size, channels, dtype=torch.float64)
+    rows = layers.patches(x, kernel, stride, padding)
+    out, filling = tuple(rows.shape[1:3]), -rows.shape[3] % 4
+    turned = rows.view(*rows.shape[:3], *kernel, channels).movedim(5, 3).flatten(3)  # channels first
+    close(patches.patches(x, out, kernel, stride, padding, False), turned)
+    close(patches.patches(x, out, kernel, stride, padding, True), torch.nn.functional.pad(rows, (0, filling)))
+    grad = torch.randn(*rows.shape[:3], rows.shape[3] + filling, dtype=torch.float64)
+    meant = grad[..., : rows.shape[3]]
+    back = layers.unpatch(meant.contiguous(), (size, size), channels, kernel, stride, padding)
+    close(patches.unpatch(grad, (size, size), channels, kernel, stride, padding, True), back)
+    first = meant.unflatten(3, (*kernel, channels)).movedim(5, 3).flatten(3)
+    close(patches.unpatch(first, (size, size), channels, kernel, stride, padding, False), back)
+# The whole convolution as it is on a GPU, windows as pixels lie (many of them) and as weights lie, against torch's.
+layers.compiles = lambda tensor: True
+for kernel, stride, padding, size, kernels in (
+    ((3, 3), (1, 1), (1, 1), 5, 2), ((3, 3), (1, 1), (1, 1), 2, 40), ((3, 3), (2, 2), (1, 1), 6, 3),
+    ((7, 7), (2, 2), (3, 3), 9, 4), ((1, 1), (2, 2), (0, 0), 4, 3),
+):
+    x = torch.randn(2 * 3, size, size, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, kernels, 3, *kernel, dtype=torch.float64, requires_grad=True)
+    place = torch.zeros_like(weight)
+    y = layers.convolve(x, weight, 2, kernel, stride, padding, None, place)
+    toward = torch.randn_like(y)
+    mine = torch.autograd.grad(y, (x, weight), toward)
+    images = x.detach().permute(0, 3, 1, 2).requires_grad_()
+    pairs = zip(images.split(3), weight, strict=True)
+    plain = torch.cat([torch.nn.functional.conv2d(i, w, None, stride, padding) for i, w in pairs])
+    close(y.permute(0, 3, 1, 2), plain)
+    theirs = torch.autograd.grad(plain, (images, weight), toward.permute(0, 3, 1, 2))
+    close(mine[0].permute(0, 3, 1, 2), theirs[0])
+    close(mine[1], theirs[1])
+    close(place, theirs[1])  # written where it is wanted
+layers.compiles = fused.compiles
+for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
+    x = torch.randn(2, 37, 20, dtype=torch.float64)
+    weight, bias = torch.randn(2, 20, dtype=torch.float64), torch.randn(2, 20, dtype=torch.float64)
+    plain = layers.normalised(x, weight, bias, share, 1e-5)
+    fast = norms.normalise(x, weight, bias, share, 1e-5)
+    for a, b in zip(fast, plain, strict=True):
+        close(a, b)
+    grad = torch.randn_like(x) * (1 if share is None else share[..., None])
+    plain = layers.normalised_back(grad, x, weight, fast[1], fast[3], share)
+    for a, b in zip(norms.normalise_back(grad, x, weight, fast[1], fast[3], share), plain, strict=True):
+        close(a, b)
+for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, torch.int64, 63)):
+    values = torch.rand(3, 3000, dtype=dtype)
+    values[:, ::3], values[1, :500] = values[:, :1], -1
+    keys = values.view(bits)
+    wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
+    for count in ([0, 5, 3000], [1, 2500, 1000], [1000, 0, 1]):
+        counts = torch.tensor(count)[:, None]
+        low, above, equal = vectors.threshold(keys, counts, width, (3000,))
+        assert torch.equal(low[:, 0], topk._threshold(keys, counts[:, 0], width)), count
+        assert above.tolist() == (keys > low).sum(1, keepdim=True).tolist()
+        assert equal.tolist() == (keys == low).sum(1, keepdim=True).tolist()
+        chosen = vectors.largest(wide, counts, width, (3000,))
+        assert torch.equal(chosen, topk._largest(values, counts, (3000,))), count
+        sizes = (1000, 1, 0, 1999)  # stretches, each with a count of its own
+        many = torch.stack([counts[:, 0], counts[:, 0] % 2, 0 * counts[:, 0], counts.flip(0)[:, 0]], 1)
+        chosen = vectors.largest(wide, many, width, sizes)
+        assert torch.equal(chosen, topk._largest(values, many, sizes)), count
+# A stretch longer than what one program goes over, with ties across the seam.
+values = torch.rand(2, 20001).mul(50).round().div(50)
+many, sizes = torch.tensor([[9000, 0, 700], [1, 1, 8193]]), (9001, 1, 10999)
+chosen = vectors.largest(values.view(torch.int32), many, 31, sizes)
+assert torch.equal(chosen, topk._largest(values, many, sizes))
+masks = (torch.rand(3, 20000) > 0.3)[:, :19001]
+assert vectors.count(masks, (19001,)).tolist() == masks.sum(1, keepdim=True).tolist()
+sizes = (9000, 0, 1, 10000)
+assert vectors.count(masks, sizes).tolist() == torch.stack([p.sum(1) for p in masks.split(sizes, 1)], 1).tolist()
+for dtype in (torch.float32, torch.bool):
+    new, old = (torch.rand(3, 5008) > 0.5).to(dtype)[:, :5000], (torch.rand(3, 5000) > 0.5).to(dtype)
+    before = new.clone()
+    put = vectors.put_back(torch.tensor([True, False, True]), new, old)
+    assert put is new
+    assert torch.equal(new, torch.stack([before[0], old[1], before[2]]))
+    common = old[0].expand(3, -1)  # the same for all
+    vectors.put_back(torch.tensor([False, True, True]), new, common)
+    assert torch.equal(new, torch.stack([old[0], old[1], before[2]]))
+print("equal")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux only)")
+def test_the_kernels_compute_what_plain_pytorch_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | {"TRITON_INTERPRET": "1"},  # read when Triton is imported, so in a process of its own
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from copfl.errors import RunError, UsageError
+from copfl.report import page, run_data
+
+
+def test_a_run_tells_what_its_files_hold(runs: dict[str, Path]) -> None:
+    (told,) = run_data.read_all([runs["copfl"]])
+    lines = [json.loads(line) for line in (runs["copfl"] / "rounds.jsonl").read_text().splitlines()]
+    assert (told.label, told.algorithm, told.clients, told.rounds, told.planned) == (
+        "copfl",
+        "copfl",
+        4,
+        [1, 2, 3, 4, 5],
+        5,
+    )
+    assert told.figure("accuracy").shape == (5, 4)
+    assert told.last("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
+    assert told.federation("shared") == [line["federation"]["shared"] for line in lines]
+    assert len(told.seconds) == 5
+    assert told.held is not None
+    assert told.held.sum(1).tolist() == told.sizes[0]
+
+
+def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -> None:
+    (told,) = run_data.read_all([runs["copfl"]])
+    assert told.masks is not None
+    mask = load_file(runs["copfl"] / "checkpoint" / "state.safetensors")["clients:mask"]
+    assert told.masks.round == 5
+    assert sum(told.masks.sizes) == mask.shape[1] == told.environment["parameters"]
+    whole = (told.masks.share * told.masks.sizes).sum(1) / mask.shape[1]
+    assert np.allclose(whole, told.last("personal_share"), atol=1e-6)
+    first = mask[:, : told.masks.sizes[0]]  # a layer's weight and bias lie side by side
+    assert np.allclose(told.masks.share[:, 0], first.double().mean(1))
+    assert told.masks.common[0] == pytest.approx(float((~first.any(0)).double().mean()))
+    assert not torch.equal(first[0], first[1])
+
+
+def test_an_algorithm_without_masks_has_none(runs: dict[str, Path]) -> None:
+    assert run_data.read_all([runs["fedavg"]])[0].masks is None
+
+
+def test_runs_of_one_algorithm_are_told_apart_by_their_folders(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "again")
+    labels = [told.label for told in run_data.read_all([runs["copfl"], tmp_path / "again", runs["local"]])]
+    assert labels == ["copfl (copfl)", "copfl (again)", "local"]
+
+
+def test_a_run_that_goes_on_can_be_read(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    lines = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    (tmp_path / "run" / "rounds.jsonl").write_bytes(
+        lines[: lines.index(b"\n") + 20]
+    )  # the second line is not all there
+    (told,) = run_data.read_all([tmp_path / "run"])
+    assert told.rounds == [1]
+    assert len(told.seconds) == 1
+    assert told.masks is None
+
+
+def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is not a run folder"):
+        run_data.read_all([tmp_path])
+    with pytest.raises(UsageError, match="named twice"):
+        run_data.read_all([runs["copfl"], runs["copfl"]])
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    (tmp_path / "run" / "environment.json").write_text("{")
+    with pytest.raises(RunError, match=r"cannot read .*environment"):
+        run_data.read_all([tmp_path / "run"])
+    found = json.loads((runs["copfl"] / "environment.json").read_text())
+    for odd in ({"parameters": 10**4000}, {"layers": {"head.weight": 10**4000}}, {"parameters": -1}):
+        (tmp_path / "run" / "environment.json").write_text(json.dumps(found | odd))
+        with pytest.raises(RunError, match=r"cannot read .*environment"):
+            run_data.read_all([tmp_path / "run"])
+    shutil.copy(runs["copfl"] / "environment.json", tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "state.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(RunError, match="is damaged"):
+        run_data.read_all([tmp_path / "run"])
+
+
+@pytest.mark.parametrize("rounds", ["[1]", "nan", "inf", '"many"', "0", "-3"])
+def test_a_run_file_that_names_no_number_of_rounds(runs: dict[str, Path], tmp_path: Path, rounds: str) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    path = tmp_path / "run" / "run.toml"
+    path.write_text(re.sub(r"(?m)^rounds = .*$", f"rounds = {rounds}", path.read_text()))
+    with pytest.raises(RunError, match="how many rounds"):
+        run_data.read_all([tmp_path / "run"])
+
+
+def test_odd_words_in_a_folder_are_shown_as_they_are(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    path = tmp_path / "run" / "environment.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"command": "copfl run 'half", "classes": ["9" * 5000] * len(found["classes"])}))
+    assert "copfl run &#39;half" in page.render(run_data.read_all([tmp_path / "run"]))
+
+
+def test_a_round_without_seconds_is_damage(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["copfl"], tmp_path / "run")
+    (tmp_path / "run" / "timing.jsonl").write_text('{"round": 1, "seconds": null}\n')
+    with pytest.raises(RunError, match="it has no seconds"):
+        run_data.read_all([tmp_path / "run"])

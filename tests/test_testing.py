@@ -1,0 +1,284 @@
+"""Every registered algorithm obeys the laws, and each law catches an algorithm that breaks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.averaging import Server, Total
+from copfl.algorithms.copfl import COPFL
+from copfl.algorithms.fedavg import FedAvg
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, Turn
+from copfl.core.optim import Adam
+from copfl.testing import check_algorithm
+
+# To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and flower/test_rounds.py.
+FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_obeys_the_contract(name: str, norm: str) -> None:
+    check_algorithm(ALGORITHMS[name](**FEWER.get(name, {})), norm=norm)
+
+
+def test_variants_obey_the_contract_too() -> None:
+    check_algorithm(FedAvg(Adam(keep=True), epochs=2, keeps=("norms",)), rounds=2)
+    letter = ALGORITHMS["copfl"](merge="union_kept", phases="sequence", without="letter", among="tensor")
+    check_algorithm(letter, rounds=2)
+    check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
+    check_algorithm(ALGORITHMS["copfl"](by="benefit", among="anew", scale="mean", smooth=0.9), rounds=2)
+    check_algorithm(ALGORITHMS["copfl"](phases="apart", hold="offset"), rounds=2)
+
+
+# -- algorithms that break one law each --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EditsItsClient(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        client.own.zero_()
+        return super().client_update(task, client, down, data, plan)
+
+
+@dataclass(frozen=True)
+class EditsItsServer(FedAvg):
+    def server_update(self, task: Any, server: Any, total: Any) -> Any:
+        after, figures = FedAvg().server_update(task, server, total)
+        server.w.copy_(after.w)
+        return server, figures
+
+
+@dataclass(frozen=True)
+class Shakes(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return turn._replace(upload=turn.upload._replace(w=turn.upload.w + torch.rand_like(turn.upload.w)))
+
+
+@dataclass(frozen=True)
+class Branches(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return turn if turn.figures["loss"] > 1e9 else turn._replace(upload=turn.upload)
+
+
+class Remembering(NamedTuple):
+    own: Tensor
+    moments: Any
+    history: Any
+
+
+@dataclass(frozen=True)
+class Grows(FedAvg):
+    """Its client's record grows with every round, as a list, a tuple or a tensor."""
+
+    kind: str = "list"
+
+    def client_init(self, task: Any) -> Any:
+        start = {"list": [], "tuple": (), "tensor": torch.zeros(0, dtype=torch.float64)}[self.kind]
+        return Remembering(*FedAvg().client_init(task), start)
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        loss = turn.figures["loss"]
+        more: Any = (*client.history, loss)
+        if self.kind == "list":
+            more = list(more)
+        elif self.kind == "tensor":
+            more = torch.cat([client.history, loss[None]])
+        return Turn(Remembering(*turn.client, more), turn.upload, turn.trained, turn.figures)
+
+
+@dataclass(frozen=True)
+class ChangesItsType(FedAvg):
+    def client_init(self, task: Any) -> Any:
+        return Remembering(*FedAvg().client_init(task), torch.zeros((), dtype=torch.int64))
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return Turn(Remembering(*turn.client, client.history + 0.5), turn.upload, turn.trained, turn.figures)
+
+
+class Table(NamedTuple):
+    w: Tensor
+    rows: Tensor  # [N], what the server last heard of each client
+
+
+class TableTotal(NamedTuple):
+    w: Tensor
+    size: Tensor
+    rows: Tensor
+
+
+class Addressed(NamedTuple):
+    w: Tensor
+    own: Tensor
+
+
+def heard(number: int = 0) -> list[int]:
+    return [number]
+
+
+@dataclass(frozen=True)
+class ByPosition(FedAvg):
+    """The server keeps a number of each client and sends it back: matched by id, or in the order they come."""
+
+    where: str = "nowhere"
+    calls: list[int] = field(default_factory=heard)  # a state that nobody sees
+
+    def server_init(self, task: Any, clients: int) -> Any:
+        return Table(FedAvg().server_init(task, clients).w, torch.arange(clients, dtype=torch.float64))
+
+    def downlink(self, server: Any, ids: Tensor) -> Any:
+        rows = server.rows[: len(ids)] if self.where == "downlink" else server.rows[ids]
+        return Addressed(server.w.expand(len(ids), -1), rows)
+
+    def summand(self, task: Any, server: Any, id: Tensor, upload: Any) -> Any:
+        clients = len(server.rows)
+        if self.where == "summand":
+            self.calls[0] += 1
+            id = torch.tensor(self.calls[0] % clients)
+        total = FedAvg().summand(task, server, id, upload)
+        return TableTotal(*total, tree.placed(upload.w[0], id, clients))
+
+    def server_update(self, task: Any, server: Any, total: Any) -> Any:
+        after, figures = FedAvg().server_update(task, Server(server.w), Total(total.w, total.size))
+        return Table(after.w, total.rows), figures
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return turn._replace(upload=turn.upload._replace(w=turn.upload.w + 0.01 * down.own))
+
+
+@dataclass(frozen=True)
+class LeaksPersonal(COPFL):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        shared = turn.upload.shared._replace(values=turn.client.w)
+        return turn._replace(upload=turn.upload._replace(shared=shared))
+
+
+class Talkative(NamedTuple):
+    w: Tensor
+    size: Tensor
+    gossip: Tensor
+
+
+@dataclass(frozen=True)
+class LeaksStatistics(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn: Any = super().client_update(task, client, down, data, plan)
+        return Turn(
+            turn.client, Talkative(turn.upload.w, turn.upload.size, turn.trained[task.d :]), turn.trained, turn.figures
+        )
+
+
+@dataclass(frozen=True)
+class DividesByNobody(FedAvg):
+    def server_update(self, task: Any, server: Any, total: Any) -> Any:
+        return Server(total.w / total.size), {}
+
+
+@dataclass(frozen=True)
+class ForgetsWhenNobodyAnswers(FedAvg):
+    def server_update(self, task: Any, server: Any, total: Any) -> Any:
+        return Server(total.w / total.size.clamp(min=1)), {}
+
+
+class Crowd(NamedTuple):
+    w: Tensor
+    size: Tensor
+    clients: Tensor
+
+
+@dataclass(frozen=True)
+class NeedsTwo(FedAvg):
+    """Its weights are divided by one less than the clients, like a leave-one-out mean without a guard."""
+
+    def summand(self, task: Any, server: Any, id: Tensor, upload: Any) -> Any:
+        return Crowd(upload.w, upload.size, torch.ones_like(upload.size))
+
+    def server_update(self, task: Any, server: Any, total: Any) -> Any:
+        answered = total.clients > 0
+        w = torch.where(answered, total.w / (total.clients - 1), server.w)
+        return Server(w), {}
+
+
+@dataclass(frozen=True)
+class SaysNothing(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return turn._replace(figures={"loss": turn.figures["loss"]})
+
+
+@dataclass(frozen=True)
+class Breaks(FedAvg):
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+        turn = super().client_update(task, client, down, data, plan)
+        return turn._replace(upload=turn.upload._replace(size=0 * turn.upload.size / 0))
+
+
+@dataclass(frozen=True)
+class HidesItsNumbers(FedAvg):
+    secret: float = field(default=0.5, repr=False)
+
+
+class NoDataclass:
+    """Not an algorithm at all."""
+
+
+@dataclass
+class Thawed:
+    """A dataclass that can be changed while it runs."""
+
+    epochs: int = 1
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "edits its client": (EditsItsClient(), "client_update changed what it was lent: 0.own"),
+    "edits its server": (EditsItsServer(), "server_update changed what it was lent"),
+    "uses torch.rand": (Shakes(), "differs by|two answers"),
+    "branches on a value": (Branches(), "the rounds fail all_at_once: .*data-dependent"),
+    "a growing list": (Grows(kind="list"), "the rounds fail .* not list"),
+    "a growing tuple": (Grows(kind="tuple"), "the rounds fail"),
+    "a growing tensor": (Grows(kind="tensor"), "the rounds fail|changed its shape"),
+    "a count that becomes a fraction": (ChangesItsType(), "the rounds fail|changed its shape"),
+    "a downlink by position": (ByPosition(where="downlink"), "against one by one|by position"),
+    "a summand by position": (
+        ByPosition(where="summand"),
+        "two answers|against one by one|order in which uploads arrive",
+    ),
+    "a leak in a masked vector": (LeaksPersonal(), "an upload carries values at personal coordinates"),
+    "a leak of statistics": (LeaksStatistics(), "an upload carries local batch-norm statistics: gossip"),
+    "0 / 0 when nobody answers": (DividesByNobody(), "not finite after a round that nobody answered"),
+    "zeros when nobody answers": (ForgetsWhenNobodyAnswers(), "changed in a round that nobody answered"),
+    "1 / (N - 1)": (NeedsTwo(), "not finite"),
+    "no weight among the figures": (SaysNothing(), "its weight in the mean|'weight'"),
+    "an upload that is not finite": (Breaks(), "not finite although its data are"),
+    "a number that repr hides": (HidesItsNumbers(), "repr hides secret"),
+    "no dataclass": (NoDataclass(), "an algorithm is a frozen dataclass"),
+    "a dataclass that is not frozen": (Thawed(), "an algorithm is a frozen dataclass"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_contract_catches(what: str) -> None:
+    algorithm, message = BROKEN[what]
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(algorithm)
+
+
+def test_the_toys_break_nothing_else() -> None:
+    check_algorithm(ByPosition(where="nowhere"))  # the table by id is a good algorithm
+
+
+def test_a_plain_algorithm_is_not_accused() -> None:
+    algorithm: AnyAlgorithm = replace(FedAvg(), epochs=2)
+    check_algorithm(algorithm, rounds=2, batch=5, norm="group")

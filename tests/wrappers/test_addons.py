@@ -1,0 +1,134 @@
+"""The levers, by hand and by the laws that every algorithm obeys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from copfl.algorithms import ALGORITHMS, copfl, fedavg, local
+from copfl.algorithms.averaging import Server, Total
+from copfl.core import tree
+from copfl.core.optim import Adam, Scaled, Sgd, faster
+from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.errors import UsageError
+from copfl.kernels.modules import BatchNorm
+from copfl.testing import check_algorithm, small_federation
+from copfl.wrappers.addons import Averaged, Moving, MovingServer, Restated, Scheduled, levered
+from tests.toys import rounds_of, slopes
+
+
+def test_at_its_defaults_nothing_is_added() -> None:
+    algorithm = fedavg()
+    assert levered(algorithm) is algorithm
+
+
+def test_momentum_by_hand() -> None:
+    """w = 1; the mean says 3, then 3 again: steps of 2, then 0.5 * 2 + (3 - 3) = 1."""
+    task, algorithm = slopes(1.0), Moving(fedavg(), 0.5)
+    server: Any = MovingServer(Server(torch.tensor([1.0])), torch.tensor([0.0]))
+    total = Total(torch.tensor([6.0]), torch.tensor(2.0))
+    server, _ = algorithm.server_update(task, server, total)
+    assert server.server.w.tolist() == [3.0]
+    server, _ = algorithm.server_update(task, server, total)
+    assert server.server.w.tolist() == [4.0]
+    assert server.speed.tolist() == [1.0]
+
+
+def test_average_by_hand() -> None:
+    """Decay 1/2 over models a, b: (a / 4 + b / 2) / (3 / 4) = (a + 2 b) / 3."""
+    task, federation = small_federation("none", (4, 6))
+    plain, ends = local(Sgd(lr=0.1)), []
+    for rounds in (1, 2):
+        state, _ = rounds_of(plain, task, federation, rounds, one_by_one())
+        down = plain.downlink(state.server, torch.arange(2))
+        ends.append(plain.personal(task, tree.row(state.clients.rows(torch.arange(2)), 1), tree.row(down, 1)))
+    algorithm = Averaged(plain, 0.5)
+    state, _ = rounds_of(algorithm, task, federation, 2, one_by_one())
+    client = tree.row(state.clients.rows(torch.arange(2)), 1)
+    found: Any = algorithm.personal(task, client, tree.row(algorithm.downlink(state.server, torch.arange(2)), 1))
+    torch.testing.assert_close(found, (ends[0] + 2 * ends[1]) / 3)
+    torch.testing.assert_close(client.weight, torch.tensor(0.75, dtype=torch.float64))
+
+
+def test_paces_by_hand() -> None:
+    task = slopes(1.0)
+    for schedule, wanted in (("linear", [1, 0.75, 0.5, 0.25, 0, 0]), ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5])):
+        algorithm = Scheduled(fedavg(), schedule, 4)
+        server = algorithm.server_init(task, 1)
+        for round, pace in enumerate(wanted):
+            down = algorithm.downlink(server._replace(round=torch.tensor(round)), torch.tensor([0]))
+            assert float(down.pace[0]) == pytest.approx(pace)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.5, weight_decay=0.01), Adam(lr=0.1)], ids=["sgd", "adam"])
+def test_scaled_steps_are_those_of_a_smaller_learning_rate(optimizer: Any) -> None:
+    w, active = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64), torch.tensor([True, False, True])
+    half, scaled = faster(optimizer, 0.5), Scaled(optimizer, torch.tensor(0.5, dtype=torch.float64))
+    wanted, found = (w, half.init(w)), (w, scaled.init(w))
+    for grad in (torch.tensor([1.0, 2.0, -1.0]).double(), torch.tensor([0.5, 0.1, 2.0]).double()):
+        wanted = half.step(wanted[0], grad, wanted[1], active)
+        found = scaled.step(found[0], grad, found[1], active)
+        torch.testing.assert_close(found[0], wanted[0])
+    assert faster(scaled, 2.0).optimizer == faster(optimizer, 2.0)  # type: ignore[attr-defined]
+
+
+def test_own_statistics_are_those_of_all_own_samples() -> None:
+    """The first batch norm's: mean and unbiased variance, over all samples and pixels, of what it sees."""
+    task, federation = small_federation("batch", (5, 9))
+    rows, w = federation.train.rows([0, 1]), task.first
+    norm = next(name for name, m in task.module.named_modules() if isinstance(m, BatchNorm))
+    for client, size in enumerate((5, 9)):
+        data = tree.row(rows, client)
+        seen: list[torch.Tensor] = []
+        hook = task.module.get_submodule(norm).register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0]))
+        task.forward(w, task.numbers(data.x[:size]))
+        hook.remove()
+        for one in (task, task.for_many()):
+            found = one.restated(w, data)
+            statistics = task.layout.split(found[task.d :], buffers=True)
+            torch.testing.assert_close(statistics[f"{norm}.running_mean"], seen[0].mean((0, 2, 3)))
+            torch.testing.assert_close(statistics[f"{norm}.running_var"], seen[0].var((0, 2, 3)))
+            assert torch.equal(found[: task.d], w[: task.d])
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe", "fedpac"])
+def test_every_lever_at_once_breaks_no_law(name: str) -> None:
+    algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
+    check_algorithm(levered(algorithm, momentum=0.9, average=0.8, schedule="cosine", over=5, statistics="own"))
+
+
+def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
+    task, federation = small_federation("batch", (5, 9, 3))
+    plain, shown = rounds_of(copfl(), task, federation, 3, all_at_once(64))
+    other, shown_too = rounds_of(Restated(Averaged(copfl(), 0.9)), task, federation, 3, all_at_once(64))
+    torch.testing.assert_close(plain.server.w, other.server.w)
+    assert shown[-1].federation == shown_too[-1].federation
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum": 1.0}, "below 1"),
+        ({"average": -0.1}, "at least 0"),
+        ({"schedule": "step"}, "cosine"),
+        ({"schedule": "cosine"}, "levers.over"),
+        ({"statistics": "mine"}, "running"),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        levered(fedavg(), **options)
+
+
+def test_momentum_needs_weights_at_the_server() -> None:
+    with pytest.raises(UsageError, match="keep moving"):
+        Moving(local()).server_init(slopes(1.0), 2)
+
+
+def test_without_batch_norm_there_is_nothing_to_state_again() -> None:
+    task, federation = small_federation("none", (4, 6))
+    plain, restated = (rounds_of(a, task, federation, 2, all_at_once(64))[1] for a in (fedavg(), Restated(fedavg())))
+    assert plain[-1].clients["accuracy"].tolist() == restated[-1].clients["accuracy"].tolist()

@@ -1,0 +1,144 @@
+"""The noise and the clipping by hand, what is withheld, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.copfl import COPFL
+from copfl.algorithms.fedavg import FedAvg
+from copfl.core import tree
+from copfl.core.batches import plan
+from copfl.errors import UsageError
+from copfl.experiment.run import run
+from copfl.flower.settings import settings_of
+from copfl.parts.cowa import Cowa
+from copfl.testing import check_algorithm, small_federation
+from copfl.wrappers.privacy import Private, epsilon
+from tests.commands import called
+
+pytest.importorskip("dp_accounting", reason="the accountant is an extra")
+
+
+def turn(algorithm: Any, n: int = 0) -> tuple[Any, Any]:
+    """One client's message and its turn."""
+    task, federation = small_federation("none", (5, 9))
+    order = plan(0, 0, [n], federation.train.sizes[[n]], batch=4, passes=algorithm.passes, augment=True)
+    down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([n])), 0)
+    data = tree.row(federation.train.rows([n]), 0)
+    with torch.no_grad():
+        return down, algorithm.client_update(task, algorithm.client_init(task), down, data, tree.row(order, 0))
+
+
+def test_an_update_is_clipped_and_its_size_withheld() -> None:
+    down, open_ = turn(FedAvg())
+    _, private = turn(Private(FedAvg(), 2, 2, clip=0.01, noise=1e-9))
+    change, clipped = open_.upload.w - down.w, private.upload.w - down.w
+    assert float(change.norm()) > 0.01
+    assert float(clipped.norm()) == pytest.approx(0.01)
+    assert torch.allclose(clipped, change * 0.01 / change.norm(), atol=1e-9)
+    assert (open_.upload.size.item(), private.upload.size.item()) == (5, 1)
+    _, loose = turn(Private(FedAvg(), 2, 2, clip=1e3, noise=1e-12))
+    assert torch.allclose(loose.upload.w, open_.upload.w, atol=1e-6)
+
+
+def test_the_noise_of_all_adds_up_to_what_was_asked() -> None:
+    clip, noise, together = 0.5, 3.0, 4
+    algorithm = Private(FedAvg(), 9, together, clip=clip, noise=noise)
+    down, given = turn(algorithm)
+    drawn = given.upload.w - down.down.w
+    _, quiet = turn(Private(FedAvg(), 9, together, clip=clip, noise=1e-12))
+    drawn = drawn - (quiet.upload.w - down.down.w)
+    assert float(drawn.std()) == pytest.approx(noise * clip / math.sqrt(together), rel=0.15)
+    assert not torch.equal(turn(algorithm, 1)[1].upload.w, given.upload.w)
+
+
+def test_masks_and_scores_do_not_travel() -> None:
+    """CO-PFL's mask grows in the first round; the upload's is the one that everybody has from the start."""
+    _, open_ = turn(COPFL())
+    down, private = turn(Private(COPFL(), 2, 2, clip=1e3, noise=1e-12))
+    grown = open_.upload.shared.personal
+    assert grown.any()
+    assert not private.upload.shared.personal.any()
+    assert torch.allclose(private.upload.shared.values[grown], down.down.w[grown], atol=1e-6)  # as if unchanged
+    assert torch.allclose(private.upload.shared.values[~grown], open_.upload.shared.values[~grown], atol=1e-6)
+    assert (private.upload.score.item(), private.client.score.item()) == (1, 1)
+    assert open_.upload.score.item() != 1
+    assert torch.equal(private.client.mask, open_.client.mask)  # the client has its own
+
+
+def test_scores_that_the_server_must_know_cannot_be_withheld() -> None:
+    with pytest.raises(UsageError, match="this algorithm also sends scores"):
+        turn(Private(COPFL(contribution=Cowa(scale="mean")), 2, 2, clip=1.0, noise=1.0))
+
+
+def test_a_client_whose_training_broke_sends_noise_and_keeps_its_record() -> None:
+    from copfl.core.optim import Sgd
+
+    down, given = turn(Private(FedAvg(Sgd(lr=1e300)), 2, 2, clip=1.0, noise=1.0))
+    assert torch.isfinite(given.upload.w).all()
+    assert float((given.upload.w - down.down.w).std()) == pytest.approx(1 / math.sqrt(2), rel=0.15)
+    assert tree.finite(given.client)
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedper"])
+def test_it_is_an_algorithm_like_any_other(name: str) -> None:
+    check_algorithm(Private(ALGORITHMS[name](), 4, 4, seed=2), rounds=2, norm="none")
+
+
+# -- the accountant ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 10), (20.0, 100)])
+def test_epsilon_lies_between_the_exact_one_and_the_simple_bound(noise: float, rounds: int) -> None:
+    """Rounds of normal noise compose to one with the noise over sqrt(rounds), of which the exact epsilon is known."""
+    from dp_accounting import get_epsilon_gaussian
+
+    delta, z = 1e-5, noise / 2 / math.sqrt(rounds)  # the sensitivity is twice the clip
+    simple = min(a / (2 * z * z) + math.log(1 / delta) / (a - 1) for a in (1.1, 1.25, 1.5, 1.75, *range(2, 17), 32, 64))
+    assert get_epsilon_gaussian(z, delta) <= epsilon(noise, rounds, delta) <= simple
+
+
+def test_epsilon_grows_with_rounds_and_falls_with_noise_and_sampling() -> None:
+    assert epsilon(4.0, 10, 1e-5) < epsilon(4.0, 11, 1e-5)
+    assert epsilon(8.0, 10, 1e-5) < epsilon(4.0, 10, 1e-5)
+    assert epsilon(4.0, 10, 1e-5, clients=100, taking_part=10) < 0.5 * epsilon(4.0, 10, 1e-5)
+
+
+def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--rounds", 2, "--engine", "all_at_once", "--model", "mlp", "--out", tmp_path / "run", "-a", "fedavg")
+    done = called(capsys, "run", "--privacy", 4, "--set", "privacy.clip=0.5", *options)
+    assert done.code == 0, done.err
+    spent = epsilon(4.0, 2, 1e-5, 10, 10), epsilon(4.0 / math.sqrt(10), 2, 1e-5)
+    words = " ".join(done.out.split())
+    assert f"epsilon {spent[0]:.1f} against those who see the broadcasts, {spent[1]:.1f} against a server" in words
+    assert "[privacy]\nclip = 0.5\nnoise = 4.0\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("fedpac", {}, "keeps clients apart"),
+        ("fedcalm", {}, "keeps clients apart"),
+        ("copfl", {"guard": {"name": "median"}}, "keeps clients apart"),
+        ("splitnn", {}, "also sends messages in the middle of a turn"),
+        ("ktpfl", {}, "keeps clients apart|weights that a client sends"),
+        ("fedavg", {"clip": 0.0}, "clip=0.0 must be a number above 0"),
+        ("fedavg", {"delta": 1.0}, "below 1"),
+    ],
+)
+def test_no_epsilon_is_printed_where_none_holds(name: str, options: dict[str, Any], why: str) -> None:
+    guard = {key: value for key, value in options.items() if key == "guard"}
+    privacy = {"noise": 1.0, **{key: value for key, value in options.items() if key != "guard"}}
+    with pytest.raises(UsageError, match=why):
+        run(name, rounds=1, model="mlp", engine="all_at_once", privacy=privacy, **guard)
+
+
+def test_over_a_network_it_is_refused() -> None:
+    with pytest.raises(UsageError, match="simulated only"):
+        settings_of({"privacy": 1.0})

@@ -1,0 +1,198 @@
+"""Each guard by hand, that few clients cannot move it, and that every engine guards the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from copfl.algorithms import ALGORITHMS, FedAvg, averaging
+from copfl.algorithms.copfl import copfl
+from copfl.core import tree
+from copfl.core.task import Task
+from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.engine.simulate import begin, simulate
+from copfl.errors import UsageError
+from copfl.experiment.config import guarded
+from copfl.experiment.run import run
+from copfl.parts.cowa import bounds_of, held
+from copfl.testing import check_algorithm
+from copfl.wrappers.robust import GUARDS, Clipped, Trimmed, middle_of, trimmed_mean
+from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
+from tests.toys import slopes
+
+ONES = torch.ones(5, 1, dtype=torch.bool)
+
+
+def test_a_trimmed_mean_and_a_median_by_hand() -> None:
+    column = torch.tensor([[3.0], [1.0], [100.0], [2.0], [-50.0]])
+    assert trimmed_mean(column, ONES, 0.0).item() == pytest.approx(56 / 5)
+    assert trimmed_mean(column, ONES, 0.2).item() == 2  # of 1, 2, 3
+    assert trimmed_mean(column, ONES, 0.5).item() == 2
+    four = torch.tensor([[True], [True], [True], [True], [False]])
+    assert trimmed_mean(column, four, 0.5).item() == 2.5  # of 1, 2, 3, 100
+    assert trimmed_mean(column, ~four, 0.5).item() == -50
+    assert trimmed_mean(column, torch.zeros_like(four), 0.5).item() == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=9), st.lists(st.floats(-1e6, 1e6), max_size=8))
+def test_a_minority_cannot_move_the_median_out_of_what_the_others_say(honest: list[float], lies: list[float]) -> None:
+    lies = lies[: len(honest) - 1]
+    column = torch.tensor([*honest, *lies], dtype=torch.float64)[:, None]
+    assert min(honest) <= trimmed_mean(column, torch.ones_like(column, dtype=torch.bool), 0.5).item() <= max(honest)
+
+
+def test_the_middle_of_those_that_count() -> None:
+    values, counts = torch.tensor([5.0, 1.0, 9.0, 7.0]), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    assert middle_of(values, counts).item() == 5
+    assert middle_of(values, torch.ones(4)).item() == 5  # the lower one of two
+    assert middle_of(values, torch.zeros(4)).item() == 0
+
+
+def server_after(algorithm: Any, task: Task, rounds: Sequence[Sequence[tuple[list[float], float]]]) -> Any:
+    """The server after rounds of uploads, given as weights and sizes."""
+    server = algorithm.server_init(task, len(rounds[0]))
+    for uploads in rounds:
+        parts = [
+            algorithm.summand(task, server, torch.tensor(n), averaging.Upload(tensor(w), tensor(size)))
+            for n, (w, size) in enumerate(uploads)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = tree.add(total, part)
+        server, _ = algorithm.server_update(task, server, total)
+    return server
+
+
+def tensor(values: list[float] | float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_clipping_by_hand() -> None:
+    """From (0, 0): the first round only measures lengths 5, 1, 10 and claims 1, 1, 8; the second holds them to it."""
+    task, sent = slopes(0.0, 0.0), [([3.0, 4.0], 1.0), ([0.0, 1.0], 1.0), ([10.0, 0.0], 8.0)]
+    server = server_after(Clipped(FedAvg()), task, [sent])
+    assert server.server.w.tolist() == [0, 0]
+    assert (server.radius.item(), server.claim.item()) == (5, 2)
+    server = server_after(Clipped(FedAvg()), task, [sent, sent])
+    # (3, 4) and (0, 1) as they are, (10, 0) cut to (5, 0) and its claim of 8 to 2.
+    assert server.server.w.tolist() == pytest.approx([(3 + 2 * 5) / 4, (4 + 1) / 4])
+    fixed = server_after(Clipped(FedAvg(), radius=1.0), task, [sent, sent])
+    assert fixed.server.w.tolist() == pytest.approx([(0.6 + 2 * 1) / 4, (0.8 + 1) / 4])
+
+
+def test_a_claim_below_nothing_counts_nothing() -> None:
+    sent = [([1.0, 0.0], 1.0), ([0.0, 1.0], 1.0), ([0.0, 1.0], -100.0)]
+    server = server_after(Clipped(FedAvg()), slopes(0.0, 0.0), [sent, sent])
+    assert server.server.w.tolist() == [0.5, 0.5]
+
+
+def test_the_median_of_uploads_by_hand() -> None:
+    sent = [([1.0, 4.0], 1.0), ([2.0, 5.0], 100.0), ([1000.0, -1000.0], 1.0)]
+    assert server_after(Trimmed(FedAvg(), 0.5), slopes(0.0, 0.0), [sent]).server.w.tolist() == [2, 4]
+    assert server_after(Trimmed(FedAvg(), 0.0), slopes(0.0, 0.0), [sent]).server.w.tolist() == pytest.approx(
+        [1003 / 3, -991 / 3]
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Clipped(ALGORITHMS["fedselect"]()), Trimmed(ALGORITHMS["copfl"]())], ids=["clip", "trimmed"]
+)
+def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
+    check_algorithm(algorithm, rounds=2, norm="none")
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match='did you mean "median"'):
+        guarded("medan", FedAvg(), {})
+    with pytest.raises(UsageError, match='no guard option "radus"'):
+        guarded("clip", FedAvg(), {"radus": 1.0})
+    with pytest.raises(UsageError, match=r"trim=0.7"):
+        guarded("trimmed_mean", FedAvg(), {"trim": 0.7})
+    assert guarded("clip", FedAvg(), {"radius": 2}) == Clipped(FedAvg(), radius=2.0)
+    assert GUARDS.keys() == {"clip", "median", "trimmed_mean"}
+
+
+def test_a_guard_saves_the_shared_model_from_a_loud_liar() -> None:
+    """FedAvg under `scaled`: without a guard the broadcast is worth nothing, with the median it learns."""
+    common: dict[str, Any] = {
+        "rounds": 8, "model": "mlp", "engine": "all_at_once", "look_every": 8, "attack": {"name": "scaled"}
+    }  # fmt: skip
+    plain = run("fedavg", **common)
+    saved = run("fedavg", guard={"name": "median"}, **common)
+    assert saved.accuracy_global[-1].mean() > plain.accuracy_global[-1].mean() + 0.2
+
+
+@pytest.mark.parametrize("guard", ["clip", "median"])
+def test_nodes_are_guarded_as_in_the_simulation(guard: str, tmp_path: Path) -> None:
+    federation = digits()
+    config = CONFIG | {"guard": guard, "rounds": 2}
+    if guard == "clip":
+        config |= {"guard-options.times": 0.5}
+    _, server, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    from copfl.flower.settings import settings_of
+
+    assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
+
+
+# -- CO-PFL's bound on shares -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-10, 1e9), min_size=2, max_size=12), st.floats(0.01, 1e6), st.floats(0.05, 0.99))
+def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: float) -> None:
+    """Whatever is claimed, as long as as many take part as in the round before and claim anything."""
+    count = len(claims)
+    most = max(most, 1 / count)
+    bounds = bounds_of(tensor(mean * count), tensor(count), most, tensor([1.0, 1.0]))
+    scores = torch.stack([held(tensor(max(claim, 1e-6)), bounds) for claim in claims])
+    assert float((scores / scores.sum()).max()) <= most + 1e-9
+
+
+def test_bounds_by_hand() -> None:
+    low, high = bounds_of(tensor(10.0), tensor(5.0), 0.5, tensor([1.0, 1.0])).tolist()
+    assert (low, high) == (1.0, 4.0)  # around a mean of 2; one at 4 beside four at 1 has one half
+    assert bounds_of(tensor(0.0), tensor(0.0), 0.5, tensor([3.0, 4.0])).tolist() == [3, 4]
+    assert [held(tensor(s), tensor([1.0, 4.0])).item() for s in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [0, 0, 1, 2, 4]
+    assert held(tensor(9.0), None).item() == 9
+
+
+def test_a_liar_gets_its_share_and_no_more() -> None:
+    options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "all_at_once", "attack": {"name": "scaled"}}
+    result = run("copfl", copfl={"most": 0.2}, **options)
+    server = result.state.server.server
+    low, high = server.bounds.tolist()
+    assert high / (high + 9 * low) == pytest.approx(0.2)
+    assert float(server.score) <= 10 * high
+
+
+def test_most_must_leave_room_for_everybody() -> None:
+    with pytest.raises(UsageError, match=r"most=1.5"):
+        copfl(most=1.5)
+    with pytest.raises(UsageError, match=r"at least 0.333"):
+        copfl(most=0.2).server_init(slopes(0.0, 0.0), 3)
+
+
+def test_without_a_bound_nothing_is_added_to_the_messages() -> None:
+    task = slopes(0.0, 0.0)
+    assert copfl().server_init(task, 3).bounds is None
+    assert len(tree.leaves(copfl().downlink(copfl().server_init(task, 3), torch.arange(3)))) == 5
+
+
+def test_engines_agree_with_a_bound() -> None:
+    from copfl.testing import small_federation
+
+    task, federation = small_federation("none", (5, 9, 3, 12))
+    states = []
+    for mapping in (one_by_one(), all_at_once(3)):
+        state = begin(copfl(most=0.3), task, 4)
+        list(simulate(copfl(most=0.3), task, federation, mapping, state, rounds=3, batch=4))
+        states.append(state)
+    assert farthest(states[0].server, states[1].server) < 1e-9

@@ -24,12 +24,12 @@ import copfl
 from copfl.wrappers.attacks import ATTACKS, drawn
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
-GUARDS: dict[str, dict[str, Any]] = {
+ROBUST_RULES: dict[str, dict[str, Any]] = {
     "no guard": {},
-    "clip": {"guard": {"name": "clip"}},
-    "trimmed_mean": {"guard": {"name": "trimmed_mean"}},
-    "median": {"guard": {"name": "median"}},
-    "most=0.2": {"copfl": {"most": 0.2}},
+    "clip": {"robust": {"name": "clip"}},
+    "trimmed_mean": {"robust": {"name": "trimmed_mean"}},
+    "median": {"robust": {"name": "median"}},
+    "max_weight=0.2": {"copfl": {"max_weight": 0.2}},
 }
 
 
@@ -37,12 +37,12 @@ def guards_of(algorithm: str) -> list[str]:
     """Local training shares nothing that could be guarded; only CO-PFL has a bound on shares."""
     if algorithm == "local":
         return ["no guard"]
-    return [name for name in GUARDS if algorithm == "copfl" or "most" not in name]
+    return [name for name in ROBUST_RULES if algorithm == "copfl" or "most" not in name]
 
 
-def accuracy(algorithm: str, attack: str, guard: str, rounds: int, seed: int) -> dict[str, float]:
+def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -> dict[str, float]:
     """The last round's mean accuracy of the clients that are honest, or would be: those the attack does not draw."""
-    options = dict(GUARDS[guard])
+    options = dict(ROBUST_RULES[robust])
     if attack != "none":
         options["attack"] = {"name": attack}
     result = copfl.run(
@@ -51,14 +51,18 @@ def accuracy(algorithm: str, attack: str, guard: str, rounds: int, seed: int) ->
         model="mlp",
         rounds=rounds,
         seed=seed,
-        engine="all_at_once",
+        engine="vmap",
         mkldnn="off",
-        look_every=rounds,
+        eval_every=rounds,
         **options,
     )
     honest = np.ones(10, bool)
     honest[list(drawn(seed, 10, 0.2))] = False
-    figures = (("after", result.accuracy), ("before", result.accuracy_before), ("global", result.accuracy_global))
+    figures = (
+        ("after", result.accuracy),
+        ("before", result.accuracy_before),
+        ("global", result.accuracy_global),
+    )
     return {name: float(np.nan_to_num(values[-1, honest]).mean()) for name, values in figures}
 
 
@@ -66,10 +70,10 @@ def measure(algorithms: list[str], attacks: list[str], rounds: int, seeds: int) 
     rows = []
     for algorithm in algorithms:
         for attack in attacks:
-            for guard in guards_of(algorithm):
-                runs = [accuracy(algorithm, attack, guard, rounds, seed) for seed in range(seeds)]
-                rows.append({"algorithm": algorithm, "attack": attack, "guard": guard, "seeds": runs})
-                print(algorithm, attack, guard, cell(rows[-1]), flush=True)
+            for robust in guards_of(algorithm):
+                runs = [accuracy(algorithm, attack, robust, rounds, seed) for seed in range(seeds)]
+                rows.append({"algorithm": algorithm, "attack": attack, "robust": robust, "seeds": runs})
+                print(algorithm, attack, robust, cell(rows[-1]), flush=True)
     return rows
 
 
@@ -84,9 +88,13 @@ def table(rows: list[dict[str, Any]], name: str = "after") -> str:
     attacks = ["none", *ATTACKS]
     lines = [f"| algorithm | guard | {' | '.join(attacks)} |", "| --- | --- |" + " --- |" * len(attacks)]
     for algorithm in ALGORITHMS:
-        for guard in guards_of(algorithm):
-            cells = {r["attack"]: cell(r, name) for r in rows if (r["algorithm"], r["guard"]) == (algorithm, guard)}
-            lines.append(f"| {algorithm} | {guard} | {' | '.join(cells.get(a, '') for a in attacks)} |")
+        for robust in guards_of(algorithm):
+            cells = {
+                r["attack"]: cell(r, name)
+                for r in rows
+                if (r["algorithm"], r["robust"]) == (algorithm, robust)
+            }
+            lines.append(f"| {algorithm} | {robust} | {' | '.join(cells.get(a, '') for a in attacks)} |")
     return "\n".join(lines)
 
 
@@ -96,7 +104,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--attacks", nargs="+", default=["none", *ATTACKS])
-    parser.add_argument("--join", nargs="+", type=Path, default=[], help="parts measured before, to put together")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, default=[], help="parts measured before, to put together"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/attacks.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -107,7 +117,7 @@ def main() -> None:
     rows += [] if parts else measure(given.algorithms, given.attacks, given.rounds, given.seeds)
     seconds = sum(part["seconds"] for part in parts) or round(time.process_time())
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"rounds": given.rounds, "seeds": given.seeds, "clients": 10, "hostile": 2, "seconds": seconds}
+    about = {"rounds": given.rounds, "seeds": given.seeds, "clients": 10, "malicious": 2, "seconds": seconds}
     given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     print(
         f"\nAfter local training:\n\n{table(rows)}\n\nBefore it:\n\n{table(rows, 'before')}\n\n{seconds} s of one core"

@@ -18,31 +18,36 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.optim import Adam
 from copfl.engine import mapping as engine
-from copfl.engine.mapping import Mapping, captured, one_by_one
+from copfl.engine.mapping import Mapping, cuda_graph, sequential
 from copfl.engine.simulate import State, begin, simulate
 from copfl.kernels import fused
 from copfl.testing import SIZES, small_federation
 
 ROUNDS = 5
-VARIANTS = {"copfl:benefit": {"by": "benefit", "among": "anew"}, "copfl:apart": {"phases": "apart", "hold": "offset"}}
+VARIANTS = {
+    "copfl:benefit": {"criterion": "benefit", "candidates": "reselect"},
+    "copfl:apart": {"phases": "apart", "hold": "offset"},
+}
 
 
 def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], folded: bool) -> State:
     task, federation = small_federation("batch", sizes, device)
-    task = task.for_many() if folded else task
+    task = task.with_batching() if folded else task
     if name in VARIANTS:
         algorithm = ALGORITHMS["copfl"](**VARIANTS[name])
     else:
         algorithm = ALGORITHMS[name]() if name == "copfl" else ALGORITHMS[name](optimizer=Adam(lr=1e-3))
     state = begin(algorithm, task, federation.clients)
-    for _ in simulate(algorithm, task, federation, mapping, state, rounds=ROUNDS, batch=4, look_every=2):
+    for _ in simulate(algorithm, task, federation, mapping, state, rounds=ROUNDS, batch=4, eval_every=2):
         pass
     return state
 
 
 def differences(a: object, b: object) -> dict[str, float]:
     """The largest difference of every tensor, by its path."""
-    pairs = [(path, x, y) for (path, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if x.numel()]
+    pairs = [
+        (path, x, y) for (path, x), (_, y) in zip(tree.named(a), tree.named(b), strict=True) if x.numel()
+    ]
     return {path: float((x.cpu().double() - y.cpu().double()).abs().max()) for path, x, y in pairs}
 
 
@@ -58,8 +63,8 @@ def main() -> None:
                 clock = time.perf_counter()
                 gaps = {"error": float("inf")}
                 try:
-                    x = run(name, "cpu", one_by_one(), sizes, False)
-                    y = run(name, "cuda", captured(64), sizes, True)
+                    x = run(name, "cpu", sequential(), sizes, False)
+                    y = run(name, "cuda", cuda_graph(64), sizes, True)
                     gaps = differences((x.server, x.clients.all), (y.server, y.clients.all))
                 except Exception as error:  # every algorithm is tried, and the reason shown
                     print(f"{name}: {type(error).__name__}: {str(error)[:300]}")

@@ -42,7 +42,9 @@ def wrong(kernels: ModuleType, keys: torch.Tensor, sizes: tuple[int, ...]) -> in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--old", type=Path)
     args = parser.parse_args()
@@ -59,7 +61,9 @@ def main() -> None:
             for way, sizes in ways.items():
                 found[way] += wrong(kernels, keys, sizes)
                 tried[way] += ROWS * len(sizes)
-        print(name, "wrong in", ", ".join(f"{found[way]:,} of {tried[way]:,} {way}" for way in ways), flush=True)
+        print(
+            name, "wrong in", ", ".join(f"{found[way]:,} of {tried[way]:,} {way}" for way in ways), flush=True
+        )
         failed = sum(found.values())
     sys.exit(bool(failed))
 

@@ -42,7 +42,7 @@ def main() -> None:
     base = {
         "data": {"name": "cifar10", "dir": args.data_dir},
         "model": {"name": "resnet18"},
-        "run": {"rounds": args.rounds, "device": args.device, "look_every": 8, "clients": 10},
+        "run": {"rounds": args.rounds, "device": args.device, "eval_every": 8, "clients": 10},
     }
     seeds = [int(s) for s in args.seeds.split(",")]
     chosen_at = args.out / f"chosen-{args.protocol}.json"
@@ -50,18 +50,28 @@ def main() -> None:
         base["run"]["rounds"] = args.tune_rounds
         grid = {"lr": GRIDS[args.protocol]}
         found = compare(
-            entries, seeds[:1], base, args.out / "tune" / args.protocol, tune=grid, jobs=args.jobs, say=print, last=3
+            entries,
+            seeds[:1],
+            base,
+            args.out / "tune" / args.protocol,
+            tune=grid,
+            jobs=args.jobs,
+            say=print,
+            last=3,
         )
         chosen = {row.label: row.tuned.chosen["optimizer"]["lr"] for row in found.rows}
         trials = {
-            row.label: [(t.settings["optimizer"]["lr"], t.accuracy) for t in row.tuned.trials] for row in found.rows
+            row.label: [(t.settings["optimizer"]["lr"], t.accuracy) for t in row.tuned.trials]
+            for row in found.rows
         }
         chosen_at.write_text(json.dumps({"chosen": chosen, "trials": trials}, indent=1))
         print(chosen_at.read_text())
         return
     chosen = json.loads(chosen_at.read_text())["chosen"]
     rows = [f"{entry}:lr={chosen[label]!r}" for entry, label in ((e, e.replace(":", " ")) for e in entries)]
-    found = compare(rows, seeds, base, args.out / args.protocol, reference=_reference(rows), jobs=args.jobs, say=print)
+    found = compare(
+        rows, seeds, base, args.out / args.protocol, reference=_reference(rows), jobs=args.jobs, say=print
+    )
     print(found)
     for name, text in (("md", tables.as_markdown(found)), ("json", json.dumps(tables.as_json(found)))):
         (args.out / f"table-{args.protocol}.{name}").write_text(text)

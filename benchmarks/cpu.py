@@ -70,29 +70,33 @@ def federation(x: Any, y: Any, size: int) -> Federation:
     parts = tuple(np.arange(n * size, (n + 1) * size) for n in range(clients))
     few = tuple(part[:1] for part in parts)
     channels = x.shape[1]
-    data = Dataset("bench", samples, samples, tuple("0123456789"), mean=(0.5,) * channels, std=(0.25,) * channels)
+    data = Dataset(
+        "bench", samples, samples, tuple("0123456789"), mean=(0.5,) * channels, std=(0.25,) * channels
+    )
     return Federation(data, Partition(parts, few, "by hand", {}))
 
 
 # -- the ways: each gives a function that does one more round --------------------------------------------------------
 
 
-def copfl_rounds(case: Case, stack: contextlib.ExitStack, engine: mapping.Mapping, workers: int, mkldnn: bool) -> Step:
+def copfl_rounds(
+    case: Case, stack: contextlib.ExitStack, engine: mapping.Mapping, workers: int, mkldnn: bool
+) -> Step:
     """copfl's round loop; nobody looks at test samples, as nobody does in the other ways."""
     task = task_of(case.model, 10, mean=case.federation.dataset.mean, std=case.federation.dataset.std)
-    task = task.for_many() if engine.name != "one_by_one" else task
+    task = task.with_batching() if engine.name != "sequential" else task
     algorithm = fedavg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
     state = begin(algorithm, task, case.federation.clients)
     before = autotune.mkldnn_enabled()
     autotune.set_mkldnn(mkldnn)
-    crew = None
+    executor = None
     if workers > 1:
         setting = Setting(algorithm, task, case.federation, engine, 0, case.batch)
-        crew = stack.enter_context(Workers(setting, state, workers))
+        executor = stack.enter_context(Workers(setting, state, workers))
     autotune.set_mkldnn(before)
     rounds = simulate(
         algorithm, task, case.federation, engine, state, rounds=10**9, batch=case.batch,
-        participation=case.participants / case.federation.clients, look_every=10**9, crew=crew,
+        participation=case.participants / case.federation.clients, eval_every=10**9, executor=executor,
     )  # fmt: skip
     return with_mkldnn(lambda: next(rounds), mkldnn)
 
@@ -156,10 +160,12 @@ def with_mkldnn(step: Step, enabled: bool) -> Step:
     return one
 
 
-def rival(python: str, processes: int, script: str, *words: str) -> dict[str, list[float]] | None:
+def baseline(python: str, processes: int, script: str, *words: str) -> dict[str, list[float]] | None:
     """The seconds of another tool's rounds, from a process of its own; None if it does not run, with the reason."""
     several = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
-    done = subprocess.run([python, *several, str(HERE / script), *words], capture_output=True, text=True, cwd=HERE)
+    done = subprocess.run(
+        [python, *several, str(HERE / script), *words], capture_output=True, text=True, cwd=HERE
+    )
     try:
         found: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
         return found
@@ -168,7 +174,7 @@ def rival(python: str, processes: int, script: str, *words: str) -> dict[str, li
         return None
 
 
-def rivals(python: str, case: str, rounds: int, settings: tuple[str, ...]) -> dict[str, list[float]]:
+def baselines(python: str, case: str, rounds: int, settings: tuple[str, ...]) -> dict[str, list[float]]:
     """The seconds of the other tools' rounds, without the first of each, with mkldnn "on" or "off"."""
     ways: dict[str, tuple[Any, ...]] = {}
     for mkldnn in settings:
@@ -176,7 +182,7 @@ def rivals(python: str, case: str, rounds: int, settings: tuple[str, ...]) -> di
         ways[f"pfl-research, {said}"] = (1, "rival_pfl.py", *words)
         ways[f"pfl-research, {said}, 2 processes"] = (2, "rival_pfl.py", *words)
         ways[f"Flower with Ray, {said}, 2 actors"] = (1, "rival_flower.py", *words)
-    found = {name: rival(python, *words) for name, words in ways.items()}
+    found = {name: baseline(python, *words) for name, words in ways.items()}
     return {name: times["wall"][1:] for name, times in found.items() if times}
 
 
@@ -201,13 +207,15 @@ def ways_of(case: Case, processes: bool) -> Iterator[dict[str, Step]]:
     task = task_of(case.model, 10)
     small = task.d < 1_000_000
     chunk = autotune.chunk_of(task, case.participants)
-    engine = mapping.all_at_once(chunk) if small else mapping.one_by_one()
+    engine = mapping.vmap(chunk) if small else mapping.sequential()
     with contextlib.ExitStack() as stack:
         ways: dict[str, Step] = {}
         for mkldnn in (True, False):
             said = "mkldnn" if mkldnn else "no mkldnn"
             if small or mkldnn:
-                ways[f"copfl, {engine.name} {engine.chunk}, {said}"] = copfl_rounds(case, stack, engine, 1, mkldnn)
+                ways[f"copfl, {engine.name} {engine.chunk}, {said}"] = copfl_rounds(
+                    case, stack, engine, 1, mkldnn
+                )
                 ways[f"copfl, {engine.name} {engine.chunk}, {said}, 2 workers"] = copfl_rounds(
                     case, stack, engine, 2, mkldnn
                 )
@@ -224,14 +232,21 @@ def table(case: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
     print(f"\n{case}\n{'':52} {'s a round':>10} {'best':>8} {'copfl is':>10}")
     rows = []
     for name in sorted(median, key=lambda name: median[name]):
-        row = {"way": name, "seconds": median[name], "best": min(times[name]), "times_copfl": median[name] / ours}
+        row = {
+            "way": name,
+            "seconds": median[name],
+            "best": min(times[name]),
+            "times_copfl": median[name] / ours,
+        }
         print(f"{name:52} {row['seconds']:10.3f} {row['best']:8.3f} {row['times_copfl']:9.1f}x", flush=True)
         rows.append({"case": case, **row, "all": times[name]})
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cases", default="digits", help="digits, resnet or digits,resnet")
     parser.add_argument("--rivals", help="a Python that has pfl-research and Flower")
@@ -243,19 +258,24 @@ def main() -> None:
     if "digits" in args.cases:
         with ways_of(digits_case(), processes=True) as ways:
             times = measured(ways, args.repeats)
-        if args.rivals:
-            times |= rivals(args.rivals, "digits", args.repeats + 1, ("on", "off"))
+        if args.baselines:
+            times |= baselines(args.baselines, "digits", args.repeats + 1, ("on", "off"))
         rows += table("1,000 clients with 20 digits, 100 a round, small CNN", times)
     if "resnet" in args.cases:
         with ways_of(resnet_case(), processes=True) as ways:
             slow = {name: step for name, step in ways.items() if "no mkldnn" in name}
             times = measured({name: step for name, step in ways.items() if name not in slow}, args.repeats)
             times |= measured(slow, 1)
-        if args.rivals:  # without mkldnn, whatever calls torch's convolutions takes four times as long
-            times |= rivals(args.rivals, "images", args.repeats + 1, ("on",))
+        if args.baselines:  # without mkldnn, whatever calls torch's convolutions takes four times as long
+            times |= baselines(args.baselines, "images", args.repeats + 1, ("on",))
         rows += table("10 clients with 100 images of 32x32, ResNet-18", times)
     load = os.getloadavg()
-    about = {"torch": torch.__version__, "machine": platform.machine(), "processors": os.cpu_count(), "load": load}
+    about = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "load": load,
+    }
     about["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     Path(args.out).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     print(f"\nload of the machine at the end: {load[0]:.1f}; written to {args.out}")

@@ -35,7 +35,9 @@ def federation(clients: int, size: int, shape: tuple[int, ...], classes: int, de
     samples = Samples(x, rng.integers(0, classes, len(x)))
     parts = tuple(np.arange(n * size, (n + 1) * size) for n in range(clients))
     names = tuple(map(str, range(classes)))
-    data = Dataset("random", samples, samples, names, mean=(0.5,) * shape[0], std=(0.25,) * shape[0], augment=True)
+    data = Dataset(
+        "random", samples, samples, names, mean=(0.5,) * shape[0], std=(0.25,) * shape[0], augment=True
+    )
     return Federation(data, Partition(parts, parts, "by hand", {}), device)
 
 
@@ -53,15 +55,22 @@ def seconds_per_round(
     held = federation(clients, 100, (3, 32, 32), 10, device)
     public = held.train.x[:100]  # for the one algorithm that learns from samples nobody holds
     task = task_of(
-        models.build(model, (3, 32, 32), 10, 0), 10, mean=(0.5,) * 3, std=(0.25,) * 3, device=device, public=public
+        models.build(model, (3, 32, 32), 10, 0),
+        10,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        device=device,
+        public=public,
     )
-    task = task.for_many() if folded else task
+    task = task.with_batching() if folded else task
     algorithm = ALGORITHMS[name](**keywords)
     state = begin(algorithm, task, clients)
     times, settle = [], 1 if engine.chunk == 1 else 4
     torch.cuda.synchronize()
     clock = time.perf_counter()
-    for _ in simulate(algorithm, task, held, engine, state, rounds=rounds + settle + 1, batch=32, look_every=10**9):
+    for _ in simulate(
+        algorithm, task, held, engine, state, rounds=rounds + settle + 1, batch=32, eval_every=10**9
+    ):
         torch.cuda.synchronize()
         now = time.perf_counter()
         times.append(now - clock)
@@ -76,8 +85,10 @@ def plain_seconds(clients: int, model: str, rounds: int, device: str) -> float:
     loop = PlainCoPfl(net, clients)
     data = held.train.rows(range(clients))
     x = (data.x.float() / 255 - 0.5) / 0.25
-    order = plan(0, 0, range(clients), [100] * clients, batch=32, passes=2, device=device)
-    batches = [[[(x[n][b.index[n]], data.y[n][b.index[n]]) for b in p] for p in order] for n in range(clients)]
+    order = plan(0, 0, range(clients), [100] * clients, batch=32, epochs=2, device=device)
+    batches = [
+        [[(x[n][b.index[n]], data.y[n][b.index[n]]) for b in p] for p in order] for n in range(clients)
+    ]
     times = []
     for _ in range(rounds + 1):
         torch.cuda.synchronize()
@@ -102,27 +113,38 @@ def bandwidth(device: str) -> float:
     return 20 * 2 * a.numel() * 4 / (time.perf_counter() - clock)
 
 
-def measure_copfl(args: argparse.Namespace, add: Callable[[str, int, float, float | None], None], device: str) -> None:
+def measure_copfl(
+    args: argparse.Namespace, add: Callable[[str, int, float, float | None], None], device: str
+) -> None:
     """CO-PFL against the plain loop, with more clients, and with the small model."""
     plain = plain_seconds(10, "resnet18", 3, device)
     add("plain loop", 10, plain, plain)
     if args.all:
-        seconds = seconds_per_round("copfl", 10, mapping.captured(10), "resnet18", args.rounds, device, False)
-        add("vmap, captured", 10, seconds, plain)
+        seconds = seconds_per_round(
+            "copfl", 10, mapping.cuda_graph(10), "resnet18", args.rounds, device, False
+        )
+        add("vmap, CUDA graph", 10, seconds, plain)
     for clients in [int(c) for c in args.clients.split(",")]:
-        seconds = seconds_per_round("copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True)
-        add("side by side, captured", clients, seconds, plain * clients / 10)
+        seconds = seconds_per_round(
+            "copfl", clients, mapping.cuda_graph(clients), "resnet18", args.rounds, device, True
+        )
+        add("batched, CUDA graph", clients, seconds, plain * clients / 10)
         torch.cuda.empty_cache()
         if clients <= 30:  # what one more step costs, without what happens once a round
             longer = seconds_per_round(
-                "copfl", clients, mapping.captured(clients), "resnet18", args.rounds, device, True, epochs=2
+                "copfl", clients, mapping.cuda_graph(clients), "resnet18", args.rounds, device, True, epochs=2
             )
             add("  one more step", clients, longer - seconds, None)
             torch.cuda.empty_cache()
     small = plain_seconds(10, "cnn", 3, device)
     add("cnn, plain loop", 10, small, small)
-    for folded, label in ((False, "cnn, vmap, captured"), (True, "cnn, side by side, captured")):
-        add(label, 10, seconds_per_round("copfl", 10, mapping.captured(10), "cnn", args.rounds, device, folded), small)
+    for folded, label in ((False, "cnn, vmap, CUDA graph"), (True, "cnn, batched, CUDA graph")):
+        add(
+            label,
+            10,
+            seconds_per_round("copfl", 10, mapping.cuda_graph(10), "cnn", args.rounds, device, folded),
+            small,
+        )
 
 
 def main() -> None:
@@ -130,7 +152,9 @@ def main() -> None:
     parser.add_argument("--clients", default="10,30,50")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", default="gpu.json")
-    parser.add_argument("--all", action="store_true", help="every registered algorithm, against its own one-by-one run")
+    parser.add_argument(
+        "--all", action="store_true", help="every registered algorithm, against its own one-by-one run"
+    )
     parser.add_argument("--only", default="", help="nothing but these algorithms, such as ktpfl,local")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
@@ -155,18 +179,26 @@ def main() -> None:
             f"{what:32} {clients:4} {seconds * 1e3:10.2f} ms {per_step:8.3f} ms {per_step / floor:7.2f} {ratio}",
             flush=True,
         )
-        with open(args.out, "w") as file:  # after every row: a run that is stopped leaves what it has measured
+        with open(
+            args.out, "w"
+        ) as file:  # after every row: a run that is stopped leaves what it has measured
             about = {"copy_bytes_per_second": speed, "floor_ms": floor, "torch": torch.__version__}
             json.dump({**about, "rows": rows}, file, indent=1)
 
-    print(f"copy {speed / 1e12:.2f} TB/s; floor {floor:.3f} ms per client and step (10 passes over the parameters)")
+    print(
+        f"copy {speed / 1e12:.2f} TB/s; floor {floor:.3f} ms per client and step (10 passes over the parameters)"
+    )
     print(f"{'resnet18, CO-PFL':32} {'N':>4} {'round':>13} {'client step':>11} {'floors':>7} faster")
     if not args.only:
         measure_copfl(args, add, device)
     if args.all or args.only:
         for name in args.only.split(",") if args.only else sorted(ALGORITHMS):
-            one = seconds_per_round(name, 5, mapping.one_by_one(), "resnet18", 1, device, False, optimizer=Adam())
-            many = seconds_per_round(name, 5, mapping.captured(5), "resnet18", 3, device, True, optimizer=Adam())
+            one = seconds_per_round(
+                name, 5, mapping.sequential(), "resnet18", 1, device, False, optimizer=Adam()
+            )
+            many = seconds_per_round(
+                name, 5, mapping.cuda_graph(5), "resnet18", 3, device, True, optimizer=Adam()
+            )
             add(f"{name}, captured", 5, many, one)
             torch.cuda.empty_cache()
 

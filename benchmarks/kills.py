@@ -50,20 +50,31 @@ EXACT = (
     "--set",
     "run.checkpoint_every=1",
     "--set",
-    "run.engine=all_at_once",
+    "run.engine=vmap",
     "--set",
     "run.mkldnn=off",
 )  # not measured
 VARIANTS: dict[str, tuple[str, ...]] = {
     "copfl": ("-a", "copfl"),
     "copfl, states on disk": ("-a", "copfl", "--set", "run.store=disk"),
-    "copfl, half of the clients": ("-a", "copfl", "--set", "run.participation=0.5", "--set", "run.store=disk"),
+    "copfl, half of the clients": (
+        "-a",
+        "copfl",
+        "--set",
+        "run.participation=0.5",
+        "--set",
+        "run.store=disk",
+    ),
     "copfl, two workers": ("-a", "copfl", "--set", "run.workers=2", "--set", "run.chunk=2"),
     "fedavg": ("-a", "fedavg"),
     "apfl": ("-a", "apfl"),
     "local": ("-a", "local"),
 }
-OFTEN = {"copfl": 6, "copfl, states on disk": 4, "copfl, half of the clients": 2}  # the others once, workers seldom
+OFTEN = {
+    "copfl": 6,
+    "copfl, states on disk": 4,
+    "copfl, half of the clients": 2,
+}  # the others once, workers seldom
 SELDOM = "copfl, two workers"  # its processes import torch, which takes seconds
 LIMIT = 900.0  # seconds after which a child is stuck; long, for a busy machine
 KILLED = -signal.SIGKILL
@@ -166,7 +177,13 @@ class Places:
 
     def plant(self) -> None:
         """Puts the traps; only ever in a child."""
-        write, pwrite, replace, fsync, save = Path.write_bytes, os.pwrite, os.replace, os.fsync, checkpoint.save
+        write, pwrite, replace, fsync, save = (
+            Path.write_bytes,
+            os.pwrite,
+            os.replace,
+            os.fsync,
+            checkpoint.save,
+        )
 
         def write_bytes(path: Path, content: Any) -> int:
             if str(path).startswith(self.folder) and self.now("half of", path):
@@ -191,7 +208,9 @@ class Places:
             fsync(handle)
 
         def saved(path: Path, trees: Any, about: Any) -> None:
-            if self.now("half of", path):  # safetensors writes by itself: a kill in there leaves a part of its file
+            if self.now(
+                "half of", path
+            ):  # safetensors writes by itself: a kill in there leaves a part of its file
                 part, whole = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.tmp")
                 self.moment = -1  # what follows is ours and does not count
                 save(whole, trees, about)
@@ -392,7 +411,9 @@ class Kills:
         before = len(self.trouble)
         if how.code == 0:
             self.compare(what, self.whole(variant).folder, folder)
-        self.check(f"{what}; then it goes on to the same bytes", how.code == 0 and len(self.trouble) == before, how)
+        self.check(
+            f"{what}; then it goes on to the same bytes", how.code == 0 and len(self.trouble) == before, how
+        )
         shutil.rmtree(folder, ignore_errors=True)
 
     def full_disk(self, times: int) -> None:
@@ -402,7 +423,11 @@ class Kills:
             folder = self.home / "full"
             moment = self.draw.randint(1, self.whole(variant).touches)
             how = self.child(self.words(variant, folder), Places(folder, moment, full).plant)
-            left = [n for n in contents(folder) if n.endswith((".part", ".tmp", ".lock"))] if folder.exists() else []
+            left = (
+                [n for n in contents(folder) if n.endswith((".part", ".tmp", ".lock"))]
+                if folder.exists()
+                else []
+            )
             right = how.code == 2 and "No space left" in how.err and not left
             what = f"the disk is full at write {moment} of {variant}"
             self.check(f"{what}: exit code 2, said so, nothing half", right, (how, left))
@@ -422,7 +447,9 @@ class Kills:
                 return
             folder = disk / "run"
             how = self.child(self.words("copfl", folder))
-            self.check("a disk of 64 KiB is full: exit code 2, said so", how.code == 2 and "No space" in how.err, how)
+            self.check(
+                "a disk of 64 KiB is full: exit code 2, said so", how.code == 2 and "No space" in how.err, how
+            )
 
     def read_only(self) -> None:
         """A folder that may not be written, by a process that permissions stop; root makes itself one."""
@@ -473,7 +500,9 @@ class Kills:
         for begins in ("run", "resume"):
             folder, variant = self.home / "two", "copfl"
             if begins == "resume":
-                self.child(self.words(variant, folder), Places(folder, self.whole(variant).touches // 2, die).plant)
+                self.child(
+                    self.words(variant, folder), Places(folder, self.whole(variant).touches // 2, die).plant
+                )
             fsync = os.fsync
 
             def slow(fsync: Any = fsync) -> None:
@@ -486,7 +515,10 @@ class Kills:
             words = self.words(variant, folder) if begins == "run" else ("resume", str(folder), "--quiet")
             first = started(words, slow, self.home / "first")
             until = time.monotonic() + LIMIT
-            while not ((folder / ".lock").exists() and (folder / "run.toml").exists()) and time.monotonic() < until:
+            while (
+                not ((folder / ".lock").exists() and (folder / "run.toml").exists())
+                and time.monotonic() < until
+            ):
                 time.sleep(0.01)
             time.sleep(0.3)
             for second in (("resume", str(folder), "--quiet"), self.words(variant, folder)):
@@ -504,7 +536,9 @@ def small_disk(path: Path, kibibytes: int) -> Iterator[Path | None]:
     """A disk of that size, or None where this process may not mount one."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(path)]
-    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    mounted = (
+        shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
     try:
         yield path if mounted else None
     finally:
@@ -527,7 +561,9 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)  # no threads, so that forking is safe
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a killed child leaves is ours to see
+        ctypes.CDLL(None).prctl(
+            36, 1, 0, 0, 0
+        )  # PR_SET_CHILD_SUBREAPER: what a killed child leaves is ours to see
     begun, shared = time.monotonic(), left_in_shared_memory()
     with tempfile.TemporaryDirectory(dir=given.home) as temporary:
         home = Path(temporary).resolve() / "home"

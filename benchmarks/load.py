@@ -182,7 +182,16 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
 
     torch.set_num_threads(1)
     post, samples = Sockets(), list[dict[str, Any]]()
-    command = [sys.executable, __file__, "--play", str(post.port), "--nodes", str(nodes), "--deadline", str(deadline)]
+    command = [
+        sys.executable,
+        __file__,
+        "--play",
+        str(post.port),
+        "--nodes",
+        str(nodes),
+        "--deadline",
+        str(deadline),
+    ]
     settings = settings_of(config(nodes, deadline))
     tally: Counter[str] = Counter()
     why: Counter[str] = Counter()
@@ -225,7 +234,9 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
                 break
             time.sleep(pause)  # a round a moment; without it, the test takes whole cores
         took = time.monotonic() - begun
-        cores = {side: seconds_of(pid) / took for side, pid in (("server", os.getpid()), ("nodes", players.pid))}
+        cores = {
+            side: seconds_of(pid) / took for side, pid in (("server", os.getpid()), ("nodes", players.pid))
+        }
         out, _ = players.communicate("done\n", timeout=120)
         post.close()
         result = verdict(samples, tally, why, json.loads(out), nodes, took)
@@ -234,17 +245,26 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
 
 
 def verdict(
-    samples: list[dict[str, Any]], tally: Counter[str], why: Counter[str], did: dict[str, int], nodes: int, took: float
+    samples: list[dict[str, Any]],
+    tally: Counter[str],
+    why: Counter[str],
+    did: dict[str, int],
+    nodes: int,
+    took: float,
 ) -> dict[str, Any]:
     """What the hour showed: growth of memory and descriptors, and what became of every reply."""
     flat, slopes, fds = {}, {}, {}
     for side in ("server", "nodes"):
         seen = [s[f"{side}_mib"] for s in samples]
         quarter = max(1, len(seen) // 4)
-        flat[side] = round(statistics.fmean(seen[-quarter:]) - statistics.fmean(seen[quarter : 2 * quarter] or seen), 2)
+        flat[side] = round(
+            statistics.fmean(seen[-quarter:]) - statistics.fmean(seen[quarter : 2 * quarter] or seen), 2
+        )
         settled = samples[quarter:]
         if len(settled) > 1:
-            line = statistics.linear_regression([s["minutes"] for s in settled], [s[f"{side}_mib"] for s in settled])
+            line = statistics.linear_regression(
+                [s["minutes"] for s in settled], [s[f"{side}_mib"] for s in settled]
+            )
             slopes[side] = round(line.slope * 60, 2)
         # A node that hung up a moment ago is not there: what belongs to the connections is taken off.
         own = [s[f"{side}_fds"] - (s["connected"] if side == "server" else 0) for s in samples]
@@ -286,7 +306,7 @@ class Players:
         self.did: Counter[str] = Counter(dict.fromkeys(WRONG, 0))
         self.draw = random.Random(8)
         self.noise = torch.Generator().manual_seed(8)
-        size = self.settings.task.first.numel()
+        size = self.settings.task.initial.numel()
         self.masks = [torch.zeros(size, dtype=torch.bool) for _ in range(nodes)]
         self.plans: dict[int, dict[int, str]] = {}  # round -> client -> what goes wrong
         self.tasks: set[asyncio.Task[None]] = set()
@@ -295,7 +315,13 @@ class Players:
         """What goes wrong with this client in this round: in most rounds one node hangs up and one answers twice."""
         if round not in self.plans:
             self.plans = {round: {}}
-            for what, often in (("gone", 0.7), ("twice", 0.7), ("damaged", 0.1), ("replayed", 0.1), ("late", 0.004)):
+            for what, often in (
+                ("gone", 0.7),
+                ("twice", 0.7),
+                ("damaged", 0.1),
+                ("replayed", 0.1),
+                ("late", 0.004),
+            ):
                 if round > 0 and self.draw.random() < often:
                     self.plans[round].setdefault(self.draw.randrange(len(self.masks)), what)
         return self.plans[round].pop(client, "")
@@ -344,7 +370,9 @@ class Players:
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
 
-    async def reply(self, writer: asyncio.StreamWriter, envelope: dict[str, Any], packet: Any, what: str) -> None:
+    async def reply(
+        self, writer: asyncio.StreamWriter, envelope: dict[str, Any], packet: Any, what: str
+    ) -> None:
         body = packet.body
         if what == "damaged":
             body = body[:-1] + bytes([body[-1] ^ 1])
@@ -384,7 +412,9 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=60, help="seconds that a round waits for a reply")
     parser.add_argument("--log", type=Path, default=Path("load.jsonl"))
     parser.add_argument("--play", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--thin", type=Path, metavar="FILE", help="print the short record of the log, and nothing else")
+    parser.add_argument(
+        "--thin", type=Path, metavar="FILE", help="print the short record of the log, and nothing else"
+    )
     given = parser.parse_args()
     if given.thin:
         print(json.dumps(thin(given.thin), indent=1))

@@ -58,7 +58,9 @@ class PlainCoPfl:
                 for p, s, h in zip(w, step, active, strict=True):
                     p.sub_(torch.where(h, self.lr * s, 0))
 
-    def round(self, batches: list[list[list[tuple[Tensor, Tensor]]]], train: list[tuple[Tensor, Tensor]]) -> None:
+    def round(
+        self, batches: list[list[list[tuple[Tensor, Tensor]]]], train: list[tuple[Tensor, Tensor]]
+    ) -> None:
         """One round; batches[client][phase] are (x, y) on the device, train[client] all of its samples."""
         sums = [torch.zeros_like(p) for p in self.server]
         weights = [torch.zeros_like(p) for p in self.server]
@@ -72,7 +74,10 @@ class PlainCoPfl:
             personal = [p.detach().clone() for p in self.model.parameters()]
             self._load(start, self.buffers[n])
             self._epoch(n, batches[n][1], [~m for m in mask])
-            w = [torch.where(m, a, p.detach()) for m, a, p in zip(mask, personal, self.model.parameters(), strict=True)]
+            w = [
+                torch.where(m, a, p.detach())
+                for m, a, p in zip(mask, personal, self.model.parameters(), strict=True)
+            ]
             self.buffers[n] = {name: b.clone() for name, b in self.model.named_buffers()}
             change = torch.cat([(a - b).abs().flatten() for a, b in zip(start, w, strict=True)])
             flat = torch.cat([m.flatten() for m in mask])

@@ -39,9 +39,9 @@ def measure(algorithm: str, noise: float, rounds: int, seed: int) -> dict[str, f
         participation=1.0,
         rounds=rounds,
         seed=seed,
-        engine="all_at_once",
+        engine="vmap",
         mkldnn="off",
-        look_every=rounds,
+        eval_every=rounds,
         **options,
     )
     federation = result.records[-1]["federation"]
@@ -54,7 +54,9 @@ def line(row: dict[str, Any]) -> str:
     def percent(name: str) -> str:
         values = [100 * run[name] for run in row["seeds"]]
         return (
-            f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+            f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+            if len(values) > 1
+            else f"{values[0]:.1f}"
         )
 
     def spent(name: str) -> str:

@@ -21,11 +21,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     held = federation(args.clients, 100, (3, 32, 32), 10, "cuda")
-    task = task_of(models.build("resnet18", (3, 32, 32), 10, 0), 10, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda")
+    task = task_of(
+        models.build("resnet18", (3, 32, 32), 10, 0), 10, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda"
+    )
     algorithm = ALGORITHMS["copfl"]()
-    task = task.for_many()
+    task = task.with_batching()
     state = begin(algorithm, task, args.clients)
-    rounds = simulate(algorithm, task, held, mapping.all_at_once(args.clients), state, rounds=5, look_every=10**9)
+    rounds = simulate(algorithm, task, held, mapping.vmap(args.clients), state, rounds=5, eval_every=10**9)
     next(rounds)
     next(rounds)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

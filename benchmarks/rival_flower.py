@@ -36,7 +36,9 @@ class Client(NumPyClient):
 
     def fit(self, parameters, config):  # type: ignore[no-untyped-def]
         torch.set_num_threads(1)
-        importlib.import_module("torch.backends.mkldnn").enabled = mkldnn  # by its name, or Ray tries to send it along
+        importlib.import_module(
+            "torch.backends.mkldnn"
+        ).enabled = mkldnn  # by its name, or Ray tries to send it along
         if not held:
             held.append((*case.tensors(), case.net()))
         x, y, model = held[0]

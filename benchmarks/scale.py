@@ -54,10 +54,12 @@ def one(
     else:
         held, shape = federation(*digits.holdings(clients), digits.SIZE), (1, 8, 8)
     options = {} if model == "resnet18" else {"width": width}
-    task = task_of(models.build(model, shape, 10, 0, **options), 10, mean=(0.5,) * shape[0], std=(0.25,) * shape[0])
-    engine = mapping.one_by_one()
+    task = task_of(
+        models.build(model, shape, 10, 0, **options), 10, mean=(0.5,) * shape[0], std=(0.25,) * shape[0]
+    )
+    engine = mapping.sequential()
     if task.d < 1_000_000:
-        engine, task = mapping.all_at_once(autotune.chunk_of(task, participants)), task.for_many()
+        engine, task = mapping.vmap(autotune.chunk_of(task, participants)), task.with_batching()
     way = ALGORITHMS[algorithm]()
     path = Path(folder) / "clients.bin"
     state = begin(way, task, clients, path if store == "disk" else None)
@@ -65,14 +67,24 @@ def one(
     times, processor = [], []
     clock = ready, time.process_time()
     for _ in simulate(
-        way, task, held, engine, state, rounds=rounds, batch=8, participation=participants / clients, look_every=10**9
+        way,
+        task,
+        held,
+        engine,
+        state,
+        rounds=rounds,
+        batch=8,
+        participation=participants / clients,
+        eval_every=10**9,
     ):
         now = time.perf_counter(), time.process_time()
         times.append(now[0] - clock[0])
         processor.append(now[1] - clock[1])
         clock = now
     used = path.stat().st_blocks * 512 if path.exists() else 0
-    timed = slice(1, -1) if rounds > 2 else slice(None)  # the first settles, the last looks at the test samples
+    timed = (
+        slice(1, -1) if rounds > 2 else slice(None)
+    )  # the first settles, the last looks at the test samples
     return {
         "clients": clients, "participants": participants, "model": model, "parameters": task.d, "store": store,
         "algorithm": algorithm, "import_s": imported - begun, "prepare_s": ready - imported, "first_round_s": times[0],
@@ -104,8 +116,12 @@ def apart(**how: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--resnet", action="store_true", help="1,000 ResNet-18 clients too; wants 15 GB of disk")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--resnet", action="store_true", help="1,000 ResNet-18 clients too; wants 15 GB of disk"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", default="scale.json")
     parser.add_argument("--one", help=argparse.SUPPRESS)

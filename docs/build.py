@@ -15,7 +15,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPERS = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-LATER = ("audit.md", "privacy.md", "hostile.md", "reliability.md", "reproduction.md")  # in the navigation once written
+LATER = (
+    "audit.md",
+    "privacy.md",
+    "hostile.md",
+    "reliability.md",
+    "reproduction.md",
+)  # in the navigation once written
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -25,7 +31,10 @@ LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 def on_config(config: Any) -> Any:
     """Fills in the navigation: a page for each algorithm, and what is not there yet left out."""
     pages = [{"All of them": "algorithms/index.md"}]
-    pages += [{title: f"algorithms/{name}.md"} for name, title in titles(Path(config.docs_dir) / "algorithms").items()]
+    pages += [
+        {title: f"algorithms/{name}.md"}
+        for name, title in titles(Path(config.docs_dir) / "algorithms").items()
+    ]
     config.nav = [_section(entry, pages, Path(config.docs_dir)) for entry in config.nav]
     return config
 
@@ -36,7 +45,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     made = {"commands.md": commands(), "algorithms/index.md": algorithms()}
     made |= {page: (ROOT / paper).read_text("utf-8") for paper, page in PAPERS.items() if page != "index.md"}
-    written = {file.src_uri: Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()}
+    written = {
+        file.src_uri: Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()
+    }
     for page, text in {**written, **made}.items():
         for path in linked_sources(home_of(page), text):
             made[source_page(path)] = as_source(path)
@@ -105,7 +116,10 @@ def algorithms() -> str:
     """The list of algorithms, a line each from its own file."""
     from copfl.algorithms import ALGORITHMS
 
-    first = {name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0] for name, f in sorted(ALGORITHMS.items())}
+    first = {
+        name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0]
+        for name, f in sorted(ALGORITHMS.items())
+    }
     rows = "\n".join(f"| [`{name}`]({name}.md) | {line} |" for name, line in first.items())
     return (
         "# The algorithms\n\n`copfl run --algorithm NAME`; each page says what the algorithm does, what its options\n"
@@ -125,11 +139,9 @@ def commands() -> str:
     """The reference of the command line, from the commands themselves."""
     import typer
 
-    from copfl.cli import app
+    from copfl.cli.main import app
 
-    intro = (
-        "# The command line\n\nMade of the code: what `--help` says, on one page. `copfl --version` prints the version."
-    )
+    intro = "# The command line\n\nGenerated from `--help`. `copfl --version` prints the version."
     return intro + "\n" + "".join(_command(typer.main.get_command(app), "copfl"))
 
 
@@ -146,7 +158,9 @@ def _command(command: Any, name: str) -> Iterator[str]:
     context = click.Context(command, info_name=name)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"\n```text\n{name} {usage}\n```\n"
-    rows = [_row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    rows = [
+        _row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)
+    ]
     yield "\n| | | default |\n| --- | --- | --- |\n" + "".join(rows) if rows else ""
 
 
@@ -169,7 +183,9 @@ def _section(entry: Any, pages: list[dict[str, str]], docs: Path) -> Any:
         return {title: pages}
     if isinstance(inside, list):
         there = [
-            one for one in inside if (docs / next(iter(one.values()))).exists() or next(iter(one.values())) not in LATER
+            one
+            for one in inside
+            if (docs / next(iter(one.values()))).exists() or next(iter(one.values())) not in LATER
         ]
         return {title: there}
     return entry

@@ -25,7 +25,9 @@ ROWS = [
 
 def main(rows: list[str] = ROWS, rounds: int = 20, seeds: tuple[int, ...] = (0, 1)) -> copfl.Comparison:
     """The comparison; `copfl compare -a copfl,copfl:score=none,...` does the same."""
-    with tempfile.TemporaryDirectory() as folder:  # name a folder instead, and its runs are used again next time
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # name a folder instead, and its runs are used again next time
         return copfl.compare(rows, seeds=seeds, base_tables={"run": {"rounds": rounds}}, out=folder)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import copfl
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, begin, train
 from copfl.core.task import Data, Plan, Task
 
@@ -39,33 +39,37 @@ class FedMix:
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.1))
     keep: float = 0.5
-    passes: int = 1  # over the client's data in a turn
+    epochs: int = 1  # over the client's data in a turn
 
     def server_init(self, task: Task, clients: int) -> Message:
-        return Message(task.first)
+        return Message(task.initial)
 
     def client_init(self, task: Task) -> Client:
-        return Client(task.first)
+        return Client(task.initial)
 
     def downlink(self, server: Message, ids: Tensor) -> Message:
         return Message(server.w.expand(len(ids), -1))
 
-    def personal(self, task: Task, client: Client, down: Message) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Message) -> Tensor:
         mixed = self.keep * client.own + (1 - self.keep) * down.w
-        return torch.where(task.home(), client.own, mixed)  # batch-norm statistics, if any, stay at home
+        return torch.where(task.local(), client.own, mixed)  # batch-norm statistics, if any, stay at home
 
-    def client_update(self, task: Task, client: Client, down: Message, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w = self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Message, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        w = self.personal_model(task, client, down)
         moments = begin(self.optimizer, self.optimizer.init(w[: task.d]), w[: task.d])
         w, _, loss = train(task, self.optimizer, w, moments, data, plan)
         samples = data.size.to(w.dtype)
-        shared = torch.where(task.home(), 0, w)
-        return Turn(Client(w), Upload(samples * shared, samples), w, {"loss": loss, "weight": samples})
+        shared = torch.where(task.local(), 0, w)
+        return ClientOutput(
+            Client(w), Upload(samples * shared, samples), w, {"loss": loss, "weight": samples}
+        )
 
     def summand(self, task: Task, server: Message, id: Tensor, upload: Upload) -> Upload:
         return upload
 
-    def server_update(self, task: Task, server: Message, total: Upload) -> tuple[Message, Figures]:
+    def server_update(self, task: Task, server: Message, total: Upload) -> tuple[Message, Metrics]:
         mean = total.w / total.samples.clamp(min=1)
         return Message(torch.where(total.samples > 0, mean, server.w)), {}
 

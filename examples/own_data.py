@@ -72,8 +72,8 @@ class BagOfWords(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        real = (x > 0).unsqueeze(-1)
-        mean = (self.embedding(x) * real).sum(1) / real.sum(1).clamp(min=1)
+        valid = (x > 0).unsqueeze(-1)
+        mean = (self.embedding(x) * valid).sum(1) / valid.sum(1).clamp(min=1)
         answer: Tensor = self.head(mean)
         return answer
 
@@ -106,7 +106,13 @@ def main(rounds: int = 20) -> dict[str, float]:
     """The accuracy of each, in percent."""
     few = {"per_client": 2, "train_per_class": 10, "test_per_class": 10}
     mamo = {"name": "mamo", "lr": 0.01}
-    common: dict[str, Any] = {"clients": 5, "rounds": rounds, "batch": 8, "optimizer": mamo, "partition_options": few}
+    common: dict[str, Any] = {
+        "clients": 5,
+        "rounds": rounds,
+        "batch": 8,
+        "optimizer": mamo,
+        "partition_options": few,
+    }
     results = {
         "wine": copfl.run("copfl", wine(), model=Net, **common),
         "texts": copfl.run("copfl", texts(), model=BagOfWords, **common),

@@ -95,7 +95,11 @@ def changed(draw: random.Random, seeds: list[bytes]) -> bytes:
 @contextlib.contextmanager
 def limits(mib: int) -> Iterator[None]:
     """Inside, this process may not take more than so much memory beyond what it has."""
-    have = int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[1])
+    have = int(
+        next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmSize")).split()[
+            1
+        ]
+    )
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (have * 1024 + mib * 2**20, before[1]))
     try:
@@ -118,7 +122,10 @@ def tried(target: Target, data: bytes, seconds: float) -> tuple[str, str]:
     except (Exception, Slow) as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [f for f in frames if "copfl" in f.filename or "fuzz" in f.filename] or list(frames)
-        return "failed", f"{type(error).__name__} in {Path(ours[-1].filename).name}:{ours[-1].name}: {str(error)[:200]}"
+        return (
+            "failed",
+            f"{type(error).__name__} in {Path(ours[-1].filename).name}:{ours[-1].name}: {str(error)[:200]}",
+        )
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -158,7 +165,9 @@ def under_atheris(name: str, cases: int, seconds: float) -> NoReturn:
     corpus = Path(tempfile.mkdtemp(prefix=f"corpus-{name}-"))
     for place, data in enumerate(target.seeds()):
         (corpus / f"seed-{place}").write_bytes(data)
-    atheris.Setup([sys.argv[0], f"-runs={cases}", f"-timeout={int(seconds)}", "-rss_limit_mb=4096", str(corpus)], one)
+    atheris.Setup(
+        [sys.argv[0], f"-runs={cases}", f"-timeout={int(seconds)}", "-rss_limit_mb=4096", str(corpus)], one
+    )
     atheris.Fuzz()
     raise AssertionError("atheris ends the process")
 
@@ -166,13 +175,19 @@ def under_atheris(name: str, cases: int, seconds: float) -> NoReturn:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("targets", nargs="*", help="default: all")
-    parser.add_argument("--cases", type=int, help="for each named target; for all: in total, default a million")
+    parser.add_argument(
+        "--cases", type=int, help="for each named target; for all: in total, default a million"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=10, help="of processor time for one case")
-    parser.add_argument("--mib", type=int, default=1024, help="memory beyond what the process has at the start")
+    parser.add_argument(
+        "--mib", type=int, default=1024, help="memory beyond what the process has at the start"
+    )
     parser.add_argument("--out", type=Path, help="where inputs that fail are kept")
     parser.add_argument("--json", type=Path, help="where the counts go; a file that is there is added to")
-    parser.add_argument("--atheris", action="store_true", help="let atheris choose the cases (pip install atheris)")
+    parser.add_argument(
+        "--atheris", action="store_true", help="let atheris choose the cases (pip install atheris)"
+    )
     parser.add_argument("--replay", type=Path, help="run the one target on this file")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -188,16 +203,21 @@ def main() -> int:
     if given.atheris:
         under_atheris(given.targets[0], given.cases or 10_000, given.seconds)
     shares = sum(target.share for target in TARGETS.values())
-    whole = {name: int((given.cases or 10**6) * target.share / shares) + 1 for name, target in TARGETS.items()}
+    whole = {
+        name: int((given.cases or 10**6) * target.share / shares) + 1 for name, target in TARGETS.items()
+    }
     wanted = dict.fromkeys(given.targets, given.cases or 10000) or whole
-    counts: dict[str, list[Any]] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    counts: dict[str, list[Any]] = (
+        json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    )
     failed = 0
     for name, cases in wanted.items():
         TARGETS[name].seeds()  # what is made once is made outside the limit
         with limits(given.mib):
             result = fuzz(name, cases, given.seed, given.seconds, given.out)
         print(
-            f"{name:16} " + ", ".join(f"{value:,} {key}" for key, value in result.items() if key != "seed"), flush=True
+            f"{name:16} " + ", ".join(f"{value:,} {key}" for key, value in result.items() if key != "seed"),
+            flush=True,
         )
         counts.setdefault(name, []).append(result)
         failed += result["failed"]

@@ -121,7 +121,7 @@ SETTINGS = (
     "copfl.rate=0.15", "run.threads=2", "optimizer.lr=1e-3", "optimizer.name=adam", "mlp.width=4", "model.name=mlp",
     "algorithm.name=fedprox", "partition.name=dirichlet", "partition.per_client=3", "data.name=digits", "run.seed=7",
     "run.participation=0.5", "run.store=disk", "classes.train_per_class=[1, 2]", "data.dir='a b'", "run.clients=0x10",
-    "copfl.merge=union", "guard.name=clip", "attack.name=noise", "run.device=cuda:0", "cnn.width=-1", "run.batch=8",
+    "copfl.merge=union", "robust.name=clip", "attack.name=noise", "run.device=cuda:0", "cnn.width=-1", "run.batch=8",
 )  # fmt: skip
 
 
@@ -280,7 +280,9 @@ def arrays(data: bytes) -> None:
     if draw.number(2):
         known = config.keywords_of(SCHEMES[name], ("dataset", "clients", "seed"))
         if known:
-            options = {draw.choice(sorted(known)): draw.choice((0, 1, 2, 0.5, -1, 1e-9, 10**9, True, "a", None))}
+            options = {
+                draw.choice(sorted(known)): draw.choice((0, 1, 2, 0.5, -1, 1e-9, 10**9, True, "a", None))
+            }
             options = config.checked(name, SCHEMES[name], options)
     split = SCHEMES[name](dataset, clients, draw.number(1000), **options)
     federation = Federation(dataset, split)
@@ -299,7 +301,14 @@ def image_files() -> list[bytes]:
 
     result = []
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 3), dtype=np.uint8)
-    for kind, mode in (("PNG", "RGB"), ("JPEG", "RGB"), ("PNG", "L"), ("PNG", "P"), ("PNG", "RGBA"), ("JPEG", "CMYK")):
+    for kind, mode in (
+        ("PNG", "RGB"),
+        ("JPEG", "RGB"),
+        ("PNG", "L"),
+        ("PNG", "P"),
+        ("PNG", "RGBA"),
+        ("JPEG", "CMYK"),
+    ):
         file = io.BytesIO()
         Image.fromarray(pixels).convert(mode).save(file, kind)
         result.append(file.getvalue())
@@ -376,7 +385,16 @@ def run_home() -> Path:
     import copfl
 
     path = home() / "finished"
-    copfl.run("copfl", model="mlp", clients=2, rounds=2, mlp={"width": 4}, out=path, engine="one_by_one", mkldnn="off")
+    copfl.run(
+        "copfl",
+        model="mlp",
+        clients=2,
+        rounds=2,
+        mlp={"width": 4},
+        out=path,
+        engine="sequential",
+        mkldnn="off",
+    )
     return path
 
 
@@ -428,7 +446,16 @@ def model_files() -> list[bytes]:
     import copfl
 
     path = home() / "mixture"
-    copfl.run("apfl", model="mlp", clients=2, rounds=1, mlp={"width": 4}, out=path, engine="one_by_one", mkldnn="off")
+    copfl.run(
+        "apfl",
+        model="mlp",
+        clients=2,
+        rounds=1,
+        mlp={"width": 4},
+        out=path,
+        engine="sequential",
+        mkldnn="off",
+    )
     places = (run_home() / "models" / "client-0000.safetensors", path / "models" / "client-0000.safetensors")
     return [place.read_bytes() for place in places]
 
@@ -516,7 +543,9 @@ def upload_message(data: bytes) -> None:
     record = server._record(now, figures, 1.0)
     line = json.dumps(record)
     assert len(line) < 10**6, "a line does not grow without bound"
-    wire.encode(state.server, server.head_of(given, folder, "server", 1), about={"counted": {}, "record": record})
+    wire.encode(
+        state.server, server.head_of(given, folder, "server", 1), about={"counted": {}, "record": record}
+    )
 
 
 def uploads() -> list[bytes]:
@@ -623,7 +652,12 @@ def fixed(*texts: str | bytes) -> Callable[[], list[bytes]]:
 
 
 GREETINGS = ('{"client": 1}', '{"client": -1}', '{"refused": "no data"}', '{"client": 1e3}')
-ENTRIES = ("copfl,copfl:score=none", "fedavg:optimizer=adam:lr=0.001", "fedprox:mu=[0.1]:run.batch=8", "local")
+ENTRIES = (
+    "copfl,copfl:score=none",
+    "fedavg:optimizer=adam:lr=0.001",
+    "fedprox:mu=[0.1]:run.batch=8",
+    "local",
+)
 GRIDS = ("lr=1e-2,1e-3", "copfl.rate=0.05,0.25", "optimizer=adam,sgd", "run.batch=8,'a,b',[1,2]")
 ROUND = (
     '{"round":1,"clients":[0,1],"federation":{"shared":0.5},"mean":{"loss":1.0},"left_out":[],'

@@ -13,9 +13,18 @@ from unittest import mock
 import pytest
 import typer.main
 
-typer.main.get_command = functools.cache(typer.main.get_command)  # or it is made from its annotations at every call
+typer.main.get_command = functools.cache(
+    typer.main.get_command
+)  # or it is made from its annotations at every call
 
-TINY = ("--model", "mlp", "--clients", "2", "--set", "mlp.width=4")  # two clients and a few hundred parameters
+TINY = (
+    "--model",
+    "mlp",
+    "--clients",
+    "2",
+    "--set",
+    "mlp.width=4",
+)  # two clients and a few hundred parameters
 
 
 class Answer(NamedTuple):
@@ -45,13 +54,17 @@ def command(*words: object) -> list[str]:
 
 def started(*words: object, cwd: Path) -> Answer:
     """The answer to `copfl WORDS`, from a process of its own."""
-    done = subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=300, env=environment())
+    done = subprocess.run(
+        command(*words), cwd=cwd, capture_output=True, text=True, timeout=300, env=environment()
+    )
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def environment() -> dict[str, str]:
     """This process's environment, without what would change the answers."""
-    return {k: v for k, v in os.environ.items() if k not in ("COPFL_DATA", "COLUMNS", "FORCE_COLOR", "NO_COLOR")}
+    return {
+        k: v for k, v in os.environ.items() if k not in ("COPFL_DATA", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
+    }
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -61,4 +74,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def found(folder: Path) -> dict[str, bytes]:
     """What a run found, and a run like it must find again: its records and its models."""
-    return {name: content for name, content in files(folder).items() if name.startswith(("rounds.jsonl", "models/"))}
+    return {
+        name: content
+        for name, content in files(folder).items()
+        if name.startswith(("rounds.jsonl", "models/"))
+    }

@@ -20,7 +20,10 @@ settings.load_profile("copfl")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be everything that the tests start: those
 # that send SIGINT to a process would wait for ever.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

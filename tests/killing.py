@@ -33,7 +33,7 @@ from copfl.cli import main as cli
 from tests.commands import TINY, files, found
 
 RUN = ("run", "--rounds", "4", "--set", "run.checkpoint_every=2", *TINY)
-EXACT = (*RUN, "--batch", "64", "--engine", "all_at_once")  # where the disk counts: as quick as can be
+EXACT = (*RUN, "--batch", "64", "--engine", "vmap")  # where the disk counts: as quick as can be
 TEMPORARY = (".part", ".tmp", ".lock")
 
 
@@ -48,7 +48,9 @@ def call(words: tuple[str, ...]) -> int:
 
 
 def child(
-    words: tuple[str, ...], plant: Callable[[], None] = lambda: None, stop: tuple[float, signal.Signals] | None = None
+    words: tuple[str, ...],
+    plant: Callable[[], None] = lambda: None,
+    stop: tuple[float, signal.Signals] | None = None,
 ) -> int:
     """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; minus the signal that ended it."""
     hears, says = os.pipe()
@@ -146,7 +148,9 @@ def stopped(how: str, folder: Path) -> None:
     """Stops runs in one way and lets each go on."""
     words = RUN if how == "clock" else EXACT
     whole = folder / "never-stopped"
-    assert call((*words, "--out", str(whole))) == 0  # in this process, so that the children find all modules imported
+    assert (
+        call((*words, "--out", str(whole))) == 0
+    )  # in this process, so that the children find all modules imported
     expected = found(whole)
     assert len(expected) == 3, "rounds.jsonl and two models"
     stops = times(folder)
@@ -165,7 +169,9 @@ def stopped(how: str, folder: Path) -> None:
         code = child(("resume", str(path)) if begun else (*words, "--out", str(path)))
         assert code == 0, f"{what}: going on ended in {code}"
         assert found(path) == expected, f"{what}: the result differs from that of a run never stopped"
-        assert files(path).keys() == files(whole).keys(), f"{what}: other files are left: {sorted(files(path))}"
+        assert files(path).keys() == files(whole).keys(), (
+            f"{what}: other files are left: {sorted(files(path))}"
+        )
         print(f"{how}, {what}: {'resumed' if begun else 'begun again'}, equal", flush=True)
         shutil.rmtree(path)
 

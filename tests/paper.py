@@ -56,7 +56,9 @@ class Block(NamedTuple):
 def blocks(text: str) -> Iterator[Block]:
     """The fenced code blocks, in their order."""
     for found in FENCE.finditer(text):
-        yield Block(text[: found.start()].count("\n") + 1, found["language"], found["code"], found["mark"] or "")
+        yield Block(
+            text[: found.start()].count("\n") + 1, found["language"], found["code"], found["mark"] or ""
+        )
 
 
 def indented(text: str) -> Iterator[str]:
@@ -108,7 +110,9 @@ class Reader:
         elif words[:3] == ["python3", "-m", "venv"] or words == [".", ".venv/bin/activate"]:
             pass  # this process has one
         else:
-            raise AssertionError(f"nobody here knows {shlex.join(words)}; mark the block <!-- not run: WHY -->")
+            raise AssertionError(
+                f"nobody here knows {shlex.join(words)}; mark the block <!-- not run: WHY -->"
+            )
 
 
 def install(wanted: list[str]) -> None:

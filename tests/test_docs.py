@@ -15,9 +15,14 @@ import pytest
 from tests import paper
 
 ROOT = Path(__file__).resolve().parent.parent
-PAPERS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # CONTRIBUTING's are run by tests/test_papers.py
+PAPERS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]  # CONTRIBUTING's are run by tests/test_papers.py
 RUNNING = [
-    p for p in PAPERS if any(b.language in paper.RUN and not b.skipped for b in paper.blocks(p.read_text("utf-8")))
+    p
+    for p in PAPERS
+    if any(b.language in paper.RUN and not b.skipped for b in paper.blocks(p.read_text("utf-8")))
 ]
 # The blocks that are not run, by page; the reason stands before each of them. A new one is counted here or run.
 NOT_RUN = {
@@ -44,7 +49,9 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
 def test_every_code_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # a reader's own modules are found in the reader's own folder
+    monkeypatch.setattr(
+        sys, "path", list(sys.path)
+    )  # a reader's own modules are found in the reader's own folder
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     reader = paper.Reader(tmp_path)
     for block in paper.blocks(page.read_text("utf-8")):
@@ -61,7 +68,9 @@ def test_what_is_not_run_is_counted_and_says_why() -> None:
         for block in paper.blocks(page.read_text("utf-8")):
             if block.skipped:
                 found[name_of(page)] += 1
-                assert len(block.mark) > len("not run: ") + 10, f"{name_of(page)}:{block.line} does not say why"
+                assert len(block.mark) > len("not run: ") + 10, (
+                    f"{name_of(page)}:{block.line} does not say why"
+                )
     assert dict(found) == NOT_RUN
 
 
@@ -78,7 +87,9 @@ def test_code_says_its_language(page: Path) -> None:
         if block.language not in paper.RUN:
             assert not COMMAND.match(block.code), f"{where} is a command: say ```bash"
     for code in paper.indented(text):
-        assert not COMMAND.match(code), f"{name_of(page)}: {code!r} is a command: put it into a fence that says ```bash"
+        assert not COMMAND.match(code), (
+            f"{name_of(page)}: {code!r} is a command: put it into a fence that says ```bash"
+        )
 
 
 # -- the reader itself -------------------------------------------------------------------------------------------------
@@ -141,7 +152,9 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
         pages[path].feed(path.read_text("utf-8"))
     assert len(pages) > 40
     for path, found in pages.items():
-        for link in found.to if path.name != "404.html" else ():  # whose links are made for wherever it is shown
+        for link in (
+            found.to if path.name != "404.html" else ()
+        ):  # whose links are made for wherever it is shown
             follow(tmp_path, pages, path, link)
         text = path.read_text("utf-8")
         for foreign in ("fonts.googleapis", 'src="http', '<link rel="stylesheet" href="http'):
@@ -173,7 +186,9 @@ def check_reference(text: str) -> None:
         for parameter in [p for one in (inner.values() if inner else [command]) for p in one.params]:
             assert parameter.help, f"copfl {name}: nothing is said about {parameter.name}"
             for option in parameter.opts:
-                assert option.lstrip("-").lower() in text.lower(), f"copfl {name} {option} is not in the reference"
+                assert option.lstrip("-").lower() in text.lower(), (
+                    f"copfl {name} {option} is not in the reference"
+                )
 
 
 def test_the_first_words_are_those_of_the_readme() -> None:

@@ -47,7 +47,9 @@ def test_numbers_out_of_range(wrong: float) -> None:
         above(0, a=1e-9, b=wrong)
     with pytest.raises(UsageError, match=f"^b={wrong} must be a number of at least 1$"):
         at_least(1, a=1, b=wrong)
-    with pytest.raises(UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a share of the cake$"):
+    with pytest.raises(
+        UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a share of the cake$"
+    ):
         share_of("the cake", a=1.0, b=wrong)
 
 

@@ -13,7 +13,9 @@ from copfl.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[1]
 NO_ALGORITHMS = {"algorithm", "averaging"}  # what an algorithm is, and what several share
-SCREENS = 130  # lines, two screens; longer are one with every reading of its paper and one with five large records
+SCREENS = (
+    130  # lines, two screens; longer are one with every reading of its paper and one with five large records
+)
 LONGER = {"copfl": 175, "fedpac": 145}
 
 
@@ -61,7 +63,9 @@ def test_every_algorithm_has_a_page(name: str) -> None:
     page = ROOT / "docs" / "algorithms" / f"{name}.md"
     assert page.is_file(), f"write docs/algorithms/{name}.md"
     for parameter in inspect.signature(ALGORITHMS[name]).parameters:
-        assert f"`{parameter}" in page.read_text(encoding="utf-8"), f"{page.name} does not explain {parameter}"
+        assert f"`{parameter}" in page.read_text(encoding="utf-8"), (
+            f"{page.name} does not explain {parameter}"
+        )
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "averaging"])
@@ -75,10 +79,17 @@ def test_the_lines_that_a_page_quotes_are_there(name: str) -> None:
     page = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
     files = re.findall(r"`(?:src/copfl/)?((?:algorithms|parts)/\w+\.py)`", page)
     assert f"algorithms/{name}.py" in files
-    code = [(ROOT / "src" / "copfl" / file).read_text(encoding="utf-8") for file in ("algorithms/averaging.py", *files)]
+    code = [
+        (ROOT / "src" / "copfl" / file).read_text(encoding="utf-8")
+        for file in ("algorithms/averaging.py", *files)
+    ]
     words = set(re.findall(r"\w+", "".join(code)))
-    rows = re.findall(r"^\| [^|]+ \| (.*) \|$", page.partition("our line |\n")[2].partition("\n\n")[0], re.MULTILINE)
-    assert rows or "the line that matters" in page or name == "local", "no table of the paper's steps and our lines"
+    rows = re.findall(
+        r"^\| [^|]+ \| (.*) \|$", page.partition("our line |\n")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    assert rows or "the line that matters" in page or name == "local", (
+        "no table of the paper's steps and our lines"
+    )
     for row in rows:
         for span in re.findall(r"`([^`]+)`", row):
             gone = [word for word in re.findall(r"[A-Za-z_]\w*", span) if word not in words]

@@ -19,9 +19,13 @@ HARNESS = Path(__file__).parent.parent / "benchmarks" / "kills.py"
 def test_twenty_kills_and_the_other_ways_to_be_stopped(tmp_path: Path) -> None:
     options = ["--kills", "20", "--full", "2", "--seed", "1", "--json", str(tmp_path / "found.json")]
     command = [sys.executable, str(HARNESS), *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env=environment())
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env=environment()
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["kills"] >= 20
     assert found["recorded rounds to play again, at most"] <= 1
-    assert not any(found[name] for name in ("different", "stuck", "not resumed", "other files", "cases failed"))
+    assert not any(
+        found[name] for name in ("different", "stuck", "not resumed", "other files", "cases failed")
+    )

@@ -66,10 +66,15 @@ def test_a_few_changed_examples(name: str) -> None:
 
 
 plain = st.one_of(
-    st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.lists(st.integers(), max_size=3), st.none()
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.lists(st.integers(), max_size=3),
+    st.none(),
 )
 titles = st.sampled_from(
-    ["run", "copfl", "optimizer", "partition", "model", "data", "mlp", "guard", "attack", "classes"]
+    ["run", "copfl", "optimizer", "partition", "model", "data", "mlp", "robust", "attack", "classes"]
 )
 keys = st.one_of(
     st.sampled_from(
@@ -94,7 +99,10 @@ def test_any_words_after_set(first: str, second: str) -> None:
 
 
 @quick
-@given(st.sampled_from(["npz", "npy", "archive", "image", "cifar_batch", "partition_file", "rounds_file"]), st.binary())
+@given(
+    st.sampled_from(["npz", "npy", "archive", "image", "cifar_batch", "partition_file", "rounds_file"]),
+    st.binary(),
+)
 @pytest.mark.filterwarnings("ignore")
 def test_any_bytes_in_a_file(name: str, data: bytes) -> None:
     fed(name, data)
@@ -108,8 +116,12 @@ def test_arrays_of_any_dtype_and_shape(data: bytes) -> None:
 
 
 @quick
-@given(st.dictionaries(st.text(max_size=8), st.one_of(plain, st.floats(1e300, 1e308)), max_size=6), st.booleans())
-def test_whatever_a_node_says_of_itself_is_written_down_or_left_out(figures: dict[str, Any], nested: bool) -> None:
+@given(
+    st.dictionaries(st.text(max_size=8), st.one_of(plain, st.floats(1e300, 1e308)), max_size=6), st.booleans()
+)
+def test_whatever_a_node_says_of_itself_is_written_down_or_left_out(
+    figures: dict[str, Any], nested: bool
+) -> None:
     import json
     import math
 

@@ -26,7 +26,9 @@ LEVELS: list[set[str]] = [
     {"cli", "__init__", "__main__"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
-EXTRAS = {f"kernels.triton.{name}": {"triton"} for name in ("patches", "vectors", "norms")}  # loaded on a GPU only
+EXTRAS = {
+    f"kernels.triton.{name}": {"triton"} for name in ("patches", "vectors", "norms")
+}  # loaded on a GPU only
 MOST_ENTRIES, LONGEST_CHAIN = 26, 20
 
 
@@ -133,7 +135,12 @@ def test_no_part_imports_another() -> None:
 def test_the_core_needs_torch_and_numpy_alone() -> None:
     allowed = {"torch", "numpy", "copfl", *sys.stdlib_module_names}
     for name in MODULES:
-        if LEVEL_OF[package(name)] > LEVEL_OF["engine"] or package(name) in ("stats", "tables", "charts", "data"):
+        if LEVEL_OF[package(name)] > LEVEL_OF["engine"] or package(name) in (
+            "stats",
+            "tables",
+            "charts",
+            "data",
+        ):
             continue
         for node in parsed(name).body:  # only what loads with the file
             tops = set()
@@ -142,4 +149,6 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
             elif isinstance(node, ast.ImportFrom):
                 tops = {str(node.module).split(".")[0]}
             foreign = tops - allowed - EXTRAS.get(name, set())
-            assert not foreign, f"{name} loads {', '.join(sorted(foreign))} at the top; import it where it is used"
+            assert not foreign, (
+                f"{name} loads {', '.join(sorted(foreign))} at the top; import it where it is used"
+            )

@@ -33,13 +33,13 @@ def batch(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64) * 3 + 1
 
 
-def step(norm: nn.Module, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+def step(norm: nn.Module, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, ...]:
     """The answers for the real samples, the gradients of a crooked function of them, and the statistics after it."""
     x = x.clone().requires_grad_()
     if isinstance(norm, BatchNorm):
-        norm.real = real
+        norm.valid = valid
     out = norm(x)
-    counted = out if real is None else out[real]
+    counted = out if valid is None else out[valid]
     value = (counted.sin() * torch.arange(counted.numel(), dtype=x.dtype).view(counted.shape)).sum()
     grads = torch.autograd.grad(value, [x, *norm.parameters()])
     statistics = [norm.get_buffer("running_mean").clone(), norm.get_buffer("running_var").clone()]
@@ -65,14 +65,14 @@ def test_batch_norm_is_torchs_own_when_all_samples_are_real(shape: tuple[int, ..
 def test_a_filled_up_batch_equals_the_batch_without_filling(shape: tuple[int, ...], kept: int) -> None:
     theirs, ours = norm_pair(shape)
     x = batch(shape)
-    real = torch.zeros(shape[0], dtype=torch.bool)
-    real[-kept:] = True  # the real ones need not come first
-    x[~real] = 1e6
-    values, grad, *rest = step(ours, x, real)
-    expected_values, expected_grad, *expected_rest = step(theirs, x[real])
+    valid = torch.zeros(shape[0], dtype=torch.bool)
+    valid[-kept:] = True  # the real ones need not come first
+    x[~valid] = 1e6
+    values, grad, *rest = step(ours, x, valid)
+    expected_values, expected_grad, *expected_rest = step(theirs, x[valid])
     torch.testing.assert_close(values, expected_values, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(grad[real], expected_grad, rtol=1e-12, atol=1e-12)
-    assert not grad[~real].any()
+    torch.testing.assert_close(grad[valid], expected_grad, rtol=1e-12, atol=1e-12)
+    assert not grad[~valid].any()
     for found, expected in zip(rest, expected_rest, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
@@ -83,7 +83,9 @@ def test_one_value_alone_stays_finite_and_teaches_only_the_mean() -> None:
     x = batch((1, 3, 1, 1))
     found = step(ours, x)
     assert all(torch.isfinite(t).all() for t in found)
-    assert torch.equal(found[0], ours.bias.detach().view(1, 3, 1, 1))  # (x - mean of x) is 0: the bias is what is left
+    assert torch.equal(
+        found[0], ours.bias.detach().view(1, 3, 1, 1)
+    )  # (x - mean of x) is 0: the bias is what is left
     torch.testing.assert_close(ours.running_mean, 0.9 * mean + 0.1 * x.view(3))
     torch.testing.assert_close(ours.running_var, 0.9 * variance)
 
@@ -91,7 +93,7 @@ def test_one_value_alone_stays_finite_and_teaches_only_the_mean() -> None:
 def test_a_batch_of_nobody_teaches_nothing() -> None:
     _, ours = norm_pair((4, 3))
     before = ours.running_mean.clone(), ours.running_var.clone()
-    ours.real = torch.zeros(4, dtype=torch.bool)
+    ours.valid = torch.zeros(4, dtype=torch.bool)
     out = ours(batch((4, 3)))
     assert torch.isfinite(out).all()
     assert torch.equal(ours.running_mean, before[0])
@@ -100,9 +102,11 @@ def test_a_batch_of_nobody_teaches_nothing() -> None:
 
 def test_batch_norm_without_weights() -> None:
     theirs, ours = norm_pair((6, 3), affine=False)
-    real = torch.tensor([True] * 4 + [False] * 2)
-    ours.real = real
-    torch.testing.assert_close(ours(batch((6, 3)))[real], theirs(batch((6, 3))[real]), rtol=1e-12, atol=1e-12)
+    valid = torch.tensor([True] * 4 + [False] * 2)
+    ours.valid = valid
+    torch.testing.assert_close(
+        ours(batch((6, 3)))[valid], theirs(batch((6, 3))[valid]), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_batch_norm_without_statistics_is_refused() -> None:
@@ -149,24 +153,26 @@ def test_only_38_percent_of_resnet18_live_on_small_images() -> None:
 
 
 def test_without_its_dead_taps_resnet18_answers_and_learns_the_same() -> None:
-    whole, living = (
+    whole, pruned = (
         models.build("resnet18", (3, 32, 32), 10, seed=0, width=8, kernels=kernels).double()
-        for kernels in ("full", "living")
+        for kernels in ("full", "pruned")
     )
     x, y = torch.randn(5, 3, 32, 32, dtype=torch.float64), torch.arange(5)
-    for model in (whole, living):
+    for model in (whole, pruned):
         torch.autograd.backward(F.cross_entropy(model(x), y))
-    torch.testing.assert_close(living(x), whole(x))
+    torch.testing.assert_close(pruned(x), whole(x))
     cut = {1: slice(1, 2), 2: slice(1, 3)}  # of three taps, those that live
-    for mine, theirs in zip(living.parameters(), whole.parameters(), strict=True):
+    for mine, theirs in zip(pruned.parameters(), whole.parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
         taps = cut[mine.shape[-1]] if mine.shape != theirs.shape else slice(None)
         for ours, full in ((mine, theirs), (mine.grad, theirs.grad)):
             torch.testing.assert_close(ours, full[:, :, taps, taps] if ours.dim() == 4 else full)
         assert mine.grad.count_nonzero() == theirs.grad.count_nonzero()
-    assert parameters(models.ResNet18((3, 32, 32), 10, kernels="living")) == 4_234_826
-    assert parameters(models.ResNet18((3, 84, 84), 10, kernels="living")) == 11_181_642  # there all of them live
+    assert parameters(models.ResNet18((3, 32, 32), 10, kernels="pruned")) == 4_234_826
+    assert (
+        parameters(models.ResNet18((3, 84, 84), 10, kernels="pruned")) == 11_181_642
+    )  # there all of them live
 
 
 def test_living_leaves_other_models_and_their_mode_as_they_were() -> None:
@@ -176,7 +182,7 @@ def test_living_leaves_other_models_and_their_mode_as_they_were() -> None:
     )  # fmt: skip
     x = torch.randn(4, 1, 9, 9)
     before, shapes = odd(x), [tuple(p.shape) for p in odd.parameters()]
-    assert models.living(odd, (1, 9, 9)) is odd
+    assert models.pruned(odd, (1, 9, 9)) is odd
     assert odd.training
     torch.testing.assert_close(odd(x), before)
     assert [tuple(p.shape) for p in odd.parameters()][:6] == shapes[:6]
@@ -199,7 +205,7 @@ class Twice(nn.Module):
 def test_living_leaves_a_convolution_that_is_called_on_several_sizes() -> None:
     model, x = Twice(), torch.randn(2, 1, 4, 4)
     before = model(x)
-    torch.testing.assert_close(models.living(model, (1, 4, 4))(x), before)
+    torch.testing.assert_close(models.pruned(model, (1, 4, 4))(x), before)
     assert model.conv.kernel_size == (3, 3)
 
 

@@ -16,14 +16,20 @@ from copfl.core import tree
 from copfl.data.arrays import from_arrays
 from copfl.data.assignment import Partition
 from copfl.data.samples import Dataset
-from copfl.engine.mapping import one_by_one
+from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import WireError
 from copfl.experiment.run import Result
 from copfl.wire import Head
 from tests.toys import divided, slopes
 
-SMALL: dict[str, Any] = {"model": "mlp", "mlp": {"width": 4}, "engine": "one_by_one", "mkldnn": "off", "rounds": 2}
+SMALL: dict[str, Any] = {
+    "model": "mlp",
+    "mlp": {"width": 4},
+    "engine": "sequential",
+    "mkldnn": "off",
+    "rounds": 2,
+}
 
 
 def samples(classes: int = 3, each: int = 8) -> Dataset:
@@ -44,7 +50,9 @@ FEDERATIONS = {
 
 def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Result:
     held = tuple(np.array(part, np.int64) for part in parts)
-    return copfl.run(name, samples(), partition=Partition(held, held, "by hand"), batch=64, **{**SMALL, **more})
+    return copfl.run(
+        name, samples(), partition=Partition(held, held, "by hand"), batch=64, **{**SMALL, **more}
+    )
 
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
@@ -70,9 +78,11 @@ def test_a_client_that_breaks_in_one_round_is_named_and_comes_back(name: str) ->
     federation = divided(rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3), (3, 3, 3))
     state, healthy = begin(algorithm, task, 3), []
     good = federation.train.x.clone()
-    for one in simulate(algorithm, task, federation, one_by_one(), state, rounds=4):
+    for one in simulate(algorithm, task, federation, sequential(), state, rounds=4):
         healthy.append(one.clients["healthy"].tolist())
-        federation.train.x[3:6] = math.nan if one.number == 0 else good[3:6]  # broken for the second round alone
+        federation.train.x[3:6] = (
+            math.nan if one.number == 0 else good[3:6]
+        )  # broken for the second round alone
         federation.train._last = None
     assert healthy == [[1, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]]
     assert tree.finite((state.server, state.clients.saved()))
@@ -80,10 +90,14 @@ def test_a_client_that_breaks_in_one_round_is_named_and_comes_back(name: str) ->
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_when_everybody_breaks_the_server_stays_as_it_was(name: str) -> None:
-    result = degenerate(name, FEDERATIONS["one with all classes, two with one"], optimizer={"name": "sgd", "lr": 1e30})
+    result = degenerate(
+        name, FEDERATIONS["one with all classes, two with one"], optimizer={"name": "sgd", "lr": 1e30}
+    )
     e = result.experiment
     if any(set(record["left_out"]) != {0, 1, 2} for record in result.records):
-        assert tree.finite((result.state.server, result.state.clients.saved()))  # its steps are bounded in another way
+        assert tree.finite(
+            (result.state.server, result.state.clients.saved())
+        )  # its steps are bounded in another way
         return
     first = e.algorithm.server_init(e.task, 3)
     moved = {"round", "rounds", "step"}  # a counter may count
@@ -95,7 +109,7 @@ def test_when_everybody_breaks_the_server_stays_as_it_was(name: str) -> None:
 def test_products_in_bf16_that_overflow_are_left_out() -> None:
     parts = FEDERATIONS["one with all classes, two with one"]
     result = degenerate(
-        "copfl", parts, engine="all_at_once", precision="bf16", optimizer={"name": "sgd", "lr": 1e30}, rounds=3
+        "copfl", parts, engine="vmap", precision="bf16", optimizer={"name": "sgd", "lr": 1e30}, rounds=3
     )
     assert any(record["left_out"] for record in result.records), "steps of 1e30 do not stay finite for long"
     assert tree.finite((result.state.server, result.state.clients.saved()))

@@ -18,7 +18,9 @@ PAPERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md
 
 def blocks(paper: str, language: str) -> list[str]:
     """The code blocks of a paper in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / paper).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / paper).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda p: p.name)
@@ -37,7 +39,10 @@ def test_the_first_screen_has_the_two_commands() -> None:
 
 def test_the_table_of_algorithms_is_the_registry() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    lines = {name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0] for name, f in sorted(ALGORITHMS.items())}
+    lines = {
+        name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0]
+        for name, f in sorted(ALGORITHMS.items())
+    }
     assert dict(rows) == lines
 
 
@@ -63,7 +68,9 @@ def test_the_algorithm_in_the_contributing_guide_passes_the_contract() -> None:
 def test_commands_in_the_readme_are_understood() -> None:
     """Every option that the README shows is one that the command has."""
     shown: dict[str, set[str]] = {}
-    for command, rest in re.findall(r"copfl ((?:data )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))):
+    for command, rest in re.findall(
+        r"copfl ((?:data )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))
+    ):
         shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
     assert {"run", "list", "data get"} <= shown.keys()
     for command, options in shown.items():

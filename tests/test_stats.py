@@ -59,7 +59,9 @@ def test_a_client_that_never_took_part_says_nothing() -> None:
     assert difference([row, row], [reference, reference]).mean == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(0.1, "higher"), (-0.1, "lower"), (0.0, "not distinguishable")])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(0.1, "higher"), (-0.1, "lower"), (0.0, "not distinguishable")]
+)
 def test_verdicts(shift: float, verdict: str) -> None:
     reference = [np.array([0.5, 0.6]), np.array([0.4, 0.5]), np.array([0.3, 0.4])]
     assert difference([values + shift for values in reference], reference).verdict == verdict

@@ -32,6 +32,10 @@ def test_what_mypy_does_not_read_is_not_imported() -> None:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]["overrides"]
     (skipped,) = (table["module"] for table in tables if table.get("follow_imports") == "skip")
     names = "|".join(re.escape(name.removesuffix(".*")) for name in skipped)
-    for path in [path for folder in ("src", "tests", "benchmarks", "fuzz") for path in (ROOT / folder).rglob("*.py")]:
+    for path in [
+        path for folder in ("src", "tests", "benchmarks", "fuzz") for path in (ROOT / folder).rglob("*.py")
+    ]:
         found = re.search(rf"^\s*(?:import|from) (?:{names})\b", path.read_text("utf-8"), re.MULTILINE)
-        assert not found, f"{path.relative_to(ROOT)} has {found[0].strip()!r}: let mypy read it (pyproject.toml)"
+        assert not found, (
+            f"{path.relative_to(ROOT)} has {found[0].strip()!r}: let mypy read it (pyproject.toml)"
+        )

@@ -139,7 +139,9 @@ def modes(folder: Path) -> dict[str, int]:
 def test_nobody_else_may_write_what_a_run_leaves(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        copfl.run("copfl", model="mlp", clients=2, rounds=1, mlp={"width": 2}, store="disk", out=tmp_path / "run")
+        copfl.run(
+            "copfl", model="mlp", clients=2, rounds=1, mlp={"width": 2}, store="disk", out=tmp_path / "run"
+        )
     finally:
         os.umask(before)
     assert not {name: mode for name, mode in modes(tmp_path / "run").items() if mode & 0o022}
@@ -215,21 +217,33 @@ def closure(names: list[str]) -> Iterator[importlib.metadata.Distribution]:
         except importlib.metadata.PackageNotFoundError:
             continue  # for another platform, or an extra that is not installed
         yield found
-        names += [re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in found.requires or [] if "extra ==" not in one]
+        names += [
+            re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in found.requires or [] if "extra ==" not in one
+        ]
 
 
 def licence(found: importlib.metadata.Distribution) -> str:
     about = found.metadata
-    classified = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
-    given = about["License-Expression"] or "; ".join(classified) or (about["License"] or "").strip().partition("\n")[0]
+    classified = [
+        c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or [] if c.startswith("License ::")
+    ]
+    given = (
+        about["License-Expression"]
+        or "; ".join(classified)
+        or (about["License"] or "").strip().partition("\n")[0]
+    )
     return str(given)
 
 
 def test_every_licence_lets_people_use_it() -> None:
     groups = ("flower", "plots", "report")
     wanted = [*PROJECT["dependencies"], *(one for g in groups for one in PROJECT["optional-dependencies"][g])]
-    found = {d.name: licence(d) for d in closure([re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in wanted])}
+    found = {
+        d.name: licence(d) for d in closure([re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in wanted])
+    }
     assert {"torch", "numpy", "safetensors"} <= found.keys()
-    strange = {name: text for name, text in found.items() if not PERMISSIVE.search(text) or COPYLEFT.search(text)}
+    strange = {
+        name: text for name, text in found.items() if not PERMISSIVE.search(text) or COPYLEFT.search(text)
+    }
     assert not strange
     print(*(f"{name}: {text}" for name, text in sorted(found.items())), sep="\n", file=sys.stderr)

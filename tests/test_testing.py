@@ -14,7 +14,7 @@ from copfl.algorithms.averaging import Server, Total
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.optim import Adam
 from copfl.testing import check_algorithm
 
@@ -29,11 +29,15 @@ def test_every_algorithm_obeys_the_contract(name: str, norm: str) -> None:
 
 
 def test_variants_obey_the_contract_too() -> None:
-    check_algorithm(FedAvg(Adam(keep=True), epochs=2, keeps=("norms",)), rounds=2)
-    letter = ALGORITHMS["copfl"](merge="union_kept", phases="sequence", without="letter", among="tensor")
+    check_algorithm(FedAvg(Adam(keep=True), epochs=2, personal=("norms",)), rounds=2)
+    letter = ALGORITHMS["copfl"](
+        merge="union_kept", phases="sequence", leave_one_out="paper", candidates="tensor"
+    )
     check_algorithm(letter, rounds=2)
     check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
-    check_algorithm(ALGORITHMS["copfl"](by="benefit", among="anew", scale="mean", smooth=0.9), rounds=2)
+    check_algorithm(
+        ALGORITHMS["copfl"](criterion="benefit", candidates="reselect", scale="mean", smooth=0.9), rounds=2
+    )
     check_algorithm(ALGORITHMS["copfl"](phases="apart", hold="offset"), rounds=2)
 
 
@@ -42,7 +46,9 @@ def test_variants_obey_the_contract_too() -> None:
 
 @dataclass(frozen=True)
 class EditsItsClient(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         client.own.zero_()
         return super().client_update(task, client, down, data, plan)
 
@@ -50,23 +56,27 @@ class EditsItsClient(FedAvg):
 @dataclass(frozen=True)
 class EditsItsServer(FedAvg):
     def server_update(self, task: Any, server: Any, total: Any) -> Any:
-        after, figures = FedAvg().server_update(task, server, total)
+        after, metrics = FedAvg().server_update(task, server, total)
         server.w.copy_(after.w)
-        return server, figures
+        return server, metrics
 
 
 @dataclass(frozen=True)
 class Shakes(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
         return turn._replace(upload=turn.upload._replace(w=turn.upload.w + torch.rand_like(turn.upload.w)))
 
 
 @dataclass(frozen=True)
 class Branches(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
-        return turn if turn.figures["loss"] > 1e9 else turn._replace(upload=turn.upload)
+        return turn if turn.metrics["loss"] > 1e9 else turn._replace(upload=turn.upload)
 
 
 class Remembering(NamedTuple):
@@ -85,15 +95,17 @@ class Grows(FedAvg):
         start = {"list": [], "tuple": (), "tensor": torch.zeros(0, dtype=torch.float64)}[self.kind]
         return Remembering(*FedAvg().client_init(task), start)
 
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
-        loss = turn.figures["loss"]
+        loss = turn.metrics["loss"]
         more: Any = (*client.history, loss)
         if self.kind == "list":
             more = list(more)
         elif self.kind == "tensor":
             more = torch.cat([client.history, loss[None]])
-        return Turn(Remembering(*turn.client, more), turn.upload, turn.trained, turn.figures)
+        return ClientOutput(Remembering(*turn.client, more), turn.upload, turn.trained, turn.metrics)
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,13 @@ class ChangesItsType(FedAvg):
     def client_init(self, task: Any) -> Any:
         return Remembering(*FedAvg().client_init(task), torch.zeros((), dtype=torch.int64))
 
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
-        return Turn(Remembering(*turn.client, client.history + 0.5), turn.upload, turn.trained, turn.figures)
+        return ClientOutput(
+            Remembering(*turn.client, client.history + 0.5), turn.upload, turn.trained, turn.metrics
+        )
 
 
 class Table(NamedTuple):
@@ -149,17 +165,21 @@ class ByPosition(FedAvg):
         return TableTotal(*total, tree.placed(upload.w[0], id, clients))
 
     def server_update(self, task: Any, server: Any, total: Any) -> Any:
-        after, figures = FedAvg().server_update(task, Server(server.w), Total(total.w, total.size))
-        return Table(after.w, total.rows), figures
+        after, metrics = FedAvg().server_update(task, Server(server.w), Total(total.w, total.size))
+        return Table(after.w, total.rows), metrics
 
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
         return turn._replace(upload=turn.upload._replace(w=turn.upload.w + 0.01 * down.own))
 
 
 @dataclass(frozen=True)
 class LeaksPersonal(COPFL):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
         shared = turn.upload.shared._replace(values=turn.client.w)
         return turn._replace(upload=turn.upload._replace(shared=shared))
@@ -173,10 +193,15 @@ class Talkative(NamedTuple):
 
 @dataclass(frozen=True)
 class LeaksStatistics(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn: Any = super().client_update(task, client, down, data, plan)
-        return Turn(
-            turn.client, Talkative(turn.upload.w, turn.upload.size, turn.trained[task.d :]), turn.trained, turn.figures
+        return ClientOutput(
+            turn.client,
+            Talkative(turn.upload.w, turn.upload.size, turn.trained[task.d :]),
+            turn.trained,
+            turn.metrics,
         )
 
 
@@ -213,14 +238,18 @@ class NeedsTwo(FedAvg):
 
 @dataclass(frozen=True)
 class SaysNothing(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
-        return turn._replace(figures={"loss": turn.figures["loss"]})
+        return turn._replace(metrics={"loss": turn.metrics["loss"]})
 
 
 @dataclass(frozen=True)
 class Breaks(FedAvg):
-    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Any, client: Any, down: Any, data: Any, plan: Any
+    ) -> ClientOutput[Any, Any]:
         turn = super().client_update(task, client, down, data, plan)
         return turn._replace(upload=turn.upload._replace(size=0 * turn.upload.size / 0))
 
@@ -245,7 +274,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "edits its client": (EditsItsClient(), "client_update changed what it was lent: 0.own"),
     "edits its server": (EditsItsServer(), "server_update changed what it was lent"),
     "uses torch.rand": (Shakes(), "differs by|two answers"),
-    "branches on a value": (Branches(), "the rounds fail all_at_once: .*data-dependent"),
+    "branches on a value": (Branches(), "the rounds fail vmap: .*data-dependent"),
     "a growing list": (Grows(kind="list"), "the rounds fail .* not list"),
     "a growing tuple": (Grows(kind="tuple"), "the rounds fail"),
     "a growing tensor": (Grows(kind="tensor"), "the rounds fail|changed its shape"),

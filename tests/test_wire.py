@@ -135,7 +135,9 @@ def test_of_a_mask_that_grew_only_the_change_travels() -> None:
     packet = encode(second, HEAD, holds=holds, known=[held])
     assert same(decode(packet, second, HEAD, masks={"shared": held}).record, second)
     for lost in ({}, {"shared": ~held}, {"shared": held[:-1]}):
-        with pytest.raises(WireError, match=r"changes a mask of shared .* that is not held here; .* sent again"):
+        with pytest.raises(
+            WireError, match=r"changes a mask of shared .* that is not held here; .* sent again"
+        ):
             decode(packet, second, HEAD, masks=lost)
 
 
@@ -298,11 +300,15 @@ def uploads(name: str) -> tuple[Any, Any, Tensor]:
     """The client's record after one turn, its upload and its broadcast."""
     task, federation = small_federation("batch", (6, 6))
     algorithm = ALGORITHMS[name]()
-    order = plan(0, 0, [0], [6], batch=4, passes=algorithm.passes)
+    order = plan(0, 0, [0], [6], batch=4, epochs=algorithm.total_epochs)
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([0])), 0)
     with torch.no_grad():
         turn = algorithm.client_update(
-            task, algorithm.client_init(task), down, tree.row(federation.train.rows([0]), 0), tree.row(order, 0)
+            task,
+            algorithm.client_init(task),
+            down,
+            tree.row(federation.train.rows([0]), 0),
+            tree.row(order, 0),
         )
     return turn.client, turn.upload, down
 
@@ -335,7 +341,9 @@ def test_no_personal_coordinate_is_in_the_bytes() -> None:
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "width", "limit"), [("fp32", 4, 0.55), ("fp16", 2, 0.28), ("bf16", 2, 0.28)])
+@pytest.mark.parametrize(
+    ("name", "width", "limit"), [("fp32", 4, 0.55), ("fp16", 2, 0.28), ("bf16", 2, 0.28)]
+)
 def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: float) -> None:
     """A round once half of all entries are personal, against FedAvg's upload in fp32."""
     layout = layout_of(models.build("resnet18", (3, 32, 32), 10, seed=0))
@@ -343,14 +351,18 @@ def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: floa
     generator = torch.Generator().manual_seed(0)
     w, order = torch.randn(layout.size, generator=generator), torch.randperm(d, generator=generator)
     # What is personal at random is the worst case. At PWPM's rate of 0.25 it is 0.25, 0.4375 and then 0.5.
-    before, personal = (torch.arange(layout.size) >= d for _ in range(2))  # the batch-norm statistics stay home
+    before, personal = (
+        torch.arange(layout.size) >= d for _ in range(2)
+    )  # the batch-norm statistics stay home
     before[order[: int(0.4375 * d)]] = True
     personal[order[: d // 2]] = True
     upload = {"shared": Masked(torch.where(personal, 0, w), personal), "score": torch.tensor(1.0)}
     whole = encode({"w": w[:d], "size": torch.tensor(500.0)}, HEAD, "fp32").nbytes
     same_mask, other = ({"shared": wire.fingerprint(mask)} for mask in (personal, before))
     assert encode(upload, HEAD, name, holds=same_mask).nbytes <= (width / 8 + 0.001) * whole
-    changed = encode(upload, HEAD, name, holds=other, known=[before]).nbytes  # the round in which the budget is reached
+    changed = encode(
+        upload, HEAD, name, holds=other, known=[before]
+    ).nbytes  # the round in which the budget is reached
     assert changed <= limit * whole
     raw, sent = tree.mask_bytes(upload, {"mask": before}, {"mask": personal})
     assert changed == pytest.approx(int(tree.nbytes(upload, width)) - raw + float(sent), rel=0.01)

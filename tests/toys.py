@@ -15,7 +15,7 @@ from copfl.core.task import Batch, Data, Plan, Task, task_of
 from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
 from copfl.data.samples import Dataset, Samples
-from copfl.engine.mapping import Mapping, one_by_one
+from copfl.engine.mapping import Mapping, sequential
 from copfl.engine.simulate import Round, State, begin, simulate
 
 
@@ -56,14 +56,21 @@ def divided(x: NDArray[Any], y: NDArray[np.int64], sizes: Sequence[int]) -> Fede
     return Federation(Dataset("toy", samples, samples, classes), Partition(parts, parts, "by hand"))
 
 
-def everything(data: Data, passes: int) -> Plan:
+def everything(data: Data, epochs: int) -> Plan:
     """A plan of one batch per pass that holds all samples in order."""
-    return ((Batch(torch.arange(len(data.y)), None, None, None),),) * passes
+    return ((Batch(torch.arange(len(data.y)), None, None, None),),) * epochs
 
 
 def rounds_of(
-    algorithm: AnyAlgorithm, task: Task, federation: Federation, rounds: int, mapping: Mapping | None = None, **how: Any
+    algorithm: AnyAlgorithm,
+    task: Task,
+    federation: Federation,
+    rounds: int,
+    mapping: Mapping | None = None,
+    **how: Any,
 ) -> tuple[State, list[Round]]:
     """The state after these rounds, and what they showed."""
     state = begin(algorithm, task, federation.clients)
-    return state, list(simulate(algorithm, task, federation, mapping or one_by_one(), state, rounds=rounds, **how))
+    return state, list(
+        simulate(algorithm, task, federation, mapping or sequential(), state, rounds=rounds, **how)
+    )

@@ -30,7 +30,17 @@ _HOMES = {
     "sweep": "copfl.comparison.compare",
 }
 
-__all__ = ["ALGORITHMS", "Comparison", "Result", "__version__", "check_algorithm", "compare", "resume", "run", "sweep"]
+__all__ = [
+    "ALGORITHMS",
+    "Comparison",
+    "Result",
+    "__version__",
+    "check_algorithm",
+    "compare",
+    "resume",
+    "run",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from copfl.errors import UsageError, unknown
 
 
-def living(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """The model without the taps of its convolutions that only ever meet padding on such samples, in place.
 
     It answers as before, and trains as before: those taps never had a gradient. Kernels are cut where a convolution has
@@ -23,7 +23,9 @@ def living(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """
     sizes: dict[nn.Conv2d, set[tuple[int, ...]]] = {}
     hooks = [
-        module.register_forward_pre_hook(lambda conv, x: sizes.setdefault(conv, set()).add(tuple(x[0].shape[-2:])))
+        module.register_forward_pre_hook(
+            lambda conv, x: sizes.setdefault(conv, set()).add(tuple(x[0].shape[-2:]))
+        )
         for module in model.modules()
         if isinstance(module, nn.Conv2d)
     ]
@@ -80,7 +82,9 @@ class SmallCNN(nn.Module):
     ) -> None:
         super().__init__()
         if len(shape) != 3:
-            raise UsageError(f"cnn wants images [channels, height, width], not samples of shape {list(shape)}; try mlp")
+            raise UsageError(
+                f"cnn wants images [channels, height, width], not samples of shape {list(shape)}; try mlp"
+            )
         channels, height, tall = shape
         spots = (height // 4) * (tall // 4)
         if spots == 0:
@@ -113,7 +117,9 @@ class Block(nn.Module):
         self.norm2 = _norm(norm, outside)
         self.around = nn.Sequential()
         if stride != 1 or inside != outside:
-            self.around = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), _norm(norm, outside))
+            self.around = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), _norm(norm, outside)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -124,7 +130,7 @@ class ResNet18(nn.Module):
     """ResNet-18. stem="imagenet": 7x7 stride 2 and a max-pool, as in the paper's protocol; stem="cifar": 3x3, no pool.
 
     With the ImageNet stem on 32x32 images the last stage sees 1x1 maps: 38 % of the parameters ever get a gradient.
-    kernels="living" leaves the others out: the same answers and the same training from a model of 4.2 million. Only
+    kernels="pruned" leaves the others out: the same answers and the same training from a model of 4.2 million. Only
     what picks a share of all parameters, as FedSelect does, picks others.
     """
 
@@ -144,8 +150,8 @@ class ResNet18(nn.Module):
             )
         if stem not in ("imagenet", "cifar"):
             raise unknown("stem", stem, ("imagenet", "cifar"))
-        if kernels not in ("full", "living"):
-            raise unknown("kernels", kernels, ("full", "living"))
+        if kernels not in ("full", "pruned"):
+            raise unknown("kernels", kernels, ("full", "pruned"))
         conv = (
             nn.Conv2d(shape[0], width, 7, 2, 3, bias=False)
             if stem == "imagenet"
@@ -165,8 +171,8 @@ class ResNet18(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if kernels == "living":
-            living(self, shape)
+        if kernels == "pruned":
+            pruned(self, shape)
 
     def features(self, x: Tensor) -> Tensor:
         result: Tensor = self.stages(self.stem(x))
@@ -195,7 +201,7 @@ def describe() -> dict[str, str]:
     return {
         "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|group)",
         "mlp": "two hidden layers over flattened input",
-        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|group, kernels=full|living)",
+        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|group, kernels=full|pruned)",
     }
 
 
@@ -207,7 +213,12 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
         torch.manual_seed(seed)
         try:
             return MODELS[name](shape, classes, **keywords)
-        except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # what torch says to numbers too large
+        except (
+            RuntimeError,
+            MemoryError,
+            OverflowError,
+            TypeError,
+        ) as error:  # what torch says to numbers too large
             why = str(error).partition("\n")[0]
             given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items())
             raise UsageError(

@@ -31,7 +31,7 @@ from copfl.core.task import Data, Experts, Plan, Task, task_of
 from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
 from copfl.data.samples import Dataset, Samples
-from copfl.engine.mapping import Mapping, all_at_once, one_by_one
+from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.simulate import State, begin, simulate
 
 TOLERANCE = 1e-9
@@ -43,10 +43,12 @@ def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4,
     task, federation = small_federation(norm, SIZES)
     _printable(algorithm)
     # First, because what is edited in place confuses every other check.
-    _lent_not_changed(algorithm, task, federation, _run(algorithm, task, federation, one_by_one(), 1, batch), batch)
+    _lent_not_changed(
+        algorithm, task, federation, _run(algorithm, task, federation, sequential(), 1, batch), batch
+    )
     for participation in (0.5, 1.0):
-        reference = _run(algorithm, task, federation, one_by_one(), rounds, batch, participation)
-        for mapping in (all_at_once(64), all_at_once(3)):
+        reference = _run(algorithm, task, federation, sequential(), rounds, batch, participation)
+        for mapping in (vmap(64), vmap(3)):
             other = _run(algorithm, task, federation, mapping, rounds, batch, participation)
             how = f"in chunks of {mapping.chunk} against one by one, participation {participation}"
             _close(reference.server, other.server, f"the server after {rounds} rounds, {how}")
@@ -59,7 +61,7 @@ def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4,
     _fits_the_wire(algorithm, task, federation, reference, batch)
     _nobody_answers(algorithm)
     task, federation = small_federation(norm, (6,))
-    state = _run(algorithm, task, federation, all_at_once(64), rounds, batch)
+    state = _run(algorithm, task, federation, vmap(64), rounds, batch)
     assert _finite(state.server), "the server is not finite when there is one client alone"
 
 
@@ -79,7 +81,9 @@ def small_federation(norm: str, sizes: tuple[int, ...], device: str = "cpu") -> 
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
-    task = task_of(model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64, public=public, device=device)
+    task = task_of(
+        model, 4, mean=dataset.mean, std=dataset.std, dtype=torch.float64, public=public, device=device
+    )
     return task, federation
 
 
@@ -95,13 +99,22 @@ def _run(
     try:
         state = begin(algorithm, task, federation.clients)
         loop = simulate(
-            algorithm, task, federation, mapping, state, rounds=rounds, batch=batch, participation=participation
+            algorithm,
+            task,
+            federation,
+            mapping,
+            state,
+            rounds=rounds,
+            batch=batch,
+            participation=participation,
         )
         shown = list(loop)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # what records, and vmap, say to misfits
         raise AssertionError(f"the rounds fail {mapping.name}: {error}") from error
     for one in shown:
-        assert {"loss", "weight"} <= one.clients.keys(), "a turn's figures hold its loss and its weight in the mean"
+        assert {"loss", "weight"} <= one.clients.keys(), (
+            "a turn's figures hold its loss and its weight in the mean"
+        )
         assert one.clients["healthy"].all(), "a client's record or upload is not finite although its data are"
     return state
 
@@ -113,10 +126,14 @@ def _printable(algorithm: AnyAlgorithm) -> None:
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         assert f"{field.name}={value!r}" in repr(algorithm), f"repr hides {field.name}"
-        assert dataclasses.replace(algorithm, **{field.name: value}) == algorithm, f"replace() loses {field.name}"
+        assert dataclasses.replace(algorithm, **{field.name: value}) == algorithm, (
+            f"replace() loses {field.name}"
+        )
 
 
-def _turn(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, n: int, batch: int) -> Any:
+def _turn(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, n: int, batch: int
+) -> Any:
     client, down, data, order = _given(algorithm, federation, state, n, batch)
     with torch.no_grad():
         return algorithm.client_update(task, client, down, data, order)
@@ -127,13 +144,18 @@ def _given(
 ) -> tuple[Any, Any, Data, Plan]:
     ids = torch.tensor([n])
     sizes = federation.train.sizes[[n]]
-    order = plan(1, state.round, [n], sizes, batch=batch, passes=algorithm.passes, augment=True)
-    rows = (tree.rows(state.clients.rows(torch.arange(federation.clients)), ids), algorithm.downlink(state.server, ids))
+    order = plan(1, state.round, [n], sizes, batch=batch, epochs=algorithm.total_epochs, augment=True)
+    rows = (
+        tree.rows(state.clients.rows(torch.arange(federation.clients)), ids),
+        algorithm.downlink(state.server, ids),
+    )
     client, down = (tree.row(r, 0) for r in rows)
     return client, down, tree.row(federation.train.rows([n]), 0), tree.row(order, 0)
 
 
-def _shapes_stay(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+def _shapes_stay(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int
+) -> None:
     client = algorithm.client_init(task)
     for name, first, now in (
         ("server", algorithm.server_init(task, len(SIZES)), state.server),
@@ -142,24 +164,32 @@ def _shapes_stay(algorithm: AnyAlgorithm, task: Task, federation: Federation, st
     ):
         before = [(path, t.shape, t.dtype) for path, t in tree.named(first)]
         after = [(path, t.shape, t.dtype) for path, t in tree.named(now)]
-        assert before == after, f"the {name}'s record changed its shape over the rounds: {before} became {after}"
+        assert before == after, (
+            f"the {name}'s record changed its shape over the rounds: {before} became {after}"
+        )
 
 
-def _lent_not_changed(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+def _lent_not_changed(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int
+) -> None:
     """Every verb leaves its arguments bit for bit as they were, and gives the same answer when asked again."""
 
     def ask(verb: str, call: Callable[..., Any], *given: Any) -> Any:
-        copies, first_weights = tree.each(torch.clone, given), task.first.clone()
+        copies, first_weights = tree.each(torch.clone, given), task.initial.clone()
         with torch.no_grad():
             first, second = call(*given), call(*given)
         _same(given, copies, f"{verb} changed what it was lent")
-        _same(task.first, first_weights, f"{verb} changed what it was lent: the task's first weights")
-        _same(first, second, f"{verb} gave two answers to the same question; is there randomness outside the plan?")
+        _same(task.initial, first_weights, f"{verb} changed what it was lent: the task's first weights")
+        _same(
+            first,
+            second,
+            f"{verb} gave two answers to the same question; is there randomness outside the plan?",
+        )
         return first
 
     client, down, data, order = _given(algorithm, federation, state, 1, batch)
     ask("downlink", algorithm.downlink, state.server, torch.tensor([1, 3]))
-    ask("personal", partial(algorithm.personal, task), client, down)
+    ask("personal_model", partial(algorithm.personal_model, task), client, down)
     upload = ask("client_update", partial(algorithm.client_update, task), client, down, data, order).upload
     total = ask("summand", partial(algorithm.summand, task), state.server, torch.tensor(1), upload)
     ask("server_update", partial(algorithm.server_update, task), state.server, total)
@@ -177,7 +207,10 @@ def _order_does_not_matter(
 ) -> None:
     def server_after(order: list[int]) -> Any:
         uploads = [_turn(algorithm, task, federation, state, n, batch).upload for n in order]
-        parts = [algorithm.summand(task, state.server, torch.tensor(n), u) for n, u in zip(order, uploads, strict=True)]
+        parts = [
+            algorithm.summand(task, state.server, torch.tensor(n), u)
+            for n, u in zip(order, uploads, strict=True)
+        ]
         return algorithm.server_update(task, state.server, reduce(tree.add, parts))[0]
 
     with torch.no_grad():
@@ -185,7 +218,9 @@ def _order_does_not_matter(
     _close(first, second, "the server's answer depends on the order in which uploads arrive")
 
 
-def _fits_the_wire(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+def _fits_the_wire(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int
+) -> None:
     """What travels, and what a node keeps on its disk, comes back from its bytes as it was."""
     client, down, _, _ = _given(algorithm, federation, state, 1, batch)
     upload = _turn(algorithm, task, federation, state, 1, batch).upload
@@ -211,13 +246,17 @@ def _nobody_answers(algorithm: AnyAlgorithm) -> None:
     )
 
 
-def _personal_stays_home(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int) -> None:
+def _personal_stays_home(
+    algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State, batch: int
+) -> None:
     """Masked vectors are zero where personal, and no local batch-norm statistic shows up anywhere in the upload."""
     turn = _turn(algorithm, task, federation, state, 0, batch)
 
     def look(record: object) -> None:
         if isinstance(record, tree.Masked):
-            assert not record.values[record.personal].any(), "an upload carries values at personal coordinates"
+            assert not record.values[record.personal].any(), (
+                "an upload carries values at personal coordinates"
+            )
         elif isinstance(record, tuple):
             for part in record:
                 look(part)

@@ -108,7 +108,9 @@ def encode(
                 else:
                     tensors[path + MASK] = _deflated(piece.personal)
         else:
-            tensors[path] = _packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
+            tensors[path] = (
+                _packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
+            )
     body = save(_apart({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
     fields = {"format": FORMAT, **head._asdict(), "wire": wire, "masks": masks, "since": since}
     fields["about"] = dict(about or {})
@@ -132,7 +134,9 @@ def decode(
             mask = _mask(path, found, piece.personal, head, masks or {})
             kept[path], shared = mask, ~mask
             values = torch.zeros_like(piece.values, device="cpu")
-            values[shared] = _wide(path, found, (int(shared.sum()),), piece.values, wire, piece.values.numel())
+            values[shared] = _wide(
+                path, found, (int(shared.sum()),), piece.values, wire, piece.values.numel()
+            )
             result += [values, mask]
         elif piece.dtype == torch.bool:
             result.append(_bits(path, found, piece))
@@ -212,11 +216,15 @@ def _narrow(path: str, values: Tensor, wire: str, numel: int) -> Tensor:
     narrow = values.to(_sent_as(values.dtype, wire, numel))
     if narrow.dtype == torch.float16 and bool((torch.isinf(narrow) & torch.isfinite(values)).any()):
         largest = float(values[torch.isfinite(values)].abs().max())
-        raise WireError(f"{path} holds {largest:.4g}, which does not fit into fp16 (up to 65504); use bf16 or fp32")
+        raise WireError(
+            f"{path} holds {largest:.4g}, which does not fit into fp16 (up to 65504); use bf16 or fp32"
+        )
     return narrow
 
 
-def _wide(path: str, found: dict[str, Tensor], shape: tuple[int, ...], like: Tensor, wire: str, numel: int) -> Tensor:
+def _wide(
+    path: str, found: dict[str, Tensor], shape: tuple[int, ...], like: Tensor, wire: str, numel: int
+) -> Tensor:
     return _taken(path, found, shape, _sent_as(like.dtype, wire, numel)).to(like.dtype)
 
 
@@ -271,14 +279,20 @@ def _mask(
         mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "that it carries"
         if since is not None:
             if path not in held or held[path].shape != like.shape or fingerprint(held[path]) != since:
-                raise WireError(f"it changes a mask of {path} ({since}) that is not held here; it must be sent again")
+                raise WireError(
+                    f"it changes a mask of {path} ({since}) that is not held here; it must be sent again"
+                )
             mask = mask ^ held[path].cpu()
     elif path in held:
         mask, source = held[path], "held from before"
     else:
-        raise WireError(f"it leaves out the mask of {path}, and none is held from before; it must be sent again")
+        raise WireError(
+            f"it leaves out the mask of {path}, and none is held from before; it must be sent again"
+        )
     if mask.shape != like.shape or fingerprint(mask) != used:
-        raise WireError(f"the mask of {path} {source} is not the one it was made with ({used}); it must be sent again")
+        raise WireError(
+            f"the mask of {path} {source} is not the one it was made with ({used}); it must be sent again"
+        )
     return mask
 
 

@@ -53,11 +53,14 @@ def samples(*pairs: tuple[float, int]) -> Data:
     return Data(x, torch.tensor([y for _, y in pairs]), torch.tensor(len(pairs)))
 
 
-def one_at_a_time(*passes: Sequence[int]) -> Plan:
+def one_at_a_time(*epochs: Sequence[int]) -> Plan:
     """Passes of one-sample batches, given by the samples' places; -1 stands for a batch without a real sample."""
     return tuple(
-        tuple(Batch(torch.tensor([max(i, 0)]), None if i >= 0 else torch.tensor([False]), None, None) for i in indices)
-        for indices in passes
+        tuple(
+            Batch(torch.tensor([max(i, 0)]), None if i >= 0 else torch.tensor([False]), None, None)
+            for i in indices
+        )
+        for indices in epochs
     )
 
 

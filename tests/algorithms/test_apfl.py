@@ -44,7 +44,9 @@ def test_mixed_predictions_by_hand() -> None:
     task, algorithm = chain(0.0, 0.0), apfl(PLAIN, share=0.3, share_rate=0.1)
     turn = turn_of(algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
     mine, other = sigmoid(V[0] * V[1] * X), sigmoid(W[0] * W[1] * X)
-    share = 0.3 - 0.1 * (other - mine) / (0.3 * mine + 0.7 * other)  # d/dshare of -log(share * mine + rest * other)
+    share = 0.3 - 0.1 * (other - mine) / (
+        0.3 * mine + 0.7 * other
+    )  # d/dshare of -log(share * mine + rest * other)
     assert turn.client.share.item() == pytest.approx(share, rel=1e-12)
     # d/ds of -log(share * sigmoid(s) + rest) is -share * sigmoid' / mixture
     slope = -share * mine * (1 - mine) / (share * mine + (1 - share) * other)
@@ -82,7 +84,7 @@ def test_all_personal_is_local_training_and_all_global_is_fedavg(mixture: str) -
     _, ours, ours_shown = three_rounds(apfl(optimizer, share=0.0, share_rate=0.0, mixture=mixture))
     close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
     close(clients_of(mine).v, clients_of(alone).own)
-    assert torch.equal(clients_of(ours).v[:, : task.d], task.first[: task.d].expand(4, -1))  # never moved
+    assert torch.equal(clients_of(ours).v[:, : task.d], task.initial[: task.d].expand(4, -1))  # never moved
     for state in (mine, ours):
         assert torch.equal(state.server.w, together.server.w)
     for found, expected in ((mine_shown, alone_shown), (ours_shown, together_shown)):
@@ -95,7 +97,9 @@ def test_all_personal_is_local_training_and_all_global_is_fedavg(mixture: str) -
 def test_the_share_goes_to_the_better_model_and_stays_between_0_and_1(mixture: str) -> None:
     task, algorithm = chain(0.0, 0.0), apfl(PLAIN, share_rate=100.0, mixture=mixture)
     for label, expected in ((0, 1.0), (1, 0.0)):  # V says class 0, W says class 1
-        turn = turn_of(algorithm, task, samples((X, label)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+        turn = turn_of(
+            algorithm, task, samples((X, label)), one_at_a_time([0]), met(algorithm, task), w=vector(*W)
+        )
         assert turn.client.share.item() == expected
 
 
@@ -103,7 +107,7 @@ def test_the_share_goes_to_the_better_model_and_stays_between_0_and_1(mixture: s
 def test_a_newcomer_answers_like_the_broadcast(mixture: str) -> None:
     task, algorithm = chain(9.0, 9.0), apfl(mixture=mixture)
     w, x = vector(*W), vector(X)[None]
-    personal = algorithm.personal(task, algorithm.client_init(task), down_of(algorithm, task, w))
+    personal = algorithm.personal_model(task, algorithm.client_init(task), down_of(algorithm, task, w))
     torch.testing.assert_close(task.answers(personal, x), task.answers(w, x))
 
 

@@ -16,7 +16,7 @@ from copfl.core import tree
 from copfl.core.batches import plan
 from copfl.core.optim import Sgd
 from copfl.core.task import Data
-from copfl.engine.mapping import all_at_once
+from copfl.engine.mapping import vmap
 from copfl.errors import UsageError
 from copfl.parts.cowa import Cowa
 from copfl.parts.mamo import Mamo
@@ -94,14 +94,16 @@ def test_the_second_round_by_hand() -> None:
     gradient_a = 1 - cos((-2.0, -1.0, -0.5), step_without_a)
     gradient_b = 1 - cos((0.5, -0.75, -1.5), step_without_b)
     gamma_a, gamma_b = gradient_a + loss(model_without_a, A), gradient_b + loss(model_without_b, B)
-    figures = shown[1].clients
-    np.testing.assert_allclose(figures["gradient_score"], [gradient_a, gradient_b], atol=1e-12)
+    metrics = shown[1].clients
+    np.testing.assert_allclose(metrics["gradient_score"], [gradient_a, gradient_b], atol=1e-12)
     np.testing.assert_allclose(clients.score, [gamma_a, gamma_b], atol=1e-12)
     # Entry 1 is shared by both and gets the mean by contribution; Eq. (11) and Algorithm 1, line 5.
     alpha_a = gamma_a / (gamma_a + gamma_b)
-    np.testing.assert_allclose(figures["weight"], [alpha_a, 1 - alpha_a], atol=1e-12)
+    np.testing.assert_allclose(metrics["weight"], [alpha_a, 1 - alpha_a], atol=1e-12)
     assert 0.6 < alpha_a < 0.8
-    np.testing.assert_allclose(server.w, [w_b[0], alpha_a * w_a[1] + (1 - alpha_a) * w_b[1], w_a[2]], atol=1e-12)
+    np.testing.assert_allclose(
+        server.w, [w_b[0], alpha_a * w_a[1] + (1 - alpha_a) * w_b[1], w_a[2]], atol=1e-12
+    )
 
 
 def test_trust_is_earned_by_what_the_client_has_learned() -> None:
@@ -115,7 +117,9 @@ def test_what_is_held_out_is_not_trained_on() -> None:
     # Five samples: four copies of A, and B, the fifth, held out. One pass of gradient descent over each half; no half
     # sees B, so its score is judged by B with what four samples of A leave.
     algorithm = replace(BY_HAND, contribution=Cowa(trust="held_out"))
-    state, _ = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A, A, A, A, B], [1] * 5)), 1, batch=5)
+    state, _ = rounds_of(
+        algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A, A, A, A, B], [1] * 5)), 1, batch=5
+    )
     client = tree.row(state.clients.rows(torch.arange(1)), 0)
     assert client.w.tolist() == pytest.approx([x / 2 for x in A])
     half = tuple(x / 2 for x in A)
@@ -128,7 +132,7 @@ def test_what_turns_personal_is_what_helps_on_samples_that_were_held_out() -> No
     # most and does harm, 1 is the first that helps.
     held_out = federation_of(([B, A, A, A, A], [1] * 5))
     for by, chosen in (("change", 0), ("benefit", 1)):
-        algorithm = replace(BY_HAND, growth=Pwpm(1 / 3, 1 / 3, by=by))
+        algorithm = replace(BY_HAND, growth=Pwpm(1 / 3, 1 / 3, criterion=by))
         state, _ = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), held_out, 1, batch=5)
         client = tree.row(state.clients.rows(torch.arange(1)), 0)
         assert client.mask.nonzero().flatten().tolist() == [chosen]
@@ -140,14 +144,16 @@ def test_scaled_scores_in_the_second_round() -> None:
     server, clients, _ = two_rounds(replace(BY_HAND, contribution=Cowa(scale="mean")))
     # In the first round both have the scores 1 and log 2, see above; the first weights are as without scaling, so the
     # second scores are too.
-    gradient, prediction = (torch.tensor(shown[1].clients[f"{kind}_score"]) for kind in ("gradient", "prediction"))
+    gradient, prediction = (
+        torch.tensor(shown[1].clients[f"{kind}_score"]) for kind in ("gradient", "prediction")
+    )
     assert clients.score.tolist() == pytest.approx((gradient + prediction / math.log(2)).tolist())
     assert server.means.tolist() == pytest.approx([float(gradient.mean()), float(prediction.mean())])
     assert plain.score.tolist() == pytest.approx((gradient + prediction).tolist())
 
 
 def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
-    _, _, shown = two_rounds(replace(BY_HAND, contribution=Cowa(without="letter")))
+    _, _, shown = two_rounds(replace(BY_HAND, contribution=Cowa(leave_one_out="paper")))
     # alpha = 1/2 for both in the first round, so x_{-n} = 2 x - x_n for the step and for the model.
     broadcast, step = (-0.25, 0.4375, 0.25), (0.25, -0.4375, -0.25)
     for n, (x, start, own) in enumerate(
@@ -162,7 +168,11 @@ def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
 
 def test_union_never_averages_what_anybody_holds_as_personal() -> None:
     server, _, _ = two_rounds(replace(BY_HAND, merge="union"), rounds=1)
-    assert server.w.tolist() == [0.0, 0.4375, 0.0]  # entries 0 and 2 stay where they were: at the first weights
+    assert server.w.tolist() == [
+        0.0,
+        0.4375,
+        0.0,
+    ]  # entries 0 and 2 stay where they were: at the first weights
     server, _, shown = two_rounds(replace(BY_HAND, merge="union"))
     assert server.w[0] == 0 == server.w[2]
     assert shown[1].federation["averaged"] == pytest.approx(1 / 3)
@@ -199,18 +209,26 @@ def test_union_erases_and_union_kept_keeps_what_a_client_learned_there() -> None
         algorithm = replace(BY_HAND, merge=merge)
         server, clients, _ = two_rounds(algorithm, rounds=1)
         down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
-        assert algorithm.personal(task, tree.row(clients, 0), down).tolist() == expected
-        assert algorithm.personal(task, algorithm.client_init(task), down).tolist() == server.w.tolist()  # a newcomer
+        assert algorithm.personal_model(task, tree.row(clients, 0), down).tolist() == expected
+        assert (
+            algorithm.personal_model(task, algorithm.client_init(task), down).tolist() == server.w.tolist()
+        )  # a newcomer
 
 
 def test_the_union_remembers_clients_that_are_absent() -> None:
     task, algorithm = slopes(0.0, 0.0), replace(BY_HAND, merge="union")
     server = algorithm.server_init(task, 2)
-    for mask, value in (([True, False], [0.0, 5.0]), ([False, False], [7.0, 6.0])):  # the second is another client's
+    for mask, value in (
+        ([True, False], [0.0, 5.0]),
+        ([False, False], [7.0, 6.0]),
+    ):  # the second is another client's
         upload = Upload(
-            tree.Masked(torch.tensor(value, dtype=torch.float64), torch.tensor(mask)), torch.tensor(1.0).double()
+            tree.Masked(torch.tensor(value, dtype=torch.float64), torch.tensor(mask)),
+            torch.tensor(1.0).double(),
         )
-        server, _ = algorithm.server_update(task, server, algorithm.summand(task, server, torch.tensor(0), upload))
+        server, _ = algorithm.server_update(
+            task, server, algorithm.summand(task, server, torch.tensor(0), upload)
+        )
     assert server.w.tolist() == [0.0, 6.0]
     assert server.union.tolist() == [True, False]
 
@@ -228,8 +246,10 @@ def test_what_is_held_as_an_offset_follows_the_broadcast() -> None:
     server, clients, _ = two_rounds(algorithm, rounds=1)
     down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
     # The broadcast went from 0 to (-.25, .4375, .25) and A's entry 0 from 0 to 1: it is held one above.
-    assert algorithm.personal(task, tree.row(clients, 0), down).tolist() == [0.75, 0.4375, 0.25]
-    assert algorithm.personal(task, algorithm.client_init(task), down).tolist() == server.w.tolist()  # a newcomer
+    assert algorithm.personal_model(task, tree.row(clients, 0), down).tolist() == [0.75, 0.4375, 0.25]
+    assert (
+        algorithm.personal_model(task, algorithm.client_init(task), down).tolist() == server.w.tolist()
+    )  # a newcomer
 
 
 def test_halves_apart_by_hand() -> None:
@@ -245,28 +265,38 @@ def test_halves_apart_by_hand() -> None:
         for start, who in zip(own, (A, B), strict=True)
     ]
     np.testing.assert_allclose(clients.apart.sent, sent, atol=1e-12)
-    np.testing.assert_allclose(clients.w, [(trained[0][0], *sent[0][1:]), (*sent[1][:2], trained[1][2])], atol=1e-12)
+    np.testing.assert_allclose(
+        clients.w, [(trained[0][0], *sent[0][1:]), (*sent[1][:2], trained[1][2])], atol=1e-12
+    )
     # Without the other, what the server had was one's own first upload, x / 2; and its step that from 0.
     halves = [tuple(v / 2 for v in who) for who in (A, B)]
-    figures = shown[1].clients
-    np.testing.assert_allclose(figures["prediction_score"], [loss(halves[1], A), loss(halves[0], B)], atol=1e-12)
+    metrics = shown[1].clients
+    np.testing.assert_allclose(
+        metrics["prediction_score"], [loss(halves[1], A), loss(halves[0], B)], atol=1e-12
+    )
     gradient = 1 - cos(A, B)  # both steps are along the samples
-    np.testing.assert_allclose(figures["gradient_score"], [gradient, gradient], atol=1e-12)
-    alpha = figures["weight"]
-    np.testing.assert_allclose(server.w, alpha[0] * np.array(sent[0]) + alpha[1] * np.array(sent[1]), atol=1e-12)
+    np.testing.assert_allclose(metrics["gradient_score"], [gradient, gradient], atol=1e-12)
+    alpha = metrics["weight"]
+    np.testing.assert_allclose(
+        server.w, alpha[0] * np.array(sent[0]) + alpha[1] * np.array(sent[1]), atol=1e-12
+    )
 
 
 def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
     everything_own = COPFL(Sgd(1.0, 0.0, 0.0), Pwpm(1.0, 1.0), Cowa(score="none"), Phases("apart", "offset"))
     server, clients, _ = two_rounds(everything_own, rounds=4)
     assert clients.mask.all()
-    state, _ = rounds_of(fedavg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4)
+    state, _ = rounds_of(
+        fedavg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4
+    )
     torch.testing.assert_close(server.w, state.server.w, rtol=0, atol=1e-12)
     assert (clients.w - clients.apart.sent).abs().amax() > 0.1  # and the own ones go further
 
 
 def test_apart_what_is_personal_does_not_touch_the_shared_model_or_its_score() -> None:
-    task, federation = small_federation("batch", (8, 8, 8))  # with statistics, which each model has of its own
+    task, federation = small_federation(
+        "batch", (8, 8, 8)
+    )  # with statistics, which each model has of its own
 
     def server(budget: float) -> Tensor:
         algorithm = COPFL(Sgd(), Pwpm(1.0, budget), halves=Phases("apart", "offset"))
@@ -295,20 +325,24 @@ def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None
 
 
 def test_without_masks_and_scores_it_is_fedavg() -> None:
-    task, federation = small_federation("batch", (8, 8, 8))  # equal sizes, and a power of two: the means are exact
+    task, federation = small_federation(
+        "batch", (8, 8, 8)
+    )  # equal sizes, and a power of two: the means are exact
     sgd = Sgd()
     mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none")), fedavg(sgd)
     server, other = mine.server_init(task, 3), theirs.server_init(task, 3)
     clients, others = [mine.client_init(task)] * 3, [theirs.client_init(task)] * 3
     for k in range(3):
         ids = torch.arange(3)
-        order = plan(0, k, [0, 1, 2], [8, 8, 8], batch=4, passes=2, augment=True)
+        order = plan(0, k, [0, 1, 2], [8, 8, 8], batch=4, epochs=2, augment=True)
         data = federation.train.rows([0, 1, 2])
         totals: list[Any] = [None, None]
         for n in range(3):
             row = tree.row((data, order, mine.downlink(server, ids), theirs.downlink(other, ids)), n)
             turn = mine.client_update(task, clients[n], row[2], row[0], row[1])
-            turn_too = theirs.client_update(task, others[n], row[3], row[0], row[1][1:])  # the shared phase's pass
+            turn_too = theirs.client_update(
+                task, others[n], row[3], row[0], row[1][1:]
+            )  # the shared phase's pass
             assert isinstance(turn.trained, Tensor)
             assert isinstance(turn_too.trained, Tensor)
             assert torch.equal(turn.trained, turn_too.trained)
@@ -318,9 +352,12 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
                 theirs.summand(task, other, ids[n], turn_too.upload),
             ]
             totals = [s if t is None else tree.add(t, s) for t, s in zip(totals, summands, strict=True)]
-        server, other = mine.server_update(task, server, totals[0])[0], theirs.server_update(task, other, totals[1])[0]
+        server, other = (
+            mine.server_update(task, server, totals[0])[0],
+            theirs.server_update(task, other, totals[1])[0],
+        )
         assert torch.equal(server.w[: task.d], other.w)  # local statistics travel in neither
-    assert not torch.equal(server.w, task.first)
+    assert not torch.equal(server.w, task.initial)
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
@@ -333,7 +370,7 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
     masks = [client.mask]
     for k in range(4):
         down = tree.row(algorithm.downlink(server, torch.tensor([1])), 0)
-        order = tree.row(plan(0, k, [1], [9], batch=4, passes=2), 0)
+        order = tree.row(plan(0, k, [1], [9], batch=4, epochs=2), 0)
         turn = algorithm.client_update(task, client, down, data, order)
         client, upload = turn.client, turn.upload
         assert not upload.shared.values[client.mask].any()
@@ -341,7 +378,9 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
         assert torch.equal(upload.shared.values[~client.mask], client.w[~client.mask])
         assert set(upload._fields) == {"shared", "score", "scores"}
         assert upload.scores is None
-        server, _ = algorithm.server_update(task, server, algorithm.summand(task, server, torch.tensor(1), upload))
+        server, _ = algorithm.server_update(
+            task, server, algorithm.summand(task, server, torch.tensor(1), upload)
+        )
         masks.append(client.mask)
     assert all(not (before & ~after).any() for before, after in pairwise(masks))
     assert masks[-1][: task.d].sum() > masks[1][: task.d].sum() > 0
@@ -350,7 +389,7 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
 
 def test_weights_add_up_to_one() -> None:
     task, federation = small_federation("none", (5, 9, 3, 12))
-    state, shown = rounds_of(copfl(budget=0.3), task, federation, 3, all_at_once())
+    state, shown = rounds_of(copfl(budget=0.3), task, federation, 3, vmap())
     for each in shown:
         assert (each.clients["weight"] > 0).all()
         assert each.clients["weight"].sum() == pytest.approx(1)
@@ -359,7 +398,9 @@ def test_weights_add_up_to_one() -> None:
     np.testing.assert_allclose(alpha, shown[-1].clients["weight"], rtol=1e-12)
     everywhere = clients.mask.sum(0) == 0  # shared by all: the weights there add up to all
     assert everywhere.any()
-    torch.testing.assert_close(state.server.weights[everywhere], state.server.score.expand(int(everywhere.sum())))
+    torch.testing.assert_close(
+        state.server.weights[everywhere], state.server.score.expand(int(everywhere.sum()))
+    )
 
 
 def test_a_clients_start_is_its_own_where_personal_and_the_broadcast_elsewhere() -> None:
@@ -368,15 +409,17 @@ def test_a_clients_start_is_its_own_where_personal_and_the_broadcast_elsewhere()
     w = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     client = BY_HAND.client_init(task)._replace(w=w, mask=mask)
     down = Down(*BY_HAND.server_init(task, 1))._replace(w=-w)
-    assert BY_HAND.personal(task, client, down).tolist() == [1, -2, 3]
+    assert BY_HAND.personal_model(task, client, down).tolist() == [1, -2, 3]
 
 
 def test_one_client_alone_learns_and_stays_finite() -> None:
-    for without in ("exact", "letter"):
-        algorithm = replace(BY_HAND, contribution=Cowa(without=without))
+    for without in ("exact", "paper"):
+        algorithm = replace(BY_HAND, contribution=Cowa(leave_one_out=without))
         state, shown = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A], [1])), 5)
         assert all(torch.isfinite(t).all() for t in tree.leaves(state.server) if t.is_floating_point())
-        assert all(each.clients["gradient_score"] == [1] for each in shown)  # nobody else: no direction, no opinion
+        assert all(
+            each.clients["gradient_score"] == [1] for each in shown
+        )  # nobody else: no direction, no opinion
         losses = [each.clients["loss"][0] for each in shown]
         assert losses == sorted(losses, reverse=True)
 
@@ -386,19 +429,29 @@ def test_moments_of_an_entry_that_turned_personal_start_again() -> None:
     algorithm = COPFL(Mamo(), ONE_THIRD)
     data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
-    client = algorithm.client_update(task, algorithm.client_init(task), down, data, everything(data, 2)).client
-    assert client.mask.tolist() == [True, False, False]  # one Adam step: all changes tie, the first entry wins
+    client = algorithm.client_update(
+        task, algorithm.client_init(task), down, data, everything(data, 2)
+    ).client
+    assert client.mask.tolist() == [
+        True,
+        False,
+        False,
+    ]  # one Adam step: all changes tie, the first entry wins
     assert client.moments.t.tolist() == [0, 1, 1]
     assert client.moments.u[0] == 0 != client.moments.u[1]
 
 
 def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> None:
-    task, algorithm = slopes(0.0, 0.0, 0.0), COPFL(Mamo(), replace(ONE_THIRD, among="anew"))
+    task, algorithm = slopes(0.0, 0.0, 0.0), COPFL(Mamo(), replace(ONE_THIRD, candidates="reselect"))
     data = Data(torch.tensor([A], dtype=torch.float64), torch.tensor([1]), torch.tensor(1))
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0])), 0)
-    client = algorithm.client_update(task, algorithm.client_init(task), down, data, everything(data, 2)).client
+    client = algorithm.client_update(
+        task, algorithm.client_init(task), down, data, everything(data, 2)
+    ).client
     assert client.mask.tolist() == [True, False, False]
-    later = data._replace(x=torch.tensor([[0.0, 0.2, 5.0]], dtype=torch.float64))  # nothing moves entry 0 any more
+    later = data._replace(
+        x=torch.tensor([[0.0, 0.2, 5.0]], dtype=torch.float64)
+    )  # nothing moves entry 0 any more
     turn = algorithm.client_update(task, client, down, later, everything(later, 2))
     assert turn.client.mask.tolist() == [False, False, True]
     assert turn.client.moments.t.tolist() == [0, 2, 0]
@@ -410,10 +463,10 @@ def test_averaged_statistics_are_shared_like_weights() -> None:
     average = replace(task, buffers="average")
     state, _ = rounds_of(copfl(), average, federation, 2)
     statistics = state.server.w[task.d :]
-    assert not torch.equal(statistics, task.first[task.d :])
+    assert not torch.equal(statistics, task.initial[task.d :])
     assert not state.clients.rows(torch.arange(2)).mask[:, task.d :].any()
     state, _ = rounds_of(copfl(), task, federation, 2)
-    assert torch.equal(state.server.w[task.d :], task.first[task.d :])
+    assert torch.equal(state.server.w[task.d :], task.initial[task.d :])
     own = state.clients.rows(torch.arange(2)).w[:, task.d :]
     assert not torch.equal(own[0], own[1])
 
@@ -423,23 +476,23 @@ def test_nobody_answered() -> None:
     server = BY_HAND.server_init(task, 2)
     upload = Upload(tree.Masked(torch.ones(2).double(), torch.zeros(2).bool()), torch.tensor(1.0).double())
     nothing = tree.each(torch.zeros_like, BY_HAND.summand(task, server, torch.tensor(0), upload))
-    after, figures = BY_HAND.server_update(task, server, nothing)
+    after, metrics = BY_HAND.server_update(task, server, nothing)
     assert isinstance(after, Server)
     assert after.w.tolist() == [1, 2]
-    assert all(math.isfinite(float(figure)) for figure in figures.values())
+    assert all(math.isfinite(float(metric)) for metric in metrics.values())
 
 
 def test_the_factory_hands_every_keyword_to_its_part() -> None:
     made = copfl(
-        Mamo(lr=1e-3), rate=0.1, budget=0.2, among="all", limit="check_before", count="all", warmup=3, every=4,
-        by="benefit", score="gradient", without="letter", prefer="agreement", trust="learned", scale="mean",
-        smooth=0.5, merge="union", phases="sequence", epochs=2, most=0.5, hold="offset",
+        Mamo(lr=1e-3), rate=0.1, budget=0.2, candidates="all", limit="check_before", count="all", warmup=3, interval=4,
+        criterion="benefit", score="gradient", leave_one_out="paper", prefer="agreement", trust="learned", scale="mean",
+        smooth=0.5, merge="union", phases="sequence", epochs=2, max_weight=0.5, hold="offset",
     )  # fmt: skip
     assert made == COPFL(
         Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4, "benefit"),
-        Cowa("gradient", "letter", "agreement", "learned", "mean", 0.5), Phases("sequence", "offset", 2), "union", 0.5,
+        Cowa("gradient", "paper", "agreement", "learned", "mean", 0.5), Phases("sequence", "offset", 2), "union", 0.5,
     )  # fmt: skip
-    assert made.passes == 4
+    assert made.total_epochs == 4
     assert copfl() == COPFL()
 
 
@@ -449,11 +502,17 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
         ({"phases": "both"}, 'no phases "both"'),
         ({"hold": "it"}, 'no hold "it"'),
-        ({"phases": "apart", "merge": "union"}, 'phases="apart" shares personal entries again, merge="union" does not'),
+        (
+            {"phases": "apart", "merge": "union"},
+            'phases="apart" shares personal entries again, merge="union" does not',
+        ),
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
-        ({"among": "anew", "merge": "union"}, 'among="anew" shares personal entries again, merge="union" does not'),
+        (
+            {"candidates": "reselect", "merge": "union"},
+            'candidates="reselect" shares personal entries again, merge="union" does not',
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

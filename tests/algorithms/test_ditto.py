@@ -45,7 +45,9 @@ def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("epochs", "personal_epochs"), [(1, 1), (1, 2), (2, 1)])
-def test_without_a_pull_it_is_local_training_beside_fedavg(keep: bool, epochs: int, personal_epochs: int) -> None:
+def test_without_a_pull_it_is_local_training_beside_fedavg(
+    keep: bool, epochs: int, personal_epochs: int
+) -> None:
     optimizer = Sgd(keep=keep)
     _, both, _ = three_rounds(ditto(optimizer, epochs, pull=0.0, personal_epochs=personal_epochs))
     _, alone, _ = three_rounds(local(optimizer, personal_epochs))
@@ -64,5 +66,8 @@ def test_the_global_half_is_fedavgs_whatever_the_pull() -> None:
 def test_a_newcomer_predicts_with_the_broadcast() -> None:
     task, algorithm = chain(1.0, 1.0), ditto()
     down, client = down_of(algorithm, task, vector(5.0, 6.0)), algorithm.client_init(task)
-    assert algorithm.personal(task, client, down).tolist() == [5.0, 6.0]
-    assert algorithm.personal(task, client._replace(started=torch.tensor(True)), down).tolist() == [1.0, 1.0]
+    assert algorithm.personal_model(task, client, down).tolist() == [5.0, 6.0]
+    assert algorithm.personal_model(task, client._replace(started=torch.tensor(True)), down).tolist() == [
+        1.0,
+        1.0,
+    ]

@@ -40,7 +40,9 @@ def test_a_turn_by_hand() -> None:
     """Own weights (5, 0.5), broadcast (2, 1.5): only the head is mixed, the body is the broadcast's."""
     task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
     algorithm = fedala(PLAIN, tensors=1, step=0.5, share=1.0)
-    turn = turn_of(algorithm, task, data, one_at_a_time([1, 0], [0]), client(vector(5.0, 0.5)), vector(2.0, 1.5))
+    turn = turn_of(
+        algorithm, task, data, one_at_a_time([1, 0], [0]), client(vector(5.0, 0.5)), vector(2.0, 1.5)
+    )
     mix = 1.0
     for x, y in ((3.0, 0), (1.0, 1)):
         head = 0.5 + (1.5 - 0.5) * mix
@@ -63,7 +65,7 @@ def test_a_newcomer_takes_the_whole_broadcast() -> None:
 
 def test_before_training_it_predicts_with_its_own_mixture() -> None:
     task, algorithm = chain(0.0, 0.0), fedala(tensors=1)
-    personal = algorithm.personal(task, client(vector(5.0, 0.5), mix=0.25), Down(vector(2.0, 1.5)))
+    personal = algorithm.personal_model(task, client(vector(5.0, 0.5), mix=0.25), Down(vector(2.0, 1.5)))
     assert personal.tolist() == numbers(2.0, 0.75)
 
 
@@ -88,7 +90,7 @@ class LaterPasses(FedAvg):
     """FedAvg that is given one pass more, and leaves the first alone."""
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return 1 + self.epochs
 
     def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Any:
@@ -112,7 +114,9 @@ def test_the_mixture_stays_between_own_and_broadcast(step: float) -> None:
     assert (mix < 1).any(), "nothing was learnt"
 
 
-@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"tensors": 0}, {"step": -1.0}, {"mix_epochs": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"share": 0.0}, {"share": 1.5}, {"tensors": 0}, {"step": -1.0}, {"mix_epochs": -1}]
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         fedala(**wrong)

@@ -31,7 +31,7 @@ def test_a_round_by_hand() -> None:
 
 def test_what_it_keeps_stays_with_each_client() -> None:
     task, federation = small_federation("batch", (5, 9))
-    algorithm = FedAvg(Sgd(), keeps=("head",))
+    algorithm = FedAvg(Sgd(), personal=("head",))
     state, shown = rounds_of(algorithm, task, federation, 2)
     head, statistics = task.where("head"), task.where("buffers")
     assert len(state.server.w) == int((~head & ~statistics).sum())
@@ -56,7 +56,9 @@ def test_statistics_stay_home_or_are_averaged_by_size(buffers: str) -> None:
     # What each client's statistics became in the round: what the clients keep under the other policy.
     other, _ = rounds_of(fedavg(), replace(task, buffers="local"), federation, 1)
     own = other.clients.rows(torch.arange(2)).own
-    torch.testing.assert_close(state.server.w[task.d :], (4 * own[0] + 12 * own[1]) / 16, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        state.server.w[task.d :], (4 * own[0] + 12 * own[1]) / 16, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_an_optimizer_state_is_kept_only_where_asked() -> None:
@@ -81,7 +83,9 @@ def test_the_order_of_uploads_does_not_matter() -> None:
     algorithm, server = fedavg(), fedavg().server_init(slopes(0.0), 3)
     sizes, values = (1.0, 2.0, 5.0), (10.0, 20.0, 40.0)  # (10 + 40 + 200) / 8 = 31.25
     summands = [
-        algorithm.summand(task, server, torch.tensor(n), Upload(torch.tensor([v]).double(), torch.tensor(s).double()))
+        algorithm.summand(
+            task, server, torch.tensor(n), Upload(torch.tensor([v]).double(), torch.tensor(s).double())
+        )
         for n, (s, v) in enumerate(zip(sizes, values, strict=True))
     ]
     for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
@@ -93,4 +97,4 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(UsageError, match="epochs=0 must be a number of at least 1"):
         fedavg(epochs=0)
     with pytest.raises(UsageError, match='no part "tail" in the model'):
-        FedAvg(keeps=("tail",)).server_init(slopes(0.0), 1)
+        FedAvg(personal=("tail",)).server_init(slopes(0.0), 1)

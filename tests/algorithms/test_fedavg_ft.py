@@ -45,7 +45,9 @@ def test_the_federation_is_fedavgs_whatever_is_tuned(keep: bool) -> None:
     _, tuned, better = three_rounds(fedavg_ft(optimizer, tune_epochs=2))
     assert torch.equal(plain.server.w, tuned.server.w)
     assert torch.equal(clients_of(plain).own, clients_of(tuned).own)
-    assert all(torch.equal(a, b) for a, b in zip(clients_of(plain).moments, clients_of(tuned).moments, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(clients_of(plain).moments, clients_of(tuned).moments, strict=True)
+    )
     assert (shown[-1].clients["test_loss"] != better[-1].clients["test_loss"]).all()
     _, _, same = three_rounds(fedavg_ft(optimizer))
     assert (shown[-1].clients["test_loss"] == same[-1].clients["test_loss"]).all()

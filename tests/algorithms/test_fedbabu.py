@@ -36,16 +36,16 @@ def test_the_body_alone_is_learned_and_the_whole_broadcast_is_tuned() -> None:
 def test_one_part_can_be_tuned_alone(tune: str, still: int) -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1))
     turn = turn_of(fedbabu(PLAIN, tune_epochs=1, tune=tune), task, data, one_at_a_time([0], [0]))
-    assert turn.trained[still] == task.first[still]
-    assert turn.trained[1 - still] != task.first[1 - still]
+    assert turn.trained[still] == task.initial[still]
+    assert turn.trained[1 - still] != task.initial[1 - still]
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(weight_decay=0.1), Adam(keep=True), Mamo()], ids=repr)
 def test_the_head_never_moves(optimizer: Optimizer) -> None:
     task, state, _ = three_rounds(fedbabu(optimizer, tune_epochs=1), norm="none")
     head = task.where("head")
-    assert torch.equal(clients_of(state).own, task.first[head].expand(4, -1))
-    assert not torch.equal(state.server.w, task.first[~head])
+    assert torch.equal(clients_of(state).own, task.initial[head].expand(4, -1))
+    assert not torch.equal(state.server.w, task.initial[~head])
 
 
 def test_tuning_changes_what_is_seen_and_nothing_else() -> None:

@@ -43,7 +43,9 @@ def test_three_clients_one_after_the_other() -> None:
 
 
 def test_without_conflict_it_is_the_mean() -> None:
-    assert coefficients((1.0, 0.0), (0.5, 0.5), (2.0, 0.0), limit=1.0).tolist() == numbers(1 / 3, 1 / 3, 1 / 3)
+    assert coefficients((1.0, 0.0), (0.5, 0.5), (2.0, 0.0), limit=1.0).tolist() == numbers(
+        1 / 3, 1 / 3, 1 / 3
+    )
 
 
 @pytest.mark.parametrize(("limit", "step"), [(0.25, -0.25), (1.0, -0.75), (50.0, -0.75)])
@@ -74,7 +76,8 @@ def server_after(algorithm: FedCALM, task: Task, ids: list[int], weights: list[T
     server = algorithm.server_init(task, 4)
     size = torch.ones((), dtype=torch.float64)
     parts = [
-        algorithm.summand(task, server, torch.tensor(i), Upload(w, size)) for i, w in zip(ids, weights, strict=True)
+        algorithm.summand(task, server, torch.tensor(i), Upload(w, size))
+        for i, w in zip(ids, weights, strict=True)
     ]
     return algorithm.server_update(task, server, reduce(tree.add, parts))[0]
 

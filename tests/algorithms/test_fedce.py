@@ -61,7 +61,9 @@ def test_two_rounds_by_hand() -> None:
     assert clients.weight[:, 0].tolist() == numbers(*weights)
     a, b = stepped(mean, A), stepped(mean, B)
     total = sum(weights)
-    assert server.w.tolist() == numbers(*((weights[0] * p + weights[1] * q) / total for p, q in zip(a, b, strict=True)))
+    assert server.w.tolist() == numbers(
+        *((weights[0] * p + weights[1] * q) / total for p, q in zip(a, b, strict=True))
+    )
 
 
 def test_the_error_is_what_accuracy_lacks() -> None:

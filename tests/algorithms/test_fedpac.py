@@ -69,7 +69,9 @@ def test_the_body_is_pulled_to_the_centroid_of_the_class() -> None:
     """d/db of lambda (3 b - c)^2 is 6 lambda (3 b - c), at b = 2."""
     plain = 2.0 - LR * off(0.5 * 2.0 * 3.0, 0) * 0.5 * 3.0
     assert aligned((True, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 1))
-    assert aligned((False, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 4)), "not the own mean, (2 + 6) / 2"
+    assert aligned((False, True)) == pytest.approx(plain - LR * 6 * 0.25 * (6 - 4)), (
+        "not the own mean, (2 + 6) / 2"
+    )
     assert aligned((False, False)) == pytest.approx(plain)
 
 
@@ -117,7 +119,13 @@ def test_centroids_are_weighted_by_the_samples_of_the_class() -> None:
     task, algorithm = chain(1.0, 1.0), fedpac()
     first = algorithm.server_init(task, 2)._replace(centroids=vector(7.0, 7.0)[:, None])
     one = Upload(
-        vector(0), vector(4)[0], vector(0), vector(0, 0)[:, None], vector(1)[0], vector(6, 0)[:, None], vector(3, 0)
+        vector(0),
+        vector(4)[0],
+        vector(0),
+        vector(0, 0)[:, None],
+        vector(1)[0],
+        vector(6, 0)[:, None],
+        vector(3, 0),
     )
     two = one._replace(features=vector(10, 0)[:, None], counts=vector(1, 0))
     parts = [algorithm.summand(task, first, torch.tensor(i), u) for i, u in enumerate((one, two))]
@@ -154,7 +162,9 @@ def test_a_head_must_be_linear() -> None:
         fedpac().server_init(task_of(model, 4, head="1"), 2)
 
 
-@pytest.mark.parametrize("wrong", [{"head_speed": 0.0}, {"alignment": -1.0}, {"epochs": 0}, {"head_epochs": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"head_speed": 0.0}, {"alignment": -1.0}, {"epochs": 0}, {"head_epochs": -1}]
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         fedpac(**wrong)

@@ -27,16 +27,18 @@ def test_a_head_lives_on_from_round_to_round() -> None:
     for _ in range(2):
         miss = off(head * body, 1)
         body, head = body - LR * miss * head, head - LR * miss * body
-    assert [*state.server.w.tolist(), *state.clients.rows(torch.arange(1)).own[0].tolist()] == numbers(body, head)
+    assert [*state.server.w.tolist(), *state.clients.rows(torch.arange(1)).own[0].tolist()] == numbers(
+        body, head
+    )
 
 
 def test_with_nothing_kept_it_is_fedavg() -> None:
-    _, per, _ = three_rounds(fedper(keeps=()))
+    _, per, _ = three_rounds(fedper(personal=()))
     _, avg, _ = three_rounds(fedavg())
     assert torch.equal(per.server.w, avg.server.w)
     assert torch.equal(clients_of(per).own, clients_of(avg).own)
 
 
 def test_more_layers_can_be_personal() -> None:
-    task, state, _ = three_rounds(fedper(keeps=("head", "body.9")))
+    task, state, _ = three_rounds(fedper(personal=("head", "body.9")))
     assert state.server.w.numel() == task.d - int(task.where("head", "body.9").sum())

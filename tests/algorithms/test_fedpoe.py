@@ -61,7 +61,7 @@ def test_the_answer_is_the_mixture_of_the_probabilities() -> None:
         local=vector(3.0), logs=client.logs._replace(pair=vector(0.0, -1.0), halves=vector(1.0, 0.0))
     )
     down = Down(*algorithm.server_init(task, 1))._replace(w=vector(-1.0), bank=vector(2.0)[:, None])
-    experts = algorithm.personal(task, client, down)
+    experts = algorithm.personal_model(task, client, down)
     halves, pair = softmax(1.0, 0.0), softmax(0.0, -1.0)
     shares = [halves[0] * pair[0], halves[0] * pair[1], halves[1]]
     assert experts.share.tolist() == numbers(*shares)
@@ -87,7 +87,7 @@ def test_shares_add_up_and_without_a_rate_stay() -> None:
         task, state, shown = three_rounds(algorithm)
         down = algorithm.downlink(state.server, torch.arange(4))
         for n in range(4):
-            share = algorithm.personal(task, tree.row(clients_of(state), n), tree.row(down, n)).share
+            share = algorithm.personal_model(task, tree.row(clients_of(state), n), tree.row(down, n)).share
             assert (share >= 0).all()
             assert float(share.sum()) == pytest.approx(1)
             assert float(share[-1]) == 0, "an empty place answers"

@@ -8,14 +8,28 @@ import torch
 from copfl.algorithms import fedavg, fedprox
 from copfl.core.optim import Sgd
 from copfl.errors import UsageError
-from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, three_rounds, turn_of, vector
+from tests.algorithms.chain import (
+    LR,
+    PLAIN,
+    chain,
+    numbers,
+    off,
+    one_at_a_time,
+    samples,
+    three_rounds,
+    turn_of,
+    vector,
+)
 
 
 def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
     turn = turn_of(fedprox(PLAIN, pull=0.2), task, data, one_at_a_time([0, 1]))
     miss = off(0.5 * 2.0, 1)
-    body, head = 2.0 - LR * miss * 0.5, 0.5 - LR * miss * 2.0  # in the first step there is nowhere to be pulled
+    body, head = (
+        2.0 - LR * miss * 0.5,
+        0.5 - LR * miss * 2.0,
+    )  # in the first step there is nowhere to be pulled
     miss = off(head * body * 3.0, 0)
     expected = (
         body - LR * (miss * head * 3.0 + 0.2 * (body - 2.0)),

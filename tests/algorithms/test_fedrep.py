@@ -39,7 +39,9 @@ def test_the_first_body_step_of_adam_is_a_first_step() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1))
     for optimizer in (Adam(lr=0.01), Adam(lr=0.01, keep=True), Mamo(lr=0.01)):
         turn = turn_of(fedrep(optimizer, head_epochs=12), task, data, one_at_a_time(*[[0]] * 13))
-        torch.testing.assert_close(turn.upload.w, torch.tensor([2.01], dtype=torch.float64), rtol=0, atol=1e-8)
+        torch.testing.assert_close(
+            turn.upload.w, torch.tensor([2.01], dtype=torch.float64), rtol=0, atol=1e-8
+        )
 
 
 def test_each_phase_keeps_moments_of_its_own() -> None:
@@ -53,5 +55,5 @@ def test_each_phase_keeps_moments_of_its_own() -> None:
 
 def test_without_head_epochs_the_head_stays() -> None:
     task, state, _ = three_rounds(fedrep(head_epochs=0), norm="none")
-    head = task.first[task.where("head")]
+    head = task.initial[task.where("head")]
     assert torch.equal(clients_of(state).own, head.expand(4, -1))

@@ -38,7 +38,7 @@ def mean(a: Vector, b: Vector) -> Vector:
 def after(rounds: int) -> tuple[Any, Any]:
     """Two clients with one sample each; a quarter of four entries turns personal in the second turn, and so on."""
     task, federation = slopes(0.0, 0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1]))
-    state, _ = rounds_of(fedselect(PLAIN, every=1), task, federation, rounds)
+    state, _ = rounds_of(fedselect(PLAIN, interval=1), task, federation, rounds)
     return state.server, state.clients.rows(torch.arange(2))
 
 
@@ -59,7 +59,10 @@ def test_three_rounds_by_hand() -> None:
     assert not clients.held.any()
     # The new masks train; both start from the whole average, and the shared pass goes on from the personal one.
     m = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
-    a, b = (stepped(stepped(second, x, own), x, tuple(1 - i for i in own)) for x, own in zip((A, B), m, strict=True))
+    a, b = (
+        stepped(stepped(second, x, own), x, tuple(1 - i for i in own))
+        for x, own in zip((A, B), m, strict=True)
+    )
     server, clients = after(3)
     assert clients.w.tolist() == [numbers(*a), numbers(*b)]
     assert server.w.tolist() == numbers(b[0], (a[1] + b[1]) / 2, (a[2] + b[2]) / 2, a[3])
@@ -75,13 +78,16 @@ def test_the_score_spans_the_turns_since_the_last_growth() -> None:
 
 def test_the_score_counts_what_broadcasts_moved() -> None:
     """The first client's own samples push its first entry, but since the start the others moved its last one more."""
-    task, federation = slopes(0.0, 0.0, 0.0, 0.0), federation_of(([[1, 0, 0, 0]], [1]), ([[0, 0, 0, 10]], [1]))
-    state, _ = rounds_of(fedselect(PLAIN, every=1), task, federation, 2)
+    task, federation = (
+        slopes(0.0, 0.0, 0.0, 0.0),
+        federation_of(([[1, 0, 0, 0]], [1]), ([[0, 0, 0, 10]], [1])),
+    )
+    state, _ = rounds_of(fedselect(PLAIN, interval=1), task, federation, 2)
     assert state.clients.rows(torch.arange(1)).mask.tolist() == [[False, False, False, True]]
 
 
 def test_growth_passes_the_budget_once_as_in_the_released_code() -> None:
-    growth, layout = fedselect(rate=0.25, budget=0.5, every=2).growth, slopes(*[0.0] * 64).layout
+    growth, layout = fedselect(rate=0.25, budget=0.5, interval=2).growth, slopes(*[0.0] * 64).layout
     mask, change, shares = torch.zeros(64, dtype=torch.bool), torch.linspace(1, 2, 64), []
     for turn in range(12):
         mask = growth.grow(layout, mask, change, torch.tensor(turn))
@@ -94,7 +100,7 @@ class EveryOther(FedAvg):
     """FedAvg that is given two passes and trains in the second."""
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return 2 * self.epochs
 
     def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> Any:
@@ -105,32 +111,39 @@ class EveryOther(FedAvg):
 def test_at_rate_zero_it_is_fedavg_over_every_other_pass(optimizer: Optimizer) -> None:
     """Without masks the personal pass moves nothing (Adam's step count would move), and equal clients count equally."""
     task, federation = small_federation("none", (6, 6, 6))
-    masked, shown = rounds_of(fedselect(optimizer, epochs=2, rate=0.0, every=1), task, federation, 3, batch=4)
+    masked, shown = rounds_of(
+        fedselect(optimizer, epochs=2, rate=0.0, interval=1), task, federation, 3, batch=4
+    )
     plain, other = rounds_of(EveryOther(optimizer, 2), task, federation, 3, batch=4)
     torch.testing.assert_close(masked.server.w, plain.server.w, rtol=0, atol=1e-12)
-    for one, two in zip(shown, other, strict=True):  # and personal accuracy is that of FedAvg after local training
+    for one, two in zip(
+        shown, other, strict=True
+    ):  # and personal accuracy is that of FedAvg after local training
         assert one.clients["test_loss"] == pytest.approx(two.clients["test_loss"], abs=1e-12)
 
 
 def test_masks_only_grow_and_biases_never_turn_personal() -> None:
-    task, state, shown = three_rounds(fedselect(every=1, rate=0.5))
+    task, state, shown = three_rounds(fedselect(interval=1, rate=0.5))
     clients = clients_of(state)
     assert (clients.mask | ~clients.held).all(), "an entry that was personal is shared again"
     assert (clients.mask & ~clients.held)[:, : task.d].any()
     biases = torch.cat(
-        [torch.full((size,), "bias" in name) for name, size in zip(task.layout.names, task.layout.sizes, strict=True)]
+        [
+            torch.full((size,), "bias" in name)
+            for name, size in zip(task.layout.names, task.layout.sizes, strict=True)
+        ]
     )
     assert not clients.mask[:, biases].any()
-    shares = [one.clients["personal_share"].mean() for one in shown]
+    shares = [one.clients["personal_fraction"].mean() for one in shown]
     assert shares == sorted(shares)
 
 
 def test_an_entry_that_nobody_shares_keeps_its_value() -> None:
     task = slopes(0.0, 0.0)
     total = Total(torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0]))
-    server, figures = fedselect().server_update(task, Server(torch.tensor([1.0, 7.0])), total)
+    server, metrics = fedselect().server_update(task, Server(torch.tensor([1.0, 7.0])), total)
     assert server.w.tolist() == [2.0, 7.0]
-    assert float(figures["averaged"]) == 0.5
+    assert float(metrics["averaged"]) == 0.5
 
 
 def test_sharers_count_the_same_whatever_they_hold() -> None:
@@ -141,7 +154,7 @@ def test_sharers_count_the_same_whatever_they_hold() -> None:
 
 
 def test_a_newly_personal_entry_starts_mamo_afresh() -> None:
-    task, state, _ = three_rounds(fedselect(Mamo(), every=1))
+    task, state, _ = three_rounds(fedselect(Mamo(), interval=1))
     clients = clients_of(state)
     fresh = (clients.mask & ~clients.held)[:, : task.d]
     steps = clients.moments.t

@@ -55,7 +55,9 @@ def test_without_a_teacher_it_is_local_training() -> None:
     first, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 1, batch=4)
     alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 1, batch=4)
     everybody = torch.arange(3)
-    torch.testing.assert_close(first.clients.rows(everybody).w, alone.clients.rows(everybody).own, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        first.clients.rows(everybody).w, alone.clients.rows(everybody).own, rtol=0, atol=1e-12
+    )
     second, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 2, batch=4)
     alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 2, batch=4)
     assert not torch.allclose(second.clients.rows(everybody).w, alone.clients.rows(everybody).own)
@@ -65,7 +67,9 @@ def test_the_coefficients_take_one_step_by_hand() -> None:
     """Two clients whose answers differ by u in every entry: the loss of c_1 is u^2 c_12^2 and a penalty."""
     task, algorithm = public(slopes(0.0), 1.0), ktpfl(penalty=0.1)
     answers = torch.tensor([[[0.4, 0.6]], [[0.7, 0.3]]], dtype=torch.float64)  # u = 0.3
-    server, figures = algorithm.server_update(task, algorithm.server_init(task, 2), Total(answers, vector(1.0, 1.0)))
+    server, metrics = algorithm.server_update(
+        task, algorithm.server_init(task, 2), Total(answers, vector(1.0, 1.0))
+    )
     # The slope of row 1 at (1/2, 1/2) is (-u^2 / 2, u^2 / 2), its steepest change u^2 + 2 * penalty / 2.
     step = 0.3**2 / 2 / (0.3**2 + 0.1)
     first = min(1.0, 0.5 + step)
@@ -73,7 +77,7 @@ def test_the_coefficients_take_one_step_by_hand() -> None:
         server.coefficients, torch.tensor([[first, 1 - first], [1 - first, first]], dtype=torch.float64)
     )
     torch.testing.assert_close(server.teachers[0], first * answers[0] + (1 - first) * answers[1])
-    assert float(figures["own_coefficient"]) == pytest.approx(first)
+    assert float(metrics["own_coefficient"]) == pytest.approx(first)
 
 
 @pytest.mark.parametrize(("penalty", "start", "end"), [(1e6, 1.0, 0.25), (0.0, 0.25, 1.0)])
@@ -133,7 +137,9 @@ def test_it_says_what_is_missing_without_public_samples() -> None:
         ktpfl().server_init(slopes(0.0), 2)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"batch": 0}, {"penalty": -1.0}, {"distil_epochs": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 0.0}, {"batch": 0}, {"penalty": -1.0}, {"distil_epochs": -1}]
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ktpfl(**wrong)

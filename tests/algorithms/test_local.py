@@ -19,16 +19,18 @@ def test_nothing_travels_and_everybody_trains_alone() -> None:
     assert shown[-1].federation["shared"] == 0
     for n, client in enumerate((([[2.0, 0.0]], [1]), ([[0.0, 4.0]], [1]))):
         alone, _ = rounds_of(local(), task, federation_of(client), 3)
-        assert torch.equal(together.clients.rows(torch.arange(2)).own[n], alone.clients.rows(torch.arange(1)).own[0])
+        assert torch.equal(
+            together.clients.rows(torch.arange(2)).own[n], alone.clients.rows(torch.arange(1)).own[0]
+        )
 
 
 def test_it_is_plain_training_with_the_statistics_running_on() -> None:
     task, federation = small_federation("batch", (7,))
     state, _ = rounds_of(local(), task, federation, 3, batch=4)
-    w, sgd = task.first, Sgd()
+    w, sgd = task.initial, Sgd()
     data = Data(federation.train.x, federation.train.y, torch.tensor(7))
     for k in range(3):
-        order = plan(0, k, [0], [7], batch=4, passes=1, augment=True)
+        order = plan(0, k, [0], [7], batch=4, epochs=1, augment=True)
         w = train(task, sgd, w, sgd.init(w[: task.d]), data, tree.row(order, 0)).w
     assert torch.equal(state.clients.rows(torch.arange(1)).own[0], w)
 

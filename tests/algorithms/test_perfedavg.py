@@ -26,7 +26,9 @@ def test_the_outer_gradient_is_taken_after_the_inner_step() -> None:
     for (x, y), (later_x, later_y) in (((1.0, 1), (3.0, 0)), ((3.0, 0), (1.0, 1))):
         w = step(w, LR, later_x, later_y, at=step(w, 0.2, x, y, at=w))
     assert turn.upload.w.tolist() == numbers(*w)
-    assert turn.trained.tolist() == numbers(*step(first, 0.2, 1.0, 1, at=first))  # the broadcast, adapted once
+    assert turn.trained.tolist() == numbers(
+        *step(first, 0.2, 1.0, 1, at=first)
+    )  # the broadcast, adapted once
 
 
 def test_a_client_may_adapt_by_more_steps() -> None:
@@ -41,11 +43,11 @@ def test_a_client_may_adapt_by_more_steps() -> None:
 def test_without_an_inner_step_it_is_fedavg_on_every_second_pass() -> None:
     task, federation = small_federation("batch", SIZES)
     for optimizer in (Sgd(), Adam(keep=True)):
-        both = plan(0, 0, list(range(4)), federation.train.sizes, batch=4, passes=4, augment=True)
+        both = plan(0, 0, list(range(4)), federation.train.sizes, batch=4, epochs=4, augment=True)
         for client in range(4):
             data, order = row(federation.train.rows(list(range(4))), client), row(both, client)
             ahead = turn_of(perfedavg(optimizer, 2, inner_rate=0.0), task, data, order)
             plain = turn_of(fedavg(optimizer, 2), task, data, order[1::2])
             assert torch.equal(ahead.upload.w, plain.upload.w)
             assert torch.equal(ahead.client.own, plain.client.own)
-            assert torch.equal(ahead.trained[: task.d], task.first[: task.d])
+            assert torch.equal(ahead.trained[: task.d], task.initial[: task.d])

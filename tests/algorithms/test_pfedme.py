@@ -47,7 +47,7 @@ def test_a_step_without_samples_moves_neither() -> None:
     some, more = (turn_of(pfedme(PLAIN), task, data, one_at_a_time(steps)) for steps in ([0], [0, -1]))
     assert torch.equal(some.upload.w, more.upload.w)
     assert torch.equal(some.trained, more.trained)
-    assert some.figures["loss"] == more.figures["loss"]
+    assert some.metrics["loss"] == more.metrics["loss"]
 
 
 @pytest.mark.parametrize(("server_rate", "expected"), [(0.0, 1.0), (0.5, 3.0), (1.0, 5.0), (2.0, 9.0)])
@@ -60,7 +60,7 @@ def test_the_server_mixes_the_mean_in(server_rate: float, expected: float) -> No
 
 def test_without_outer_steps_the_server_stays_and_theta_is_personal() -> None:
     task, state, _ = three_rounds(pfedme(rate=0.0), norm="none")
-    torch.testing.assert_close(state.server.w, task.first, rtol=0, atol=1e-15)
+    torch.testing.assert_close(state.server.w, task.initial, rtol=0, atol=1e-15)
     assert (clients_of(state).theta[:, : task.d].std(0) > 0).any()
 
 
@@ -68,11 +68,13 @@ def test_every_round_starts_from_the_broadcast() -> None:
     task, data = chain(0.0, 0.0), samples((1.0, 1))
     algorithm = pfedme(PLAIN)
     old = algorithm.client_init(task)._replace(theta=vector(9.0, 9.0), started=torch.tensor(True))
-    new, before = (turn_of(algorithm, task, data, one_at_a_time([0]), c, w=vector(2.0, 0.5)) for c in (None, old))
+    new, before = (
+        turn_of(algorithm, task, data, one_at_a_time([0]), c, w=vector(2.0, 0.5)) for c in (None, old)
+    )
     assert torch.equal(new.upload.w, before.upload.w)
     down = down_of(algorithm, task, vector(2.0, 0.5))
-    assert algorithm.personal(task, old, down).tolist() == [9.0, 9.0]
-    assert algorithm.personal(task, algorithm.client_init(task), down).tolist() == [2.0, 0.5]
+    assert algorithm.personal_model(task, old, down).tolist() == [9.0, 9.0]
+    assert algorithm.personal_model(task, algorithm.client_init(task), down).tolist() == [2.0, 0.5]
 
 
 def test_shared_statistics_are_never_extrapolated() -> None:

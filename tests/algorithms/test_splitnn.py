@@ -30,7 +30,7 @@ def test_two_sides_make_the_gradient_of_the_whole_model() -> None:
     body = torch.autograd.grad(up, list(model.body.parameters()), back)  # the client again
     grads = [grad.flatten() for grad in (*body, *head)]
     task = task_of(model, 4, dtype=torch.float64)
-    whole, _, _ = task.gradient(task.first, task.first[task.d :], x, y)
+    whole, _, _ = task.gradient(task.initial, task.initial[task.d :], x, y)
     torch.testing.assert_close(torch.cat(grads), whole)
 
 
@@ -54,7 +54,9 @@ def test_before_the_head_its_weights_are_those_of_lg_fedavg() -> None:
     assert (shown[0].clients["bytes_up"] != others[0].clients["bytes_up"]).all()
 
 
-@pytest.mark.parametrize(("cut", "width"), [("", 5), ("body", 5), ("body.3", 2 * 4 * 4), ("body.0", 2 * 8 * 8)])
+@pytest.mark.parametrize(
+    ("cut", "width"), [("", 5), ("body", 5), ("body.3", 2 * 4 * 4), ("body.0", 2 * 8 * 8)]
+)
 def test_bytes_are_those_that_cross_the_cut(cut: str, width: int) -> None:
     """In each of two epochs, 4 bytes a number there and back, and 8 for the label."""
     _, _, shown = three_rounds(splitnn(epochs=2, cut=cut))
@@ -75,7 +77,9 @@ def test_the_client_holds_what_comes_up_to_the_cut(cut: str, names: list[str] | 
     task, _ = small_federation("batch", SIZES)
     expected = task.layout.names[: task.layout.trained] if names is None else tuple(names)
     assert held(task, cut) == expected
-    assert set(held(task, "")) == {name for name in task.layout.names[: task.layout.trained] if "head" not in name}
+    assert set(held(task, "")) == {
+        name for name in task.layout.names[: task.layout.trained] if "head" not in name
+    }
 
 
 def test_an_unknown_cut_is_refused() -> None:

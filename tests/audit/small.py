@@ -24,7 +24,7 @@ def experiment(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES, **run: A
     y = np.arange(sum(SIZES)) % 2
     samples = Samples((rng.normal(size=(len(y), 4)) + y[:, None]).astype(np.float32), y)
     parts = tuple(np.split(np.arange(len(y), dtype=np.int64), np.cumsum(SIZES)[:-1]))[: len(sizes)]
-    loop = {"rounds": 3, "batch": 4, "engine": "one_by_one", "precision": "fp64", **run}
+    loop = {"rounds": 3, "batch": 4, "engine": "sequential", "precision": "fp64", **run}
     return prepare(
         [{"run": loop, "model": {"name": "mlp", "width": 4}}],
         algorithm=algorithm,
@@ -35,7 +35,7 @@ def experiment(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES, **run: A
 
 def run_folder(path: Path, **run: Any) -> Path:
     """The folder of a run of CO-PFL that has ended."""
-    tables = base(clouds(path.parent / f"{path.name}.npz"), **{"clients": 3, "engine": "all_at_once", **run})
+    tables = base(clouds(path.parent / f"{path.name}.npz"), **{"clients": 3, "engine": "vmap", **run})
     with claimed(path, new=True) as folder:
         execute(prepare([{**tables, "optimizer": {"name": "mamo", "lr": 0.05}}]), folder)
     return path

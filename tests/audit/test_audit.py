@@ -9,7 +9,7 @@ import pytest
 
 from copfl.audit import audit as auditing
 from copfl.audit import replay, tables
-from copfl.audit.audit import Notebook, even_shares, run_audit
+from copfl.audit.audit import Cache, even_shares, run_audit
 from copfl.audit.games import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
@@ -36,16 +36,18 @@ def test_shares_by_hand() -> None:
 
 
 def test_a_run_that_looked_at_less_is_refused(tmp_path: Path) -> None:
-    short = run_folder(tmp_path / "run", look_at="own")
-    with pytest.raises(UsageError, match=r'looked at less than an audit needs \(look_at="own"\); run it again'):
+    short = run_folder(tmp_path / "run", eval_models="personal")
+    with pytest.raises(
+        UsageError, match=r'looked at less than an audit needs \(eval_models="personal"\); run it again'
+    ):
         run_audit(short)
 
 
 def test_a_notebook_forgets_what_is_damaged(tmp_path: Path) -> None:
-    book = Notebook(tmp_path / "new")
+    book = Cache(tmp_path / "new")
     assert book.recall("a") is None
     book.note("a", {"x": [1, None]})
-    assert Notebook(tmp_path / "new").recall("a") == {"x": [1, None]}
+    assert Cache(tmp_path / "new").recall("a") == {"x": [1, None]}
     (tmp_path / "new" / "a.json").write_text('{"x": [1, nu')
     assert book.recall("a") is None
 
@@ -69,7 +71,9 @@ def test_left_out_is_the_others_loss_of_accuracy(run: Path, found: auditing.Audi
     assert found.seeds[0].values["left_out_broadcast"][1] == pytest.approx(gain.mean())
 
 
-def test_the_shares_of_the_rounds_add_up_to_what_the_broadcast_gained(run: Path, found: auditing.Audit) -> None:
+def test_the_shares_of_the_rounds_add_up_to_what_the_broadcast_gained(
+    run: Path, found: auditing.Audit
+) -> None:
     e = experiment.reopen(RunFolder(run))
     worth = []
     replay.watched(e, lambda _, moment: worth.append(moment.worth([frozenset(), frozenset(range(3))])))
@@ -86,13 +90,13 @@ def test_an_audit_goes_on_where_it_was_stopped(
         pass
 
     done: list[object] = []
-    real = replay.without
+    valid = replay.without
 
     def stopping(*given: object) -> object:
         if len(done) == 2:  # of four: FedCE, and without each client
             raise Stopped
         done.append(given)
-        return real(*given)  # type: ignore[arg-type]
+        return valid(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(replay, "without", stopping)
     with pytest.raises(Stopped):

@@ -19,7 +19,9 @@ def one_way(value: dict[Players, float]) -> Game:
 
 def adding(*worth: float) -> Game:
     """A game in which everybody brings the same whoever else is there; valued in two ways, the second doubled."""
-    return lambda sets: np.array([[sum(worth[n] for n in who), 2 * sum(worth[n] for n in who)] for who in sets])
+    return lambda sets: np.array(
+        [[sum(worth[n] for n in who), 2 * sum(worth[n] for n in who)] for who in sets]
+    )
 
 
 def gloves(sets: Sequence[Players]) -> Numbers:

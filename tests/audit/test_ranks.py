@@ -62,5 +62,7 @@ def test_how_alike_rows_are() -> None:
     rows = np.array([[1, 2, 3], [1, 2, 3], [3, 2, 1]], np.float64)
     assert agreement(rows) == pytest.approx((1 - 1 - 1) / 3)
     missing = np.concatenate([rows, [[math.nan], [9], [9]]], 1)  # a client that took no part in the first
-    assert from_one_to_the_next(missing) == pytest.approx((1 + 0.2) / 2)  # 1 2 3 4 and 3 2 1 4: 1 - 6 · 8 / 60
+    assert from_one_to_the_next(missing) == pytest.approx(
+        (1 + 0.2) / 2
+    )  # 1 2 3 4 and 3 2 1 4: 1 - 6 · 8 / 60
     assert from_one_to_the_next(rows) == pytest.approx((1 - 1) / 2)

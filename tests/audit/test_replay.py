@@ -14,16 +14,16 @@ from copfl.experiment.run import Result, execute
 from tests.audit.small import SIZES, experiment
 
 ENGINES: dict[str, dict[str, Any]] = {
-    "one_by_one": {"engine": "one_by_one"},
-    "all_at_once": {"engine": "all_at_once", "chunk": 64},
-    "in chunks": {"engine": "all_at_once", "chunk": 3},
-    "some clients": {"engine": "all_at_once", "chunk": 64, "participation": 0.5},
+    "sequential": {"engine": "sequential"},
+    "vmap": {"engine": "vmap", "chunk": 64},
+    "in chunks": {"engine": "vmap", "chunk": 3},
+    "some clients": {"engine": "vmap", "chunk": 64, "participation": 0.5},
 }
 
 
-def moments_of(e: Experiment) -> list[replay.Moment]:
+def moments_of(e: Experiment) -> list[replay.RoundSnapshot]:
     """The rounds of a run; what their clients hold is that of the last."""
-    moments: list[replay.Moment] = []
+    moments: list[replay.RoundSnapshot] = []
     replay.watched(e, lambda number, moment: moments.append(moment))
     return moments
 
@@ -46,7 +46,7 @@ def same(a: Any, b: Any) -> bool:
     [
         *(("copfl", engine) for engine in ENGINES),
         ("fedavg", "in chunks"),
-        ("fedce", "one_by_one"),
+        ("fedce", "sequential"),
         ("fedpac", "in chunks"),
     ],
 )
@@ -78,7 +78,7 @@ def test_without_the_last_client_is_the_federation_of_the_others(name: str) -> N
 
 
 def test_without_nobody_is_the_run() -> None:
-    e = experiment(ALGORITHMS["copfl"](), engine="all_at_once")
+    e = experiment(ALGORITHMS["copfl"](), engine="vmap")
     assert replay.without(e, []).records == execute(e, None).records
 
 
@@ -90,7 +90,7 @@ def test_the_worth_of_all_is_what_the_next_round_looks_at_before_it_trains() -> 
         np.testing.assert_allclose(worth[1][0][0], worth[0][1][0])  # of nobody: the broadcast that there was
 
 
-def test_many_servers_at_once_are_as_one_by_one() -> None:
+def test_many_servers_at_once_are_as_sequential() -> None:
     for how in ENGINES.values():
         (moment,) = moments_of(experiment(ALGORITHMS["copfl"](), **how, rounds=1))
         sets = [frozenset(), frozenset({0}), frozenset({1, 3}), frozenset(range(4))]

@@ -48,7 +48,7 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
         sent[kind] = tree.leaves(moment.heard[0].parts)[0]
     others = [n for n in range(len(NAMES)) if n != RIDER]
     assert torch.equal(sent["honest"][others], sent["riding"][others])
-    start = e.task.first
+    start = e.task.initial
     honest, riding = (torch.where(sent[kind][RIDER] != 0, sent[kind][RIDER] - start, 0) for kind in sent)
     assert float(riding.norm() / honest.norm()) == pytest.approx(1, abs=0.7)
     assert abs(float(torch.nn.functional.cosine_similarity(honest, riding, dim=0))) < 0.3

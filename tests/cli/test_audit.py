@@ -19,7 +19,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     answer = called(capsys, "audit", run)
     assert (answer.code, answer.err) == (0, "")
-    for words in ("what each client is worth", "Spearman's rho", "client 2", "fedce: weight", "One seed was run"):
+    for words in (
+        "what each client is worth",
+        "Spearman's rho",
+        "client 2",
+        "fedce: weight",
+        "One seed was run",
+    ):
         assert words in answer.out, words
     assert "Kendall" not in answer.out  # it is in the files
     assert "Kendall" in (run / "audit.md").read_text()

@@ -34,7 +34,9 @@ def test_compare_prints_and_writes_the_table(tmp_path: Path, data: Path, capsys:
     assert content == json.loads((out / "table.json").read_text())
 
 
-def test_a_file_says_the_same_as_the_line_and_the_line_wins(tmp_path: Path, data: Path, capsys: Capture) -> None:
+def test_a_file_says_the_same_as_the_line_and_the_line_wins(
+    tmp_path: Path, data: Path, capsys: Capture
+) -> None:
     file = tmp_path / "compare.toml"
     file.write_text(f"""
 [compare]
@@ -57,7 +59,19 @@ name = "copfl"
 name = "local"
 label = "alone"
 """)
-    words = ["compare", "-c", file, "--rounds", "2", "--out", tmp_path / "out", "--jobs", "1", "--no-plots", "--json"]
+    words = [
+        "compare",
+        "-c",
+        file,
+        "--rounds",
+        "2",
+        "--out",
+        tmp_path / "out",
+        "--jobs",
+        "1",
+        "--no-plots",
+        "--json",
+    ]
     content = json.loads(called(capsys, *words).out)
     assert [row["label"] for row in content["rows"]] == ["copfl", "alone"]
     assert content["title"] == "clouds.npz, 2 clients, 2 rounds, seed 0"

@@ -52,19 +52,21 @@ def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> 
     assert "copfl on digits: accuracy in % on each client's own test samples" in answer.out
     folder = Path(re.findall(r"Folder: (.*)", answer.out)[0])
     assert re.fullmatch(r"runs/\d{8}-\d{6}-copfl-digits", str(folder))
-    assert {"run.toml", "rounds.jsonl", "partition.json", "environment.json", "timing.jsonl"} <= files(folder).keys()
+    assert {"run.toml", "rounds.jsonl", "partition.json", "environment.json", "timing.jsonl"} <= files(
+        folder
+    ).keys()
     assert len([name for name in files(folder) if name.startswith("models/")]) == 10
     assert "\x1b" not in answer.out
 
 
 def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
-    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch 4 --participation 0.5 --engine one_by_one --precision fp64"
-    more = "--partition iid --optimizer adam --lr 0.01 -s copfl.rate=0.1 -s run.look_every=2 -s mlp.width=4 -o there"
+    words = "-a copfl -m mlp -n 3 -r 2 --seed 5 --batch 4 --participation 0.5 --engine sequential --precision fp64"
+    more = "--partition iid --optimizer adam --lr 0.01 -s copfl.rate=0.1 -s run.eval_every=2 -s mlp.width=4 -o there"
     assert called(capsys, "run", *words.split(), *more.split()).code == 0
     text = (here / "there" / "run.toml").read_text()
     for line in (
         "rate = 0.1", "width = 4", 'name = "adam"', "lr = 0.01", 'name = "iid"', "clients = 3", "rounds = 2",
-        "seed = 5", "batch = 4", "participation = 0.5", "look_every = 2", 'engine = "one_by_one"', 'precision = "fp64"',
+        "seed = 5", "batch = 4", "participation = 0.5", "eval_every = 2", 'engine = "sequential"', 'precision = "fp64"',
     ):  # fmt: skip
         assert f"\n{line}\n" in text, line
 
@@ -117,7 +119,9 @@ def test_a_run_file_does_it_again(here: Path, capsys: Capture, algorithm: str) -
     assert called(capsys, "run", "-c", "first/run.toml", "-o", "second").code == 0
     assert found(here / "second") == found(here / "first")
     assert (here / "second" / "run.toml").read_bytes() == (here / "first" / "run.toml").read_bytes()
-    assert (here / "second" / "partition.json").read_bytes() == (here / "first" / "partition.json").read_bytes()
+    assert (here / "second" / "partition.json").read_bytes() == (
+        here / "first" / "partition.json"
+    ).read_bytes()
 
 
 def test_options_on_the_line_win_over_the_run_file(here: Path, capsys: Capture) -> None:
@@ -135,7 +139,9 @@ def test_options_on_the_line_win_over_the_run_file(here: Path, capsys: Capture) 
 def test_a_saved_partition_is_used_again(here: Path, capsys: Capture) -> None:
     assert called(capsys, "run", "-r", 1, *TINY, "--seed", 9, "-o", "a").code == 0
     assert (
-        called(capsys, "run", "-r", 1, "-m", "mlp", "-a", "local", "--partition", "a/partition.json", "-o", "b").code
+        called(
+            capsys, "run", "-r", 1, "-m", "mlp", "-a", "local", "--partition", "a/partition.json", "-o", "b"
+        ).code
         == 0
     )
     assert (here / "a" / "partition.json").read_bytes() == (here / "b" / "partition.json").read_bytes()
@@ -171,7 +177,9 @@ def mypackage(here: Path) -> Path:
     return here
 
 
-def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_and_data_of_one_s_own(
+    mypackage: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--dataset", "mypackage.things:load", "--model", "mypackage.things:Net", "-n", 2, "-r", 2]
     assert called(capsys, "run", *words, "-s", "model.width=6", "-s", "data.count=90", "-o", "a").code == 0
     text = (mypackage / "a" / "run.toml").read_text()
@@ -195,7 +203,10 @@ def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeyp
         ("run --rounds many", "'many' is not a valid int"),
         ("run --dataset digitz", 'no data set "digitz"; did you mean "digits"?'),
         ("run --dataset cifar10", "no data folder was given; name one with --data-dir DIR or in COPFL_DATA"),
-        ("run --dataset cifar10 --data-dir gone", "the data folder .*gone does not exist. Get it with: copfl data get"),
+        (
+            "run --dataset cifar10 --data-dir gone",
+            "the data folder .*gone does not exist. Get it with: copfl data get",
+        ),
         ("run --dataset cifar10 --data-dir .", "copfl data get cifar10"),
         ("run --dataset photos.npz", r"photos\.npz does not exist; data of your own is a \.npz file"),
         ("run --dataset empty", r"no images; expected <class>/\*\.png"),
@@ -204,7 +215,10 @@ def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeyp
         ("run --dataset mypackage.gone:load", r"there is no module mypackage\.gone; copfl looks"),
         ("run --dataset mypackage.things:wrong", "data of your own is a copfl Dataset, .*, not int"),
         ("run --dataset mypackage.things:load -s data.cont=3", "loading it raised TypeError: .*'cont'"),
-        ("run --dataset mypackage.things:load", r"resnet18 wants images .* not samples of shape \[5\]; try mlp"),
+        (
+            "run --dataset mypackage.things:load",
+            r"resnet18 wants images .* not samples of shape \[5\]; try mlp",
+        ),
         ("run --model mypackage.things:Net", "making it for samples|does not fit samples of shape"),
         (
             "run --model mypackage.things:Net -s model.wide=3",
@@ -229,12 +243,18 @@ def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeyp
         ("run --partition by_group", '"digits" has no groups'),
         ("run --algorithm copfl2", 'no algorithm "copfl2"; did you mean "copfl"?'),
         ("run --optimizer sdg", 'no optimizer "sdg"; did you mean "sgd"?'),
-        ("run --engine warp", 'no engine "warp". Known: all_at_once'),
+        ("run --engine warp", 'no engine "warp". Known: vmap'),
         ("run --device tpu", 'device "tpu" is unknown; use cpu, cuda'),
         ("run --precision fp12", 'no precision "fp12"'),
-        ("run -c gone.toml", r"cannot read gone\.toml: No such file or directory; give the run\.toml of a run"),
+        (
+            "run -c gone.toml",
+            r"cannot read gone\.toml: No such file or directory; give the run\.toml of a run",
+        ),
         ("run -c notes.txt", r"notes\.txt is damaged or no run file"),
-        ("run --out notes.txt", r"cannot write into notes\.txt: Not a directory; name another folder with --out"),
+        (
+            "run --out notes.txt",
+            r"cannot write into notes\.txt: Not a directory; name another folder with --out",
+        ),
         ("run --out mypackage", r"not empty \(it holds .*things\.py.*\); name a new folder with --out"),
         ("resume gone", "there is no folder gone"),
         ("resume mypackage", r"mypackage is not a run folder: it has no run\.toml"),
@@ -247,10 +267,15 @@ def test_a_model_and_data_of_one_s_own(mypackage: Path, capsys: Capture, monkeyp
         ("data get cifar10", "name the folder to put it in: --data-dir DIR"),
         ("data get mini_imagenet --data-dir .", "has no open address"),
         ("data get cifar10 --data-dir . --url ftp://x/y", "must begin with https://"),
-        ("data get cifar10 --data-dir . --url http://127.0.0.1:9/y", "cannot be reached: .*Run the same command again"),
+        (
+            "data get cifar10 --data-dir . --url http://127.0.0.1:9/y",
+            "cannot be reached: .*Run the same command again",
+        ),
     ],
 )
-def test_an_error_is_one_paragraph_with_the_remedy(mypackage: Path, capsys: Capture, words: str, message: str) -> None:
+def test_an_error_is_one_paragraph_with_the_remedy(
+    mypackage: Path, capsys: Capture, words: str, message: str
+) -> None:
     (mypackage / "empty").mkdir()
     (mypackage / "notes.txt").write_text("not = [a run file")
     before = {name for name in files(mypackage) if "__pycache__" not in name}
@@ -291,7 +316,9 @@ def test_output_that_cannot_be_written(here: Path) -> None:
     line = " ".join(command("data", "check", "digits"))
     piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())
     assert piped.stderr == ""
-    full = subprocess.run(f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment())
+    full = subprocess.run(
+        f"{line} > /dev/full", shell=True, capture_output=True, text=True, env=environment()
+    )
     assert full.returncode == 2
     assert full.stderr == "copfl: the output: No space left on device\n"
 
@@ -475,5 +502,6 @@ def test_on_a_terminal_there_is_a_bar_and_a_table(here: Path) -> None:
         assert "\x1b[" in said  # it is drawn anew in place
         assert "…" not in said.split("copfl on digits")[1]
         assert all(
-            len(line) <= width for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said).replace("\r", "\n").split("\n")
+            len(line) <= width
+            for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said).replace("\r", "\n").split("\n")
         )

@@ -44,9 +44,14 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
     assert folders(tmp_path / "a", "runs") == before
     elsewhere = compare(rows, [0, 1], base(data), tmp_path / "b", reference="local")
     assert numbers(first) == numbers(again) == numbers(elsewhere)
-    more = compare([*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", say=said.append)
+    more = compare(
+        [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", say=said.append
+    )
     assert "4 of 9 runs are there already" in said
-    assert numbers(more)["rows"][0]["per_seed"]["accuracy"][:2] == numbers(first)["rows"][0]["per_seed"]["accuracy"]
+    assert (
+        numbers(more)["rows"][0]["per_seed"]["accuracy"][:2]
+        == numbers(first)["rows"][0]["per_seed"]["accuracy"]
+    )
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
@@ -60,29 +65,41 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     ]
     expected = [result.accuracy[-2:].mean() for result in alone]
     assert local_row.per_seed()["accuracy"] == pytest.approx(expected)
-    gains = [run.mean("accuracy") for run in local_row.outcomes], [run.mean("accuracy") for run in copfl_row.outcomes]
+    gains = (
+        [run.mean("accuracy") for run in local_row.outcomes],
+        [run.mean("accuracy") for run in copfl_row.outcomes],
+    )
     assert local_row.differences["accuracy"].mean == pytest.approx(np.subtract(*gains).mean())
     assert copfl_row.differences == {}
 
 
 def test_models_that_nobody_looked_at_are_left_out(tmp_path: Path, data: Path) -> None:
-    found = compare(["fedavg", "local"], [0, 1], base(data, look_at="after"), tmp_path / "a", reference="local")
+    found = compare(
+        ["fedavg", "local"], [0, 1], base(data, eval_models="final"), tmp_path / "a", reference="local"
+    )
     row = numbers(found)["rows"][0]
     assert row["mean"]["accuracy"] is not None
     assert row["mean"]["accuracy_before"] is None
     assert row["per_seed"]["accuracy_global"] == [None, None]
     assert row["differences"].keys() == {"accuracy"}
-    line = next(line for line in (tmp_path / "a/table.txt").read_text().splitlines() if line.startswith("fedavg  "))
+    line = next(
+        line for line in (tmp_path / "a/table.txt").read_text().splitlines() if line.startswith("fedavg  ")
+    )
     assert "  -  " in line
 
 
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     tune = {"lr": [0.5, 0.05], "copfl.rate": [0.1, 0.3]}
     out = tmp_path / "a"
-    found = compare(["copfl", "local"], [0, 1], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25)
+    found = compare(
+        ["copfl", "local"], [0, 1], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25
+    )
     parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
     assert len(parts) == (4 + 2) * 2  # trials times tuning seeds
-    whole = {s: prepare([{**base(data), "run": {**base(data)["run"], "seed": s}}]).federation.partition for s in (1, 2)}
+    whole = {
+        s: prepare([{**base(data), "run": {**base(data)["run"], "seed": s}}]).federation.partition
+        for s in (1, 2)
+    }
     for part in parts:
         assert part.test_from == "train"
         for train, test, both in zip(part.train, part.test, whole[part.keywords["seed"]].train, strict=True):
@@ -93,13 +110,19 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     assert {part.test_from for part in finals} == {"test"}
     # Other test samples: everything about the tuning is the same, byte for byte, and what is reported is not.
     tables = base(clouds(tmp_path / "other.npz", test_seed=2))
-    other = compare(["copfl", "local"], [0, 1], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25)
-    assert [row["trials"] for row in numbers(found)["rows"]] == [row["trials"] for row in numbers(other)["rows"]]
+    other = compare(
+        ["copfl", "local"], [0, 1], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25
+    )
+    assert [row["trials"] for row in numbers(found)["rows"]] == [
+        row["trials"] for row in numbers(other)["rows"]
+    ]
     assert numbers(found)["rows"][0]["per_client"] != numbers(other)["rows"][0]["per_client"]
 
 
 def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> None:
-    found = compare(["fedavg", "local"], [0], base(data, rounds=12), tmp_path / "a", tune={"lr": [1e-9, 0.3]}, last=1)
+    found = compare(
+        ["fedavg", "local"], [0], base(data, rounds=12), tmp_path / "a", tune={"lr": [1e-9, 0.3]}, last=1
+    )
     for row in found.rows:
         assert row.tuned.chosen == {"optimizer": {"lr": 0.3}}  # the other one does not move
         best = max(trial.accuracy for trial in row.tuned.trials)
@@ -107,11 +130,16 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
         assert row.tuned.trials[1].accuracy == best
     plain = compare(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
-    assert found.notes == ["At an end of what was tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."]
+    assert found.notes == [
+        "At an end of what was tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
+    ]
 
 
 def test_equals_are_decided_by_the_order_and_unequal_budgets_are_told(tmp_path: Path, data: Path) -> None:
-    tune = {"copfl.rate": [0.1, 0.11, 0.12], "copfl.budget": [0.0]}  # nothing may turn personal, so the rate is idle
+    tune = {
+        "copfl.rate": [0.1, 0.11, 0.12],
+        "copfl.budget": [0.0],
+    }  # nothing may turn personal, so the rate is idle
     found = compare(["local", "copfl"], [0], base(data), tmp_path / "a", tune=tune)
     assert found.rows[0].tuned.trials == []
     assert found.rows[1].tuned.chosen == {"copfl": {"rate": 0.1, "budget": 0.0}}
@@ -155,7 +183,11 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (["copfl"], {"tune": {"optimzer.lr": [1, 2]}}, 'no table "optimzer"; did you mean "optimizer"?'),
         (["copfl"], {"tune": {"run.seed": [1, 2]}}, "run.seed is the same for every row"),
         (["copfl"], {"tune": {"lr": [0.1]}, "tune_seeds": []}, "--tune-seeds names no seed"),
-        (["copfl"], {"tune": {"lr": [0.1]}, "validation": 1.5}, "the fraction to hold out is between 0 and 1"),
+        (
+            ["copfl"],
+            {"tune": {"lr": [0.1]}, "validation": 1.5},
+            "the fraction to hold out is between 0 and 1",
+        ),
         (["copfl"], {"last": 0}, "last=0 must be"),
         (["copfl"], {"jobs": 0}, "jobs=0 must be"),
         (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, r"\[algorithm\] is for one run"),
@@ -181,7 +213,9 @@ def test_what_cannot_be_run_is_said_before_the_first_run(
         ({"copfl.raet": [1, 2]}, 'did you mean "rate"'),
     ],
 )
-def test_sweeps_that_are_not_allowed(tmp_path: Path, data: Path, over: dict[str, list[object]], message: str) -> None:
+def test_sweeps_that_are_not_allowed(
+    tmp_path: Path, data: Path, over: dict[str, list[object]], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         sweep(over, [0], base(data), tmp_path / "a")
 
@@ -227,7 +261,9 @@ import copfl
 found = copfl.compare(["copfl", "local"], [0, 1], {base(data)!r}, {str(tmp_path / "a")!r})
 print(found)
 """)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, env=environment())
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, env=environment()
+    )
     assert done.returncode == 0, done.stderr
     assert "Difference to copfl" in done.stdout
     assert (tmp_path / "a" / "table.txt").read_text() == done.stdout

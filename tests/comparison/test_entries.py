@@ -24,7 +24,9 @@ from copfl.experiment.settings import resolve
 
 
 def test_an_entry_with_its_options() -> None:
-    first, second, third = entries_of(["copfl,copfl:score=none", "fedavg:optimizer=adam:lr=0.001:run.batch=4"])
+    first, second, third = entries_of(
+        ["copfl,copfl:score=none", "fedavg:optimizer=adam:lr=0.001:run.batch=4"]
+    )
     assert first == Entry("copfl", "copfl", {})
     assert second == Entry("copfl", "copfl score=none", {"copfl": {"score": "none"}})
     expected: Tables = {"optimizer": {"name": "adam", "lr": 0.001}, "run": {"batch": 4}}

@@ -45,7 +45,10 @@ def test_a_folder_is_called_after_its_run_and_found_by_what_it_is_of(tmp_path: P
 def test_where_the_data_lie_and_how_often_is_saved_do_not_matter(tmp_path: Path) -> None:
     one = job(tmp_path)
     assert job(tmp_path, checkpoint_every=3).path == one.path
-    tables = {**base(tmp_path / "clouds.npz"), "data": {"name": str(tmp_path / "clouds.npz"), "dir": "elsewhere"}}
+    tables = {
+        **base(tmp_path / "clouds.npz"),
+        "data": {"name": str(tmp_path / "clouds.npz"), "dir": "elsewhere"},
+    }
     assert job_of(tmp_path / "runs", "copfl", layers(entry_of("copfl"), tables), 0).path == one.path
 
 
@@ -75,7 +78,9 @@ def test_an_unfinished_run_goes_on_to_the_same_bytes(tmp_path: Path, pause: floa
         if round.number == 4:
             raise Stop
 
-    folder = LeanFolder(whole.path, start={"partition": "", "samples": "", "first": ""}, rounds=6, pause=pause)
+    folder = LeanFolder(
+        whole.path, start={"partition": "", "samples": "", "first": ""}, rounds=6, pause=pause
+    )
     with claimed(whole.path, new=True), pytest.raises(Stop):
         execute(prepare([whole.tables]), folder, stop)
     assert (whole.path / "checkpoint").exists() == (pause == 0)
@@ -94,7 +99,9 @@ def test_an_unfinished_run_goes_on_to_the_same_bytes(tmp_path: Path, pause: floa
         ("environment.json", "{}", "does not say what the run began with"),
     ],
 )
-def test_a_damaged_run_is_reported_with_what_to_do(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_a_damaged_run_is_reported_with_what_to_do(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
     one = job(tmp_path)
     carry_out(one)
     (one.path / name).write_text(content)
@@ -140,7 +147,9 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(executor, "carry_out", broken)
     jobs, said = [job(tmp_path, text) for text in ("fedavg", "local")], list[str]()
-    with pytest.raises(RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"):
+    with pytest.raises(
+        RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"
+    ):
         all_done(jobs, 1, said.append)
     assert finished(jobs[1])
     assert "failed" in said[0]
@@ -158,6 +167,8 @@ def test_a_process_that_dies_is_reported(tmp_path: Path) -> None:
 
     ours, theirs = Pipe()
     theirs.close()
-    with pytest.raises(RunError, match="ended with code -9, perhaps for want of memory; run the same command again"):
+    with pytest.raises(
+        RunError, match="ended with code -9, perhaps for want of memory; run the same command again"
+    ):
         executor._answer(ours, Dead(), job(tmp_path))
     ours.close()

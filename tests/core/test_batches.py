@@ -19,7 +19,7 @@ def visited(drawn: Plan, client: int, which: int) -> list[list[int]]:
     steps = []
     for batch in drawn[which]:
         index = batch.index[client]
-        steps.append((index if batch.real is None else index[batch.real[client]]).tolist())
+        steps.append((index if batch.valid is None else index[batch.valid[client]]).tolist())
     return steps
 
 
@@ -31,8 +31,8 @@ def augmented(drawn: Plan, client: int) -> list[dict[int, tuple[int, int, bool]]
         for batch in steps:
             assert batch.shift is not None
             assert batch.flip is not None
-            real = torch.ones_like(batch.flip[client]) if batch.real is None else batch.real[client]
-            for place in real.nonzero().flatten().tolist():
+            valid = torch.ones_like(batch.flip[client]) if batch.valid is None else batch.valid[client]
+            for place in valid.nonzero().flatten().tolist():
                 down, across = batch.shift[client, place].tolist()
                 found[int(batch.index[client, place])] = (down, across, bool(batch.flip[client, place]))
         result.append(found)
@@ -44,7 +44,7 @@ SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=6)
 
 @given(SIZES, st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 1000))
 def test_every_pass_visits_every_sample_once(sizes: list[int], batch: int, seed: int, round: int) -> None:
-    drawn = plan(seed, round, range(len(sizes)), sizes, batch=batch, passes=2)
+    drawn = plan(seed, round, range(len(sizes)), sizes, batch=batch, epochs=2)
     assert len(drawn) == 2
     for which in range(2):
         for client, size in enumerate(sizes):
@@ -71,22 +71,22 @@ def test_a_client_has_the_same_plan_alone_and_among_others(
 
 
 def test_equal_sizes_need_no_filling() -> None:
-    for batch in plan(0, 0, [0, 1], [10, 10], batch=4, passes=1)[0]:
-        assert batch.real is None
+    for batch in plan(0, 0, [0, 1], [10, 10], batch=4, epochs=1)[0]:
+        assert batch.valid is None
         assert batch.shift is None is batch.flip
-    lengths = [b.index.shape for b in plan(0, 0, [0, 1], [10, 10], batch=4, passes=1)[0]]
+    lengths = [b.index.shape for b in plan(0, 0, [0, 1], [10, 10], batch=4, epochs=1)[0]]
     assert lengths == [(2, 4), (2, 4), (2, 2)]
 
 
 def test_filling_points_at_a_sample_that_is_there() -> None:
-    for steps in plan(0, 0, [0, 1], [3, 50], batch=8, passes=2):
+    for steps in plan(0, 0, [0, 1], [3, 50], batch=8, epochs=2):
         for batch in steps:
             assert int(batch.index[0].max()) < 3
 
 
 def test_passes_rounds_clients_and_seeds_differ() -> None:
     def order(seed: int = 0, round: int = 0, client: int = 0, which: int = 0) -> tuple[int, ...]:
-        return tuple(visited(plan(seed, round, [client], [40], batch=40, passes=2), 0, which)[0])
+        return tuple(visited(plan(seed, round, [client], [40], batch=40, epochs=2), 0, which)[0])
 
     orders = {order(), order(seed=1), order(round=1), order(client=1), order(which=1), order(seed=1, round=1)}
     assert len(orders) == 6
@@ -100,23 +100,29 @@ def test_the_streams_are_apart() -> None:
 
 
 def test_shifts_and_flips_are_even() -> None:
-    drawn = augmented(plan(3, 0, [0], [9000], batch=9000, passes=1, augment=True), 0)[0]
+    drawn = augmented(plan(3, 0, [0], [9000], batch=9000, epochs=1, augment=True), 0)[0]
     downs, acrosses, flips = zip(*drawn.values(), strict=True)
     for counts in (Counter(downs), Counter(acrosses)):
         assert set(counts) == set(range(9))
-        assert all(850 < count < 1150 for count in counts.values())  # 1000 each, five deviations of 30 on both sides
+        assert all(
+            850 < count < 1150 for count in counts.values()
+        )  # 1000 each, five deviations of 30 on both sides
     assert 4250 < sum(flips) < 4750
-    assert len(Counter(zip(downs, acrosses, flips, strict=True))) == 162  # independent: every combination occurs
+    assert (
+        len(Counter(zip(downs, acrosses, flips, strict=True))) == 162
+    )  # independent: every combination occurs
 
 
 def test_a_samples_shift_and_flip_do_not_depend_on_its_place() -> None:
-    few, many = (augmented(plan(0, 0, [0], [size], batch=4, passes=1, augment=True), 0)[0] for size in (6, 30))
+    few, many = (
+        augmented(plan(0, 0, [0], [size], batch=4, epochs=1, augment=True), 0)[0] for size in (6, 30)
+    )
     assert few == {sample: many[sample] for sample in few}
 
 
 def test_a_shuffle_is_fair() -> None:
     # Which sample comes first, over 2000 rounds of a client with 4 samples: 500 each, give or take.
-    first = Counter(visited(plan(0, round, [5], [4], batch=1, passes=1), 0, 0)[0][0] for round in range(2000))
+    first = Counter(visited(plan(0, round, [5], [4], batch=1, epochs=1), 0, 0)[0][0] for round in range(2000))
     assert set(first) == {0, 1, 2, 3}
     assert all(400 < count < 600 for count in first.values())
 
@@ -145,7 +151,7 @@ def test_draws_do_not_change_between_versions() -> None:
     assert int(hashed(0)) == 0xE220A8397B1DCDAF  # the first output of splitmix64 from state 0, as published
     # Ours, once drawn: a run that is resumed with a later version must go on with the same draws.
     assert choose(0, 0, 100, 3).tolist() == [7, 28, 82]
-    drawn = plan(0, 0, [0], [6], batch=6, passes=1, augment=True)
+    drawn = plan(0, 0, [0], [6], batch=6, epochs=1, augment=True)
     assert visited(drawn, 0, 0) == [[1, 4, 2, 3, 0, 5]]
     assert augmented(drawn, 0)[0] == {
         1: (6, 2, True), 4: (6, 7, False), 2: (7, 4, False), 3: (0, 5, False), 0: (2, 2, False), 5: (4, 8, True),
@@ -154,4 +160,4 @@ def test_draws_do_not_change_between_versions() -> None:
 
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])
 def test_large_seeds_work(big: int) -> None:
-    assert visited(plan(big, 0, [0], [3], batch=3, passes=1), 0, 0) != []
+    assert visited(plan(big, 0, [0], [3], batch=3, epochs=1), 0, 0) != []

@@ -51,7 +51,9 @@ def test_the_head_comes_out_and_goes_in_wherever_it_is(head: str) -> None:
     assert all(torch.equal(t, it.split(w[:18])[name]) for name, t in tensors.items())
 
 
-@pytest.mark.parametrize("parts", [("head",), ("buffers",), ("first.bias", "norms"), ("head", "body", "buffers")])
+@pytest.mark.parametrize(
+    "parts", [("head",), ("buffers",), ("first.bias", "norms"), ("head", "body", "buffers")]
+)
 def test_entries_and_runs_of_a_part(parts: tuple[str, ...]) -> None:
     w, it = torch.arange(22.0), layout()
     assert it.entries(w, *parts).tolist() == w[it.where(*parts)].tolist()
@@ -103,7 +105,9 @@ def test_the_head_is_the_last_linear_unless_there_is_a_head_or_it_is_named() -> 
 
 
 def test_a_head_that_is_not_there_is_named_with_what_is() -> None:
-    with pytest.raises(UsageError, match=r'no module "classifier" to be its head; its Linear layers are: first, last'):
+    with pytest.raises(
+        UsageError, match=r'no module "classifier" to be its head; its Linear layers are: first, last'
+    ):
         layout("classifier")
 
 

@@ -26,7 +26,9 @@ def gradients(steps: int, d: int = 5) -> Tensor:
     return torch.randn(steps, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def steps_of(optimizer: Optimizer, w: Tensor, grads: Tensor, active: Tensor | None = None) -> tuple[Tensor, Any]:
+def steps_of(
+    optimizer: Optimizer, w: Tensor, grads: Tensor, active: Tensor | None = None
+) -> tuple[Tensor, Any]:
     state = optimizer.init(w)
     for grad in grads:
         w, state = optimizer.step(w, grad, state, active)
@@ -75,7 +77,10 @@ def test_what_is_not_active_does_not_move(optimizer: Optimizer) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_everything_active_is_the_same_as_no_mask(optimizer: Optimizer) -> None:
     w = torch.ones(5, dtype=torch.float64)
-    masked, unmasked = steps_of(optimizer, w, gradients(3), torch.ones(5).bool()), steps_of(optimizer, w, gradients(3))
+    masked, unmasked = (
+        steps_of(optimizer, w, gradients(3), torch.ones(5).bool()),
+        steps_of(optimizer, w, gradients(3)),
+    )
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(masked), tree.leaves(unmasked), strict=True))
 
 
@@ -115,7 +120,9 @@ def test_the_record_of_a_client_has_one_shape_whether_or_not_it_is_kept(keep: bo
     optimizers: list[Optimizer] = [Sgd(keep=keep), Adam(keep=keep), Mamo(keep=keep)]
     for optimizer in optimizers:
         first = kept(optimizer, optimizer.init(torch.ones(3)))
-        again = kept(optimizer, optimizer.step(torch.ones(3), torch.ones(3), optimizer.init(torch.ones(3)), None)[1])
+        again = kept(
+            optimizer, optimizer.step(torch.ones(3), torch.ones(3), optimizer.init(torch.ones(3)), None)[1]
+        )
         assert [t.shape for t in tree.leaves(first)] == [t.shape for t in tree.leaves(again)]
         assert len(tree.leaves(first)) > 0 or not keep
 
@@ -139,9 +146,11 @@ def test_numbers_that_cannot_work_are_refused(make: Any, message: str) -> None:
 # -- descend -----------------------------------------------------------------------------------------------------------
 
 
-def batches(*parts: list[int], real: list[list[bool]] | None = None) -> tuple[Batch, ...]:
-    marks = [None] * len(parts) if real is None else [torch.tensor(mark) for mark in real]
-    return tuple(Batch(torch.tensor(p), mark, None, None) for p, mark in zip(parts, marks, strict=True))
+def batches(*parts: list[int], valid: list[list[bool]] | None = None) -> tuple[Batch, ...]:
+    fingerprints = [None] * len(parts) if valid is None else [torch.tensor(mark) for mark in valid]
+    return tuple(
+        Batch(torch.tensor(p), mark, None, None) for p, mark in zip(parts, fingerprints, strict=True)
+    )
 
 
 def test_descend_equals_a_plain_torch_loop() -> None:
@@ -155,14 +164,14 @@ def test_descend_equals_a_plain_torch_loop() -> None:
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
-    start, mine = made.first.clone(), Sgd(0.05)
+    start, mine = made.initial.clone(), Sgd(0.05)
     data = Data(x, y, torch.tensor(7))
     with torch.no_grad():
         after = descend(made, mine, start, mine.init(start[: made.d]), data, batches([0, 1, 2], [3, 4, 5, 6]))
     statistics = [b for name, b in model.named_buffers() if not name.endswith("tracked")]
     close(after.w, torch.cat([t.detach().flatten() for t in (*model.parameters(), *statistics)]))
     assert after.loss.item() == pytest.approx(sum(losses) / 2)
-    assert torch.equal(start, made.first)
+    assert torch.equal(start, made.initial)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
@@ -170,12 +179,12 @@ def test_a_filled_up_plan_equals_the_plan_without_filling(optimizer: Optimizer) 
     made = toy()
     x, y = samples(5)
     data = Data(x, y, torch.tensor(3))
-    init = optimizer.init(made.first[: made.d])
-    plain = descend(made, optimizer, made.first, init, data, batches([2, 0], [1]))
+    init = optimizer.init(made.initial[: made.d])
+    plain = descend(made, optimizer, made.initial, init, data, batches([2, 0], [1]))
     filled = batches(
-        [2, 0], [1, 0], [0, 0], real=[[True, True], [True, False], [False, False]]
+        [2, 0], [1, 0], [0, 0], valid=[[True, True], [True, False], [False, False]]
     )  # the last step holds nobody: it changes neither weights, statistics nor moments
-    padded = descend(made, optimizer, made.first, init, data, filled)
+    padded = descend(made, optimizer, made.initial, init, data, filled)
     for found, expected in zip(tree.leaves(padded), tree.leaves(plain), strict=True):
         # Adam makes steps of the rounding on a coordinate without gradient (a bias before a batch norm), hence 1e-9.
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
@@ -185,8 +194,8 @@ def test_descend_of_nothing_is_where_it_started() -> None:
     made = toy()
     x, y = samples(2)
     data = Data(x, y, torch.tensor(2))
-    found = descend(made, Adam(), made.first, Adam().init(made.first[: made.d]), data, ())
-    assert torch.equal(found.w, made.first)
+    found = descend(made, Adam(), made.initial, Adam().init(made.initial[: made.d]), data, ())
+    assert torch.equal(found.w, made.initial)
     assert found.loss == 0
 
 
@@ -197,12 +206,14 @@ def test_adjust_and_objective_change_the_gradient() -> None:
     sgd = Sgd(1.0, 0.0, 0.0)
 
     def go(**how: Any) -> list[float]:
-        found: list[float] = descend(made, sgd, made.first, sgd.init(made.first), data, batches([0]), **how).w.tolist()
+        found: list[float] = descend(
+            made, sgd, made.initial, sgd.init(made.initial), data, batches([0]), **how
+        ).w.tolist()
         return found
 
     assert go() == [1.0, -0.5]
     assert go(adjust=lambda w, grad: grad + 1) == [0.0, -1.5]
-    assert go(objective=lambda logits, features, labels, real: 3 * logits[:, 1].sum()) == [-6.0, 3.0]
+    assert go(objective=lambda logits, features, labels, valid: 3 * logits[:, 1].sum()) == [-6.0, 3.0]
     assert go(active=torch.tensor([False, True])) == [0.0, -0.5]
 
 
@@ -210,14 +221,16 @@ def test_train_goes_through_the_passes_and_averages_their_losses() -> None:
     made = toy()
     x, y = samples(4)
     data, optimizer = Data(x, y, torch.tensor(4)), Sgd()
-    init = optimizer.init(made.first[: made.d])
-    one = descend(made, optimizer, made.first, init, data, batches([0, 1], [2, 3]))
+    init = optimizer.init(made.initial[: made.d])
+    one = descend(made, optimizer, made.initial, init, data, batches([0, 1], [2, 3]))
     two = descend(made, optimizer, one.w, one.state, data, batches([3, 1], [0, 2]))
-    both = train(made, optimizer, made.first, init, data, (batches([0, 1], [2, 3]), batches([3, 1], [0, 2])))
+    both = train(
+        made, optimizer, made.initial, init, data, (batches([0, 1], [2, 3]), batches([3, 1], [0, 2]))
+    )
     assert isinstance(both, Trained)
     assert torch.equal(both.w, two.w)
     close(both.loss, (one.loss + two.loss) / 2)
-    assert train(made, optimizer, made.first, init, data, ()).loss == 0
+    assert train(made, optimizer, made.initial, init, data, ()).loss == 0
 
 
 def test_optimizers_are_values() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.payload import CLAIMS, claiming, example, said, saying
+from copfl.core.payload import WEIGHT_FIELDS, example, update_of, with_reported_weight, with_update
 from copfl.core.tree import Masked
 from copfl.errors import UsageError
 from copfl.testing import small_federation
@@ -32,31 +32,35 @@ class Partly(NamedTuple):
 
 
 def test_a_plain_upload_says_its_weights_and_its_size() -> None:
-    found = said(Around(Around(Down(torch.tensor([1.0, 2.0])))), Plain(torch.tensor([4.0, 6.0]), torch.tensor(5.0)))
+    found = update_of(
+        Around(Around(Down(torch.tensor([1.0, 2.0])))), Plain(torch.tensor([4.0, 6.0]), torch.tensor(5.0))
+    )
     assert found.change.tolist() == [3, 4]
-    assert found.claim is not None
-    assert found.claim.item() == 5
-    again = saying(Plain(torch.zeros(2), torch.zeros(())), found)
+    assert found.reported_weight is not None
+    assert found.reported_weight.item() == 5
+    again = with_update(Plain(torch.zeros(2), torch.zeros(())), found)
     assert (again.w.tolist(), again.size.item()) == ([4, 6], 5)
 
 
 def test_what_is_personal_has_no_part_in_it() -> None:
     personal = torch.tensor([True, False])
     upload = Partly(Masked(torch.tensor([0.0, 6.0]), personal), torch.tensor(2.0))
-    found = said(Down(torch.tensor([9.0, 2.0])), upload)
+    found = update_of(Down(torch.tensor([9.0, 2.0])), upload)
     assert found.change.tolist() == [0, 4]
-    again = saying(upload, found._replace(sent=torch.tensor([7.0, 8.0])))
+    again = with_update(upload, found._replace(sent=torch.tensor([7.0, 8.0])))
     assert again.shared.values.tolist() == [0, 8]
-    assert again.shared.personal is personal  # the very tensor: the bytes of an unchanged mask are counted by it
+    assert (
+        again.shared.personal is personal
+    )  # the very tensor: the bytes of an unchanged mask are counted by it
 
 
 def test_a_record_without_a_claim_stays_as_it_is() -> None:
-    assert claiming(Down(torch.zeros(1)), torch.ones(())) == Down(torch.zeros(1))
+    assert with_reported_weight(Down(torch.zeros(1)), torch.ones(())) == Down(torch.zeros(1))
 
 
 def test_messages_without_weights_are_refused() -> None:
     with pytest.raises(UsageError, match="hold answers"):
-        said(Down(torch.zeros(1)), type("Upload", (), {"_fields": ("answers",)})())
+        update_of(Down(torch.zeros(1)), type("Upload", (), {"_fields": ("answers",)})())
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -70,6 +74,6 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
         assert upload._fields == ("answers",)
         return
     row = type(down)(*(None if field is None else field[0] for field in down))
-    found = said(row, upload)
+    found = update_of(row, upload)
     assert found.received.shape == found.sent.shape
-    assert sum(field in CLAIMS for field in upload._fields) == (0 if name == "fedselect" else 1)
+    assert sum(field in WEIGHT_FIELDS for field in upload._fields) == (0 if name == "fedselect" else 1)

@@ -11,7 +11,9 @@ def test_the_bits_are_those_of_the_plans_hash() -> None:
     ids = np.arange(1000, dtype=np.uint64)
     here = mixed(3, 7, torch.arange(1000)).numpy().view(np.uint64)
     assert (here == hashed(3, 7, ids)).all()
-    assert mixed(2**62, torch.tensor(-1)).item() == hashed(2**62, np.array(2**64 - 1, np.uint64)).view(np.int64)
+    assert mixed(2**62, torch.tensor(-1)).item() == hashed(2**62, np.array(2**64 - 1, np.uint64)).view(
+        np.int64
+    )
 
 
 def test_the_numbers_are_normal() -> None:

@@ -47,7 +47,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def test_the_first_weights_are_the_modules_own() -> None:
-    assert torch.equal(toy().first, flat(network().double()))
+    assert torch.equal(toy().initial, flat(network().double()))
 
 
 def test_the_users_module_is_left_as_it_was() -> None:
@@ -56,8 +56,8 @@ def test_the_users_module_is_left_as_it_was() -> None:
     state, types = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     made = task_of(model, 4, dtype=torch.float64)
     x, y = samples(6)
-    made.gradient(made.first[: made.d], made.first[made.d :], x, y)
-    made.first.zero_()
+    made.gradient(made.initial[: made.d], made.initial[made.d :], x, y)
+    made.initial.zero_()
     assert [type(m) for m in model.modules()] == types
     assert all(torch.equal(state[name], t) for name, t in model.state_dict().items())
     assert [p.requires_grad for p in model.parameters()][:3] == [False, False, True]
@@ -66,7 +66,7 @@ def test_the_users_module_is_left_as_it_was() -> None:
 
 def test_gradient_value_and_statistics_equal_plain_torch_over_several_steps() -> None:
     made, model = toy(), network().double()
-    w, optimizer = made.first, torch.optim.SGD(model.parameters(), lr=0.1)
+    w, optimizer = made.initial, torch.optim.SGD(model.parameters(), lr=0.1)
     for seed in range(4):
         x, y = samples(6, seed)
         grad, value, after = made.gradient(w[: made.d], w[made.d :], x, y)
@@ -83,17 +83,17 @@ def test_the_gradient_of_the_head_alone_is_that_part_of_the_whole() -> None:
     """With another head than the one in w, for one client, under vmap, and side by side."""
     made = toy()
     d, head = made.d, made.where("head")[: made.d]
-    w = torch.stack([made.first, 1.5 * made.first])
+    w = torch.stack([made.initial, 1.5 * made.initial])
     other = 0.5 * w[:, :d][:, head]
     whole = w.clone()
     whole[:, :d][:, head] = other
     (x, y), (x2, y2) = samples(6), samples(6, seed=1)
     both, labels = torch.stack([x, x2]), torch.stack([y, y2])
-    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    expected = [made.gradient(whole[n, :d], w[n, d:], both[n], labels[n], real[n]) for n in range(2)]
+    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    expected = [made.gradient(whole[n, :d], w[n, d:], both[n], labels[n], valid[n]) for n in range(2)]
 
     def found(task: task.Task, n: int | None) -> tuple[Tensor, ...]:
-        rows = (w[:, :d], w[:, d:], both, labels, real, other)
+        rows = (w[:, :d], w[:, d:], both, labels, valid, other)
 
         def one(p: Tensor, b: Tensor, x: Tensor, y: Tensor, r: Tensor, h: Tensor) -> tuple[Tensor, ...]:
             return task.gradient(p, b, x, y, r, head=h)
@@ -101,8 +101,8 @@ def test_the_gradient_of_the_head_alone_is_that_part_of_the_whole() -> None:
         return one(*(t[n] for t in rows)) if n is not None else torch.func.vmap(one)(*rows)
 
     for n, (grad, value, after) in enumerate(expected):
-        ways = [found(made, n), *([t[n] for t in found(way, None)] for way in (made, made.for_many()))]
-        for mine in (*ways, found(made.for_many(), n)):
+        ways = [found(made, n), *([t[n] for t in found(way, None)] for way in (made, made.with_batching()))]
+        for mine in (*ways, found(made.with_batching(), n)):
             close(mine[0], grad[head])
             close(mine[1], value)
             close(mine[2], after)
@@ -110,21 +110,21 @@ def test_the_gradient_of_the_head_alone_is_that_part_of_the_whole() -> None:
 
 def test_gradient_edits_nothing_it_was_lent() -> None:
     made = toy()
-    w, (x, y) = made.first.clone(), samples(6)
+    w, (x, y) = made.initial.clone(), samples(6)
     made.gradient(w[: made.d], w[made.d :], x, y, torch.tensor([True] * 5 + [False]))
     made.forward(w, x, training=True)
-    assert torch.equal(w, made.first)
+    assert torch.equal(w, made.initial)
 
 
 @pytest.mark.parametrize("kept", [1, 2, 4])
 def test_samples_that_do_not_count_do_not_count(kept: int) -> None:
     made = toy()
     x, y = samples(6)
-    real = torch.arange(6) < kept
-    filled = torch.where(real.view(-1, 1, 1, 1), x, 50.0)
-    parts = made.first[: made.d], made.first[made.d :]
+    valid = torch.arange(6) < kept
+    filled = torch.where(valid.view(-1, 1, 1, 1), x, 50.0)
+    parts = made.initial[: made.d], made.initial[made.d :]
     for found, expected in zip(
-        made.gradient(*parts, filled, y, real), made.gradient(*parts, x[:kept], y[:kept]), strict=True
+        made.gradient(*parts, filled, y, valid), made.gradient(*parts, x[:kept], y[:kept]), strict=True
     ):
         close(found, expected)
 
@@ -133,22 +133,22 @@ def test_a_batch_of_nobody_has_no_gradient_and_no_loss() -> None:
     made = toy()
     x, y = samples(3)
     grad, value, after = made.gradient(
-        made.first[: made.d], made.first[made.d :], x, y, torch.zeros(3, dtype=torch.bool)
+        made.initial[: made.d], made.initial[made.d :], x, y, torch.zeros(3, dtype=torch.bool)
     )
     assert not grad.any()
     assert value == 0
-    assert torch.equal(after, made.first[made.d :])
+    assert torch.equal(after, made.initial[made.d :])
 
 
 def test_clients_side_by_side_get_what_each_gets_alone() -> None:
     made = toy()
     d = made.d
     generator = torch.Generator().manual_seed(3)
-    ws = made.first + 0.1 * torch.rand(3, made.layout.size, generator=generator, dtype=torch.float64)
+    ws = made.initial + 0.1 * torch.rand(3, made.layout.size, generator=generator, dtype=torch.float64)
     xs, ys = (torch.stack(t) for t in zip(*(samples(6, seed) for seed in range(3)), strict=True))
     sizes = torch.tensor([6, 1, 4])
-    real = torch.arange(6) < sizes[:, None]
-    together = torch.func.vmap(made.gradient)(ws[:, :d], ws[:, d:], xs, ys, real)
+    valid = torch.arange(6) < sizes[:, None]
+    together = torch.func.vmap(made.gradient)(ws[:, :d], ws[:, d:], xs, ys, valid)
     unfilled = torch.func.vmap(made.gradient)(ws[:, :d], ws[:, d:], xs, ys)  # torch's own kernel under vmap
     for n, size in enumerate(sizes.tolist()):
         alone = made.gradient(ws[n, :d], ws[n, d:], xs[n, :size], ys[n, :size])
@@ -164,7 +164,7 @@ def test_one_sample_on_1x1_maps_stays_finite() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 4), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4))
     made = task_of(model, 4, dtype=torch.float64)
     x, y = samples(1)
-    for found in made.gradient(made.first[: made.d], made.first[made.d :], x, y):
+    for found in made.gradient(made.initial[: made.d], made.initial[made.d :], x, y):
         assert torch.isfinite(found).all()
 
 
@@ -185,7 +185,7 @@ def test_tied_weights_are_one_part_of_w() -> None:
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     torch.autograd.backward(F.cross_entropy(model(x), y))
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    close(made.gradient(made.first, made.first[:0], x, y)[0], expected)
+    close(made.gradient(made.initial, made.initial[:0], x, y)[0], expected)
 
 
 # -- heads, features, parts --------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_tied_weights_are_one_part_of_w() -> None:
 def test_features_are_what_the_head_sees() -> None:
     made, model = toy(), network().double().eval()
     x, _ = samples(3)
-    logits, features = made.forward(made.first, x)
+    logits, features = made.forward(made.initial, x)
     close(logits, model(x))
     close(features, model[:7](x))
     assert made.layout.head == "7"
@@ -203,14 +203,14 @@ def test_features_are_what_the_head_sees() -> None:
 def test_a_named_head_is_where_the_features_end() -> None:
     made = task_of(network(), 4, head="4", dtype=torch.float64)
     x, _ = samples(3)
-    close(made.forward(made.first, x)[1], network().double().eval()[:4](x))
+    close(made.forward(made.initial, x)[1], network().double().eval()[:4](x))
     assert int(made.where("head").sum()) == 12 * 5 + 5
 
 
 def test_features_of_a_convolutional_head_are_flattened() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 4, 2), nn.Flatten())
     made = task_of(model, 4, head="1", dtype=torch.float64)
-    logits, features = made.forward(made.first, samples(3)[0])
+    logits, features = made.forward(made.initial, samples(3)[0])
     assert (logits.shape, features.shape) == ((3, 4), (3, 2 * 2 * 2))
 
 
@@ -226,13 +226,15 @@ def test_a_head_that_the_model_does_not_use_is_named() -> None:
 
     made = task_of(WithSpare(), 2)
     with pytest.raises(UsageError, match='answers without its module "spare"'):
-        made.forward(made.first, torch.zeros(1, 2))
+        made.forward(made.initial, torch.zeros(1, 2))
     named = task_of(WithSpare(), 2, head="used")
-    assert named.forward(named.first, torch.zeros(1, 2))[0].shape == (1, 2)
+    assert named.forward(named.initial, torch.zeros(1, 2))[0].shape == (1, 2)
 
 
 def test_norms_are_found_whatever_their_kind() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model = nn.Sequential(
+        nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)
+    )
     assert int(task_of(model, 2).where("norms").sum()) == 3 * 4
 
 
@@ -240,10 +242,10 @@ def test_local_statistics_stay_home_and_averaged_ones_do_not() -> None:
     local, average = toy(), toy(buffers="average")
     statistics = local.where("buffers")
     assert int(statistics.sum()) == 2 * (3 + 5)
-    assert torch.equal(local.home(), statistics)
-    assert torch.equal(local.home("head"), statistics | local.where("head"))
-    assert not average.home().any()
-    assert torch.equal(average.home("head"), average.where("head"))
+    assert torch.equal(local.local(), statistics)
+    assert torch.equal(local.local("head"), statistics | local.where("head"))
+    assert not average.local().any()
+    assert torch.equal(average.local("head"), average.where("head"))
     with pytest.raises(UsageError, match='kept "local" or shared by "average"'):
         toy(buffers="frozen")
 
@@ -282,7 +284,9 @@ def test_crop_and_flip_pixel_by_pixel(shape: tuple[int, ...]) -> None:
     shift, flip = rng.integers(0, 9, (40, 2)), rng.random(40) < 0.5
     shift[:4] = [[4, 4], [0, 0], [8, 8], [0, 8]]
     found = crop_and_flip(*(torch.from_numpy(a) for a in (images, shift, flip)))
-    expected = np.stack([moved(i, int(s[0]), int(s[1]), bool(f)) for i, s, f in zip(images, shift, flip, strict=True)])
+    expected = np.stack(
+        [moved(i, int(s[0]), int(s[1]), bool(f)) for i, s, f in zip(images, shift, flip, strict=True)]
+    )
     assert found.dtype == torch.uint8
     assert np.array_equal(found.numpy(), expected)
 
@@ -311,7 +315,7 @@ def small_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluate_counts_the_real_samples_alone(size: int) -> None:
     made, model = toy(), network().double().eval()
     x, y = samples(11)
-    loss, accuracy = made.evaluate(made.first, Data(x, y, torch.tensor(size)))
+    loss, accuracy = made.evaluate(made.initial, Data(x, y, torch.tensor(size)))
     logits = model(x[:size])
     close(loss, F.cross_entropy(logits, y[:size]).detach())
     assert float(accuracy) == pytest.approx(float((logits.argmax(1) == y[:size]).double().mean()))
@@ -320,22 +324,22 @@ def test_evaluate_counts_the_real_samples_alone(size: int) -> None:
 def test_evaluate_of_nobody_is_zero_and_filling_may_be_anything() -> None:
     made = toy()
     x, y = samples(4)
-    assert [float(t) for t in made.evaluate(made.first, Data(x, y, torch.tensor(0)))] == [0, 0]
+    assert [float(t) for t in made.evaluate(made.initial, Data(x, y, torch.tensor(0)))] == [0, 0]
     x[2:] = torch.nan
-    loss, _ = made.evaluate(made.first, Data(x, y, torch.tensor(2)))
+    loss, _ = made.evaluate(made.initial, Data(x, y, torch.tensor(2)))
     assert torch.isfinite(loss)
 
 
 def test_answers_are_log_probabilities() -> None:
     made = toy()
-    logs = made.answers(made.first, samples(5)[0])
+    logs = made.answers(made.initial, samples(5)[0])
     close(logs.exp().sum(1), torch.ones(5, dtype=torch.float64))
 
 
 def test_experts_average_probabilities() -> None:
     made = toy()
     x, _ = samples(5)
-    ws = torch.stack([made.first, made.first + 0.3])
+    ws = torch.stack([made.initial, made.initial + 0.3])
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
     mixed = made.answers(Experts(ws, share), x).exp()
     apart = [made.answers(w, x).exp() for w in ws]
@@ -347,21 +351,23 @@ def test_experts_average_probabilities() -> None:
 def test_the_same_model_in_single_and_double_precision_agrees() -> None:
     single = task_of(network(), 4)
     x, _ = samples(5)
-    expected = toy().answers(toy().first, x).float()
-    torch.testing.assert_close(single.answers(single.first, x), expected, rtol=1e-4, atol=1e-4)
+    expected = toy().answers(toy().initial, x).float()
+    torch.testing.assert_close(single.answers(single.initial, x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cross_entropy_of_all_classes_alike_is_the_logarithm_of_their_number() -> None:
     logits, y = torch.zeros(4, 8, dtype=torch.float64), torch.tensor([0, 3, 5, 7])
-    for real in (None, torch.tensor([True, True, False, False])):
-        close(task.cross_entropy(logits, logits, y, real), torch.tensor(8.0, dtype=torch.float64).log())
+    for valid in (None, torch.tensor([True, True, False, False])):
+        close(task.cross_entropy(logits, logits, y, valid), torch.tensor(8.0, dtype=torch.float64).log())
 
 
 def test_build_then_task_for_every_model_that_ships() -> None:
     for name in models.MODELS:
-        made = task_of(models.build(name, (3, 8, 8), 4, seed=0, **({"width": 8} if name == "resnet18" else {})), 4)
+        made = task_of(
+            models.build(name, (3, 8, 8), 4, seed=0, **({"width": 8} if name == "resnet18" else {})), 4
+        )
         grad, _, after = made.gradient(
-            made.first[: made.d], made.first[made.d :], torch.rand(2, 3, 8, 8), torch.tensor([0, 1])
+            made.initial[: made.d], made.initial[made.d :], torch.rand(2, 3, 8, 8), torch.tensor([0, 1])
         )
         assert torch.isfinite(grad).all()
         assert torch.isfinite(after).all()

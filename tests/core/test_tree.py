@@ -24,7 +24,9 @@ class Outer(NamedTuple):
 
 def record(start: float = 0.0) -> Outer:
     number = torch.arange(6.0) + start
-    return Outer(number[:2], Inner(number[2], None), {"p": number[3:5].view(1, 2)}, (number[5:], torch.tensor([True])))
+    return Outer(
+        number[:2], Inner(number[2], None), {"p": number[3:5].view(1, 2)}, (number[5:], torch.tensor([True]))
+    )
 
 
 def same(a: Any, b: Any) -> bool:
@@ -126,7 +128,9 @@ def test_bytes_on_the_wire_by_hand() -> None:
     many = tree.SMALL + 1
     assert tree.nbytes(torch.zeros(10)) == 40
     assert tree.nbytes(torch.zeros(many)) == 4 * many
-    assert tree.nbytes(torch.zeros(many, dtype=torch.float64)) == 4 * many  # many numbers travel with four bytes each
+    assert (
+        tree.nbytes(torch.zeros(many, dtype=torch.float64)) == 4 * many
+    )  # many numbers travel with four bytes each
     assert tree.nbytes(torch.zeros(many), float_bytes=2) == 2 * many
     assert tree.nbytes(torch.zeros(10), float_bytes=2) == 40  # a few travel as they are
     assert tree.nbytes(torch.zeros(10, dtype=torch.bool)) == 2  # bits

@@ -14,7 +14,9 @@ from PIL import Image
 from copfl.data.samples import Dataset
 
 
-def write_image(path: Path, size: tuple[int, int] = (32, 32), colour: Any = (10, 20, 30), mode: str = "RGB") -> None:
+def write_image(
+    path: Path, size: tuple[int, int] = (32, 32), colour: Any = (10, 20, 30), mode: str = "RGB"
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, colour).save(path)
 

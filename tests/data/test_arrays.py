@@ -139,7 +139,9 @@ def npy_claiming(shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(16)
 
 
-@pytest.mark.parametrize("shape", ["(1000000000000, 4)", "(-1, -4)", "(0, -1)", "(5, 1)", "('a',)", "(2.0, 2)"])
+@pytest.mark.parametrize(
+    "shape", ["(1000000000000, 4)", "(-1, -4)", "(0, -1)", "(5, 1)", "('a',)", "(2.0, 2)"]
+)
 def test_npz_with_a_shape_it_does_not_hold(tmp_path: Path, shape: str) -> None:
     with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
         archive.writestr("x.npy", npy_claiming(shape))
@@ -190,7 +192,9 @@ def test_folder_with_splits_and_several_sizes(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize(("mode", "colour"), [("L", 9), ("LA", (9, 0)), ("RGBA", (9, 9, 9, 0)), ("1", 1), ("P", 3)])
+@pytest.mark.parametrize(
+    ("mode", "colour"), [("L", 9), ("LA", (9, 0)), ("RGBA", (9, 9, 9, 0)), ("1", 1), ("P", 3)]
+)
 def test_modes_of_images(tmp_path: Path, mode: str, colour: Any) -> None:
     for i in range(5):
         write_image(tmp_path / "a" / f"{i}.png", (4, 4), colour, mode)
@@ -289,7 +293,10 @@ def test_from_torch_without_length() -> None:
     [
         ([], "train set is empty"),
         ([1], "item 0 of the train set is no pair"),
-        ([(torch.zeros(2), 0), (torch.zeros(3), 0)], r"item 1 of the train set has shape \[3\], the first \[2\]"),
+        (
+            [(torch.zeros(2), 0), (torch.zeros(3), 0)],
+            r"item 1 of the train set has shape \[3\], the first \[2\]",
+        ),
         ([(torch.zeros(2), 0.5)], "item 0 of the train set is no pair"),
         ([(torch.zeros(2), torch.tensor([0.0, 1.0]))], "whole number"),
         ([(torch.zeros(2, dtype=torch.bfloat16), 0)], "item 0"),
@@ -304,7 +311,9 @@ def test_from_torch_names_what_is_wrong(pairs: list[Any], message: str) -> None:
 
 def test_from_arrays_names() -> None:
     x, y = np.zeros((4, 2)), np.array([0, 1, 2, 0])
-    found = from_arrays(x, y, x, y, group=[0, 0, 1, 1], group_test=[1, 1, 0, 0], groups=["w", "e"], classes="abc")
+    found = from_arrays(
+        x, y, x, y, group=[0, 0, 1, 1], group_test=[1, 1, 0, 0], groups=["w", "e"], classes="abc"
+    )
     assert_well_formed(found)
     assert found.classes == ("a", "b", "c")
     assert found.groups == ("w", "e")

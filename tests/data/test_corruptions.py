@@ -56,7 +56,9 @@ def test_severity_five_deviates_more_than_one(name: str) -> None:
 def test_elastic_displaces_more_finely_with_severity() -> None:
     ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[None, :, None, None] * 8, (40, 32, 32, 3)).copy()
 
-    def roughness(severity: int) -> float:  # an affine map leaves a ramp straight: second differences are only rounding
+    def roughness(
+        severity: int,
+    ) -> float:  # an affine map leaves a ramp straight: second differences are only rounding
         after = corrupt(ramp, "elastic_transform", severity, np.random.default_rng(0))[:, 6:26, 6:26, 0]
         return float(np.abs(np.diff(after.astype(int), n=2, axis=2)).mean())
 
@@ -104,7 +106,9 @@ def test_gaussian_noise_has_the_published_spread() -> None:
     assert after.std() / 255 == pytest.approx(0.08, abs=0.001)
 
 
-@pytest.mark.parametrize("name", ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"])
+@pytest.mark.parametrize(
+    "name", ["defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"]
+)
 def test_blurs_leave_an_even_image_alone(name: str) -> None:
     even = np.full((2, 32, 32, 3), 90, np.uint8)
     assert (corrupt(even, name, 5, np.random.default_rng(0)) == 90).all()
@@ -117,7 +121,12 @@ def test_images_of_another_shape_than_square() -> None:
 
 
 def test_no_images_stay_no_images() -> None:
-    assert corrupt(np.zeros((0, 32, 32, 3), np.uint8), "snow", 1, np.random.default_rng(0)).shape == (0, 32, 32, 3)
+    assert corrupt(np.zeros((0, 32, 32, 3), np.uint8), "snow", 1, np.random.default_rng(0)).shape == (
+        0,
+        32,
+        32,
+        3,
+    )
 
 
 @pytest.mark.parametrize("severity", [0, 6, True, 2.0, "3"])

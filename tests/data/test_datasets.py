@@ -32,7 +32,9 @@ REAL = Path(os.environ.get("COPFL_DATA", "/nonexistent"))
 
 def needs(*alternatives: str) -> pytest.MarkDecorator:
     there = any((REAL / name).exists() for name in alternatives)
-    return pytest.mark.skipif(not there, reason=f"COPFL_DATA names no folder with {' or '.join(alternatives)}")
+    return pytest.mark.skipif(
+        not there, reason=f"COPFL_DATA names no folder with {' or '.join(alternatives)}"
+    )
 
 
 # Files in the published layouts
@@ -48,7 +50,11 @@ def cifar_pickle(data: NDArray[np.uint8], labels: list[int]) -> bytes:
         return b"J" + struct.pack("<i", value)
 
     array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + number(0) + b"\x85" + string(b"b") + b"tR"
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + number(0)
+        + b"\x85"
+        + string(b"b")
+        + b"tR"
         b"(" + number(1) + b"".join(number(side) for side in data.shape) + b"\x86"
         b"cnumpy\ndtype\n(" + string(b"u1") + number(0) + number(1) + b"tR"
         b"(" + number(3) + string(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
@@ -97,7 +103,9 @@ def make_mini(folder: Path, size: int = 84) -> Path:
     for label in ("n01", "n02", "n03"):
         for split, count in (("train", 3), ("test", 2)):
             for i in range(count):
-                write_image(folder / "mini-imagenet" / split / label / f"{label}{i}.jpg", (size, size), (40 * i, 0, 0))
+                write_image(
+                    folder / "mini-imagenet" / split / label / f"{label}{i}.jpg", (size, size), (40 * i, 0, 0)
+                )
     return folder
 
 
@@ -152,13 +160,17 @@ def test_cifar10_loads_what_is_there(tmp_path: Path) -> None:
     data, labels = cifar_images(40, 1)
     assert found.train.x.shape == (80, 3, 32, 32)
     assert found.train.y[:40].tolist() == labels
-    assert found.train.x[7, 1, 2, 5] == data[7, 1024 + 2 * 32 + 5]  # planes of red, green, blue; rows; columns
+    assert (
+        found.train.x[7, 1, 2, 5] == data[7, 1024 + 2 * 32 + 5]
+    )  # planes of red, green, blue; rows; columns
     assert found.classes == CIFAR_CLASSES
     assert found.augment
     assert found.note == "2 of 5 train batches: 80 images; checksums not verified"
 
 
-@pytest.mark.parametrize(("archive", "mode"), [("cifar-10-python.tar.gz", "w:gz"), ("cifar-10-python.tar", "w")])
+@pytest.mark.parametrize(
+    ("archive", "mode"), [("cifar-10-python.tar.gz", "w:gz"), ("cifar-10-python.tar", "w")]
+)
 def test_cifar10_from_an_archive(tmp_path: Path, archive: str, mode: str) -> None:
     make_cifar(tmp_path / "a")
     (tmp_path / "b").mkdir()
@@ -203,7 +215,9 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(
     trap = tmp_path / "trap"
     argument = f"__import__('os').mkdir({str(trap)!r})" if call is eval else str(trap)
     payload = Payload(call, argument, 0) if call is np.save else Payload(call, argument)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps({b"data": payload}, protocol))
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(
+        pickle.dumps({b"data": payload}, protocol)
+    )
     with pytest.raises(DataError, match="refused: its pickle asks for"):
         load("cifar10", tmp_path, verify=False)
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-batches-py"]
@@ -248,7 +262,9 @@ def test_a_damaged_batch_is_named(tmp_path: Path, raw: bytes, message: str) -> N
         load("cifar10", tmp_path, verify=False)
 
 
-@pytest.mark.parametrize(("archive", "mode"), [("cifar-10-python.tar.gz", "w:gz"), ("cifar-10-python.tar", "w")])
+@pytest.mark.parametrize(
+    ("archive", "mode"), [("cifar-10-python.tar.gz", "w:gz"), ("cifar-10-python.tar", "w")]
+)
 def test_a_truncated_archive_is_always_noticed(tmp_path: Path, archive: str, mode: str) -> None:
     make_cifar(tmp_path / "a", n=10)
     path = packed(tmp_path / "a", "cifar-10-batches-py", archive, mode)
@@ -428,7 +444,9 @@ def test_cinic10_names_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cat/n02_7\.png is not a readable PNG"):
         load("cinic10", tmp_path)
     write_image(cat, (33, 32))
-    with pytest.raises(DataError, match=r"cat/n02_7\.png is an image of 33 x 32 pixels; 32 x 32 were expected"):
+    with pytest.raises(
+        DataError, match=r"cat/n02_7\.png is an image of 33 x 32 pixels; 32 x 32 were expected"
+    ):
         load("cinic10", tmp_path)
     write_image(cat)
     write_image(tmp_path / "CINIC-10" / "train" / "catt" / "x.png")
@@ -461,7 +479,9 @@ def test_mini_imagenet(tmp_path: Path, size: int, archived: bool) -> None:
     assert found.classes == ("n01", "n02", "n03")
     assert found.train.x.shape == (9, 3, size, size)
     assert found.train.y.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert np.abs(found.train.x[:, 0, 0, 0].astype(int) - np.tile([0, 40, 80], 3)).max() <= 3  # JPEG is not exact
+    assert (
+        np.abs(found.train.x[:, 0, 0, 0].astype(int) - np.tile([0, 40, 80], 3)).max() <= 3
+    )  # JPEG is not exact
     assert found.note == f"9 train, 6 test images (of 50,000 and 10,000), 3 classes, {size} x {size} pixels"
 
 

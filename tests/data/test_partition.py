@@ -55,7 +55,9 @@ def test_cifar(clients: int) -> None:
     table = split.table(dataset)
     assert split.clients == clients
     assert sizes(split.train) == [100] * clients
-    assert sizes(split.test) == [200] * clients  # N = 50: 10 holders of 1000/10 = 100 test images, just enough
+    assert (
+        sizes(split.test) == [200] * clients
+    )  # N = 50: 10 holders of 1000/10 = 100 test images, just enough
     assert ((table.train == 0) | (table.train == 50)).all()
     np.testing.assert_array_equal(table.test, 2 * table.train)
     np.testing.assert_array_equal((table.train > 0).sum(axis=0), clients * 2 // 10)
@@ -106,7 +108,9 @@ def test_without_distinct_a_client_may_hold_one_class_twice() -> None:
 
 
 def test_a_class_held_twice_brings_a_shared_pool_once() -> None:
-    split = classes(balanced(1, 100, 30), 3, 0, per_client=2, train_per_class=10, test_per_class=20, distinct=False)
+    split = classes(
+        balanced(1, 100, 30), 3, 0, per_client=2, train_per_class=10, test_per_class=20, distinct=False
+    )
     assert sizes(split.train) == [20] * 3
     assert sizes(split.test) == [20] * 3
 
@@ -145,11 +149,16 @@ def test_groups_per_client() -> None:
 
 def test_groups_per_client_say_what_is_missing() -> None:
     dataset = balanced(2, 40, 40, groups=2)
-    with pytest.raises(DataError, match=r'20 train samples of class "c0" in group "g0" .* train_per_class to 10'):
+    with pytest.raises(
+        DataError, match=r'20 train samples of class "c0" in group "g0" .* train_per_class to 10'
+    ):
         classes(dataset, 4, 0, group_per_client=True, test_per_class=5)
     with pytest.raises(DataError, match=r"20 test samples .* lower test_per_class to 20"):
         classes(dataset, 4, 0, group_per_client=True, train_per_class=10, test_per_class=21)
-    assert sizes(classes(dataset, 4, 0, group_per_client=True, train_per_class=10, test_per_class=20).train) == [20] * 4
+    assert (
+        sizes(classes(dataset, 4, 0, group_per_client=True, train_per_class=10, test_per_class=20).train)
+        == [20] * 4
+    )
     with pytest.raises(DataError, match="no groups"):
         classes(balanced(2, 40, 40), 4, 0, group_per_client=True)
 
@@ -232,7 +241,8 @@ def test_skew_survives_where_the_minimum_is_all_there_is() -> None:
     """2 samples for each of 500 clients and none left: skewed clients still have them of one class, mostly."""
     dataset = balanced(10, 100, 10)
     one_class = [
-        (dirichlet(dataset, 500, 0, concentration=c).table(dataset).train.max(axis=1) == 2).mean() for c in (0.01, 1e6)
+        (dirichlet(dataset, 500, 0, concentration=c).table(dataset).train.max(axis=1) == 2).mean()
+        for c in (0.01, 1e6)
     ]
     assert one_class[0] > 0.5
     assert one_class[1] < 0.2
@@ -265,7 +275,9 @@ def test_ten_thousand_clients() -> None:
 
 def test_dirichlet_refuses_with_the_numbers() -> None:
     dataset = balanced(2, 10, 10)
-    with pytest.raises(DataError, match=r"11 clients .* 2 train samples each need 22.*has 20; use at most 10"):
+    with pytest.raises(
+        DataError, match=r"11 clients .* 2 train samples each need 22.*has 20; use at most 10"
+    ):
         dirichlet(dataset, 11, 0)
     dirichlet(dataset, 10, 0)
     for concentration in (0.0, -1.0, float("nan"), float("inf")):
@@ -328,7 +340,9 @@ def test_groups_that_do_not_suffice() -> None:
 # --- all schemes
 
 SMALL = balanced(4, 40, 20, groups=2)
-keywords = st.sampled_from([("classes", {"train_per_class": 7}), ("dirichlet", {}), ("iid", {}), ("by_group", {})])
+keywords = st.sampled_from(
+    [("classes", {"train_per_class": 7}), ("dirichlet", {}), ("iid", {}), ("by_group", {})]
+)
 
 
 @law
@@ -446,7 +460,9 @@ def test_damage_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.Da
         Partition.load(path)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"text"', "[" * 100_000, '{"format": "other"}', "1" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", '"text"', "[" * 100_000, '{"format": "other"}', "1" * 5000]
+)
 def test_foreign_files(tmp_path: Path, text: str) -> None:
     path = tmp_path / "split.json"
     path.write_text(text)

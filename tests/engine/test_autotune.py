@@ -8,10 +8,10 @@ from copfl.algorithms import copfl, fedavg
 from copfl.algorithms.fedavg import FedAvg
 from copfl.engine import autotune
 from copfl.engine.autotune import Choice
-from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.engine.mapping import sequential, vmap
 from copfl.testing import small_federation
 
-WAYS = [Choice(all_at_once(2), True), Choice(one_by_one(), True), Choice(one_by_one(), False)]
+WAYS = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(), False)]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_processes_where_they_pay(
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
     monkeypatch.setattr(autotune, "processors", lambda: 4)
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
-    way = Choice(all_at_once(chunk), True)
+    way = Choice(vmap(chunk), True)
     how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
     assert autotune.processes(copfl(), task, federation, way, **how) == expected
 

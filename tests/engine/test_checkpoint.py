@@ -86,7 +86,9 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     path = tmp_path / "state"
     files.write_bytes(path, b"old")
 

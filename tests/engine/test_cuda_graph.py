@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from copfl.engine.cuda_graph import Recorder, Recording, no_room
-from copfl.engine.mapping import captured, one_by_one
+from copfl.engine.mapping import cuda_graph, sequential
 
 
 class Cuda:
@@ -94,10 +94,11 @@ def test_rounds_before_the_recording_share_one_stream_and_give_their_memory_back
 
 def test_what_is_forgotten_is_recorded_anew() -> None:
     recorder = Recorder()
-    recorder.recordings["x"], recorder.calls["x"], recorder.sources["x"], recorder.pool = object(), 3, [], object()  # type: ignore[assignment]
-    captured(4)._replace(call=recorder).forget()
+    recorder.recordings["x"] = object()  # type: ignore[assignment]
+    recorder.calls["x"], recorder.sources["x"], recorder.pool = 3, [], object()
+    cuda_graph(4)._replace(call=recorder).forget()
     assert (recorder.recordings, recorder.calls, recorder.sources, recorder.pool) == ({}, {}, {}, None)
-    one_by_one().forget()  # has nothing to forget
+    sequential().forget()  # has nothing to forget
 
 
 class Doubling:

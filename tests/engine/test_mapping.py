@@ -13,7 +13,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Experts, with_statistics
-from copfl.engine.mapping import all_at_once, one_by_one, vectorised
+from copfl.engine.mapping import sequential, vectorised, vmap
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes
 
@@ -39,24 +39,28 @@ def test_vectorised_gives_everybody_a_row_of_what_is_the_same_for_all() -> None:
     assert found.tolist() == [7, 7, 7]
 
 
-def test_one_by_one_takes_one_at_a_time() -> None:
-    assert one_by_one().chunk == 1
-    assert one_by_one().over(lambda x: x + 1, torch.tensor([4.0])).tolist() == [5]
+def test_sequential_takes_one_at_a_time() -> None:
+    assert sequential().chunk == 1
+    assert sequential().over(lambda x: x + 1, torch.tensor([4.0])).tolist() == [5]
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [copfl(), copfl(merge="union", without="letter", count="all"), FedAvg(Adam(keep=True), keeps=("norms",))],
+    [
+        copfl(),
+        copfl(merge="union", leave_one_out="paper", count="all"),
+        FedAvg(Adam(keep=True), personal=("norms",)),
+    ],
     ids=["copfl", "copfl by the letter", "kept Adam, own norms"],
 )
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 def test_the_engines_agree_on_every_record_and_figure(algorithm: AnyAlgorithm, participation: float) -> None:
     task, federation = small_federation("batch", SIZES)
     how: dict[str, Any] = {"batch": 4, "participation": participation}
-    state, shown = rounds_of(algorithm, task, federation, 3, one_by_one(), **how)
+    state, shown = rounds_of(algorithm, task, federation, 3, sequential(), **how)
     everybody = torch.arange(len(SIZES))
     for chunk in (64, 2):
-        other, shown_too = rounds_of(algorithm, task, federation, 3, all_at_once(chunk), **how)
+        other, shown_too = rounds_of(algorithm, task, federation, 3, vmap(chunk), **how)
         records = (state.server, state.clients.rows(everybody)), (other.server, other.clients.rows(everybody))
         for (path, expected), (_, found) in zip(*map(tree.named, records), strict=True):
             difference = (found.double() - expected.double()).abs().max()
@@ -65,7 +69,9 @@ def test_the_engines_agree_on_every_record_and_figure(algorithm: AnyAlgorithm, p
             assert expected_round.ids.tolist() == found_round.ids.tolist()
             assert expected_round.clients.keys() == found_round.clients.keys()
             for name, values in expected_round.clients.items():
-                np.testing.assert_allclose(found_round.clients[name], values, rtol=1e-9, atol=1e-9, err_msg=name)
+                np.testing.assert_allclose(
+                    found_round.clients[name], values, rtol=1e-9, atol=1e-9, err_msg=name
+                )
             for name, value in expected_round.federation.items():
                 assert found_round.federation[name] == pytest.approx(value)
 
@@ -73,47 +79,53 @@ def test_the_engines_agree_on_every_record_and_figure(algorithm: AnyAlgorithm, p
 def test_the_three_accuracies() -> None:
     task, federation = small_federation("batch", (6, 6))
     state, shown = rounds_of(fedavg(), task, federation, 1)
-    figures = shown[0].clients
+    metrics = shown[0].clients
     # Before the first round everybody has the first weights; the global model is then tried with the statistics that
     # the client's training left.
-    before, _ = task.evaluate(task.first, tree.row(federation.test.rows([0]), 0))
-    assert figures["test_loss_before"][0] == pytest.approx(float(before))
+    before, _ = task.evaluate(task.initial, tree.row(federation.test.rows([0]), 0))
+    assert metrics["test_loss_before"][0] == pytest.approx(float(before))
     statistics = state.clients.rows(torch.arange(2)).own[0]
-    everybody, _ = task.evaluate(torch.cat([task.first[: task.d], statistics]), tree.row(federation.test.rows([0]), 0))
-    assert figures["test_loss_global"][0] == pytest.approx(float(everybody))
-    assert figures["test_loss"][0] != pytest.approx(figures["test_loss_before"][0])
+    everybody, _ = task.evaluate(
+        torch.cat([task.initial[: task.d], statistics]), tree.row(federation.test.rows([0]), 0)
+    )
+    assert metrics["test_loss_global"][0] == pytest.approx(float(everybody))
+    assert metrics["test_loss"][0] != pytest.approx(metrics["test_loss_before"][0])
 
 
 def test_with_statistics_of_one_model_and_of_a_mixture() -> None:
     task, _ = small_federation("batch", (4,))
-    other = task.first + 1
-    found = with_statistics(task, task.first, other)
+    other = task.initial + 1
+    found = with_statistics(task, task.initial, other)
     assert isinstance(found, Tensor)
-    assert torch.equal(found[: task.d], task.first[: task.d])
+    assert torch.equal(found[: task.d], task.initial[: task.d])
     assert torch.equal(found[task.d :], other[task.d :])
     share = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    pair = Experts(torch.stack([task.first, task.first - 1]), share)
+    pair = Experts(torch.stack([task.initial, task.initial - 1]), share)
     mixed = with_statistics(task, pair, Experts(torch.stack([other, other]), share))
     assert isinstance(mixed, Experts)
-    assert torch.equal(mixed.w[1, : task.d], task.first[: task.d] - 1)
+    assert torch.equal(mixed.w[1, : task.d], task.initial[: task.d] - 1)
     assert torch.equal(mixed.w[1, task.d :], other[task.d :])
 
 
 def test_bytes_are_counted_client_by_client() -> None:
     task, federation = small_federation("none", (8, 8))
-    _, shown = rounds_of(copfl(rate=0.25, budget=0.25, count="all"), task, federation, 1, all_at_once())
+    _, shown = rounds_of(copfl(rate=0.25, budget=0.25, count="all"), task, federation, 1, vmap())
     shared = task.d - round(0.25 * task.d)
     # The shared values, the score as it is, eight bytes in double precision, and of the mask what is new in it.
     for found in shown[0].clients["bytes_up"].tolist():
-        assert 0.5 < (found - 4 * shared - 8) / ((task.d + 7) // 8) < 0.82  # a quarter is new: 0.811 bits an entry
+        assert (
+            0.5 < (found - 4 * shared - 8) / ((task.d + 7) // 8) < 0.82
+        )  # a quarter is new: 0.811 bits an entry
 
 
 def test_nothing_of_a_local_client_is_counted() -> None:
     task, federation = small_federation("none", (4,))
-    _, shown = rounds_of(local(), task, federation, 1, all_at_once())
+    _, shown = rounds_of(local(), task, federation, 1, vmap())
     assert shown[0].clients["bytes_down"].tolist() == [0]
 
 
 def test_figures_are_in_double_precision() -> None:
-    _, shown = rounds_of(copfl(), slopes(0.0, 0.0), federation_of(([[1.0, 2.0]], [1]), ([[2.0, 1.0]], [0])), 2)
+    _, shown = rounds_of(
+        copfl(), slopes(0.0, 0.0), federation_of(([[1.0, 2.0]], [1]), ([[2.0, 1.0]], [0])), 2
+    )
     assert {values.dtype for values in shown[0].clients.values()} == {np.dtype(np.float64)}

@@ -11,12 +11,12 @@ import torch
 from copfl.algorithms import ALGORITHMS, fedavg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.engine.mapping import all_at_once
+from copfl.engine.mapping import vmap
 from copfl.engine.seed_batching import can, in_step
-from copfl.engine.simulate import Crew, Round, Setting, State, begin, simulate
+from copfl.engine.simulate import Executor, Round, Setting, State, begin, simulate
 from copfl.errors import UsageError
 from copfl.testing import small_federation
-from copfl.wrappers.addons import levered
+from copfl.wrappers.addons import with_addons
 
 SIZES = (5, 9, 3)
 HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
@@ -25,20 +25,22 @@ HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
 def settings_of(algorithm: AnyAlgorithm) -> list[Setting]:
     """Two simulations with different first weights and different seeds."""
     task, federation = small_federation("batch", SIZES)
-    other = replace(task, first=1.25 * task.first)
-    return [Setting(algorithm, t, federation, all_at_once(), seed, 4) for seed, t in enumerate((task, other))]
+    other = replace(task, initial=1.25 * task.initial)
+    return [Setting(algorithm, t, federation, vmap(), seed, 4) for seed, t in enumerate((task, other))]
 
 
-def simulated(setting: Setting, crew: Crew | None = None) -> tuple[State, list[Round]]:
+def simulated(setting: Setting, executor: Executor | None = None) -> tuple[State, list[Round]]:
     algorithm, task, federation, mapping, seed, _ = setting
     state = begin(algorithm, task, federation.clients)
-    return state, list(simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW))
+    return state, list(
+        simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW)
+    )
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "levers"])
+@pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
 def test_in_step_is_one_after_the_other(name: str) -> None:
-    around = levered(fedavg(), momentum=0.9, average=0.9, statistics="own")
-    settings = settings_of(around if name == "levers" else ALGORITHMS[name]())
+    around = with_addons(fedavg(), server_momentum=0.9, ema=0.9, bn_stats="local")
+    settings = settings_of(around if name == "addons" else ALGORITHMS[name]())
     assert can(settings)
     alone = [simulated(setting) for setting in settings]
     both = in_step(settings, [partial(simulated, setting) for setting in settings])
@@ -49,8 +51,10 @@ def test_in_step_is_one_after_the_other(name: str) -> None:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True, msg=path)
         for expected_round, found_round in zip(shown, shown_too, strict=True):
             assert expected_round.clients.keys() == found_round.clients.keys()
-            for figure, values in expected_round.clients.items():
-                np.testing.assert_allclose(found_round.clients[figure], values, rtol=1e-9, atol=1e-9, err_msg=figure)
+            for metric, values in expected_round.clients.items():
+                np.testing.assert_allclose(
+                    found_round.clients[metric], values, rtol=1e-9, atol=1e-9, err_msg=metric
+                )
 
 
 def test_only_what_is_of_one_kind_goes_in_step() -> None:
@@ -59,16 +63,18 @@ def test_only_what_is_of_one_kind_goes_in_step() -> None:
     assert not can([one, other._replace(batch=5)])
     assert not can([one, other._replace(algorithm=fedavg(epochs=2))])
     assert not can([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
-    assert not can([one._replace(mapping=all_at_once(5)), other._replace(mapping=all_at_once(5))])  # six clients
+    assert not can([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
 
 
 def test_what_goes_wrong_in_one_ends_all() -> None:
     settings = settings_of(fedavg())
 
-    def stopping(setting: Setting, crew: Crew) -> None:
+    def stopping(setting: Setting, executor: Executor) -> None:
         algorithm, task, federation, mapping, seed, _ = setting
         state = begin(algorithm, task, federation.clients)
-        for round in simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW):
+        for round in simulate(
+            algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW
+        ):
             if seed == 1 and round.number == 1:
                 raise OSError("no space left")
 
@@ -79,25 +85,37 @@ def test_what_goes_wrong_in_one_ends_all() -> None:
 def test_as_many_rounds_for_each() -> None:
     settings = settings_of(fedavg())
 
-    def some(setting: Setting, crew: Crew) -> list[Round]:
+    def some(setting: Setting, executor: Executor) -> list[Round]:
         algorithm, task, federation, mapping, seed, _ = setting
         state = begin(algorithm, task, federation.clients)
         return list(
-            simulate(algorithm, task, federation, mapping, state, rounds=2 + seed, seed=seed, batch=4, crew=crew)
+            simulate(
+                algorithm,
+                task,
+                federation,
+                mapping,
+                state,
+                rounds=2 + seed,
+                seed=seed,
+                batch=4,
+                executor=executor,
+            )
         )
 
     with pytest.raises(UsageError, match="the same number of rounds"):
         in_step(settings, [partial(some, setting) for setting in settings])
 
 
-@pytest.mark.parametrize("differs", [{"look_every": 2}, {"participation": 0.3}])
+@pytest.mark.parametrize("differs", [{"eval_every": 2}, {"participation": 0.3}])
 def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
     settings = settings_of(fedavg())
 
-    def some(setting: Setting, crew: Crew) -> list[Round]:
+    def some(setting: Setting, executor: Executor) -> list[Round]:
         algorithm, task, federation, mapping, seed, _ = setting
         state, more = begin(algorithm, task, federation.clients), differs if seed else {}
-        return list(simulate(algorithm, task, federation, mapping, state, seed=seed, crew=crew, **HOW, **more))
+        return list(
+            simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW, **more)
+        )
 
     with pytest.raises(UsageError, match="the same rounds, looks and steps"):
         in_step(settings, [partial(some, setting) for setting in settings])

@@ -12,7 +12,7 @@ import torch
 from copfl.algorithms import copfl, fedavg, local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.engine.mapping import Mapping, all_at_once, one_by_one
+from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.simulate import State, begin, simulate
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation
@@ -21,7 +21,7 @@ from tests.toys import divided, federation_of, rounds_of, slopes
 SIZES = (5, 9, 3, 12)
 EVERYBODY = torch.arange(4)
 ALGORITHMS: dict[str, AnyAlgorithm] = {"copfl": copfl(), "fedavg": fedavg(), "local": local()}
-ENGINES = {"one by one": one_by_one(), "all at once": all_at_once(), "in chunks of 3": all_at_once(3)}
+ENGINES = {"one by one": sequential(), "all at once": vmap(), "in chunks of 3": vmap(3)}
 
 
 def same(a: object, b: object) -> bool:
@@ -46,7 +46,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
     next(loop), next(loop)
     saved = copy.deepcopy(state)
     next(loop)  # what the first run does after the copy does not matter to the copy
-    task, federation = small_federation("batch", SIZES)  # another process: nothing but the saved state is left
+    task, federation = small_federation(
+        "batch", SIZES
+    )  # another process: nothing but the saved state is left
     rest = list(simulate(algorithm, task, federation, mapping, saved, rounds=4, **how))
     assert [one.number for one in rest] == [2, 3]
     assert same(record(saved), record(whole))
@@ -58,7 +60,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
 def test_a_finished_run_has_nothing_left_to_do() -> None:
     task, federation = small_federation("none", SIZES)
     state, _ = rounds_of(fedavg(), task, federation, 2)
-    assert list(simulate(fedavg(), task, federation, one_by_one(), state, rounds=2)) == []
+    assert list(simulate(fedavg(), task, federation, sequential(), state, rounds=2)) == []
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
@@ -71,7 +73,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
 @pytest.mark.parametrize(("participation", "count"), [(1.0, 4), (0.5, 2), (0.51, 3), (0.1, 1), (0.75, 3)])
 def test_how_many_take_part(participation: float, count: int) -> None:
     task, federation = small_federation("none", SIZES)
-    _, shown = rounds_of(fedavg(), task, federation, 3, all_at_once(3), participation=participation)
+    _, shown = rounds_of(fedavg(), task, federation, 3, vmap(3), participation=participation)
     for one in shown:
         assert len(one.ids) == count
         assert all(len(values) == count for values in one.clients.values())
@@ -84,7 +86,7 @@ def test_how_many_take_part(participation: float, count: int) -> None:
 def test_a_share_that_rounding_puts_above_a_whole_number_is_that_number() -> None:
     assert 0.28 * 25 > 7
     federation = federation_of(*[([[1.0, 2.0]], [1])] * 25)
-    _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), federation, 1, all_at_once(), participation=0.28)
+    _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), federation, 1, vmap(), participation=0.28)
     assert len(shown[0].ids) == 7
 
 
@@ -92,7 +94,7 @@ def test_who_does_not_take_part_keeps_its_record() -> None:
     task, federation = small_federation("batch", SIZES)
     state = begin(copfl(), task, 4)
     before = copy.deepcopy(record(state)[1])
-    for one in simulate(copfl(), task, federation, all_at_once(), state, rounds=6, participation=0.5):
+    for one in simulate(copfl(), task, federation, vmap(), state, rounds=6, participation=0.5):
         after = copy.deepcopy(record(state)[1])
         for n in range(4):
             assert same(tree.row(before, n), tree.row(after, n)) == (n not in one.ids)
@@ -144,11 +146,21 @@ def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> No
     algorithm, (task, federation) = ALGORITHMS[name], small_federation("batch", SIZES)
     little = Room(2)
     with pytest.warns(RuntimeWarning, match="no room for 3 clients at once; from here on 2 go together"):
-        state, shown = rounds_of(algorithm, task, federation, 3, all_at_once(3)._replace(call=little))
-    assert little.asked == [3, 2, 2, 2, 2, 2, 2]  # the first part of the first round fails, and nothing after it
-    plain, expected = rounds_of(algorithm, task, federation, 3, all_at_once(2))
+        state, shown = rounds_of(algorithm, task, federation, 3, vmap(3)._replace(call=little))
+    assert little.asked == [
+        3,
+        2,
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]  # the first part of the first round fails, and nothing after it
+    plain, expected = rounds_of(algorithm, task, federation, 3, vmap(2))
     assert same(record(state), record(plain))
-    assert all(np.array_equal(a.clients["loss"], b.clients["loss"]) for a, b in zip(shown, expected, strict=True))
+    assert all(
+        np.array_equal(a.clients["loss"], b.clients["loss"]) for a, b in zip(shown, expected, strict=True)
+    )
 
 
 def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None:
@@ -157,9 +169,11 @@ def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None
     before, little = copy.deepcopy(record(state)), Room(0)
     with (
         pytest.warns(RuntimeWarning),
-        pytest.raises(RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"),
+        pytest.raises(
+            RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"
+        ),
     ):
-        next(simulate(copfl(), task, federation, all_at_once()._replace(call=little), state, rounds=1))
+        next(simulate(copfl(), task, federation, vmap()._replace(call=little), state, rounds=1))
     assert little.asked == [4, 2, 1]
     assert same(before, record(state))
 
@@ -172,19 +186,19 @@ def test_a_round_in_which_everybody_breaks_changes_nothing() -> None:
         assert not shown[0].clients["healthy"].any(), name
         assert not shown[0].clients["weight"].any()
         if name != "local":
-            assert torch.equal(state.server.w, task.first)
+            assert torch.equal(state.server.w, task.initial)
 
 
 def test_looks_are_rare_where_asked_and_never_miss_the_end() -> None:
     task, federation = small_federation("none", SIZES)
-    _, shown = rounds_of(fedavg(), task, federation, 5, look_every=2)
+    _, shown = rounds_of(fedavg(), task, federation, 5, eval_every=2)
     assert ["accuracy" in one.clients for one in shown] == [False, True, False, True, True]
     assert all({"loss", "weight", "healthy", "bytes_up", "bytes_down"} <= one.clients.keys() for one in shown)
 
 
 def test_looking_does_not_change_the_run() -> None:
     task, federation = small_federation("batch", SIZES)
-    often, seldom = (rounds_of(copfl(), task, federation, 3, look_every=every)[0] for every in (1, 3))
+    often, seldom = (rounds_of(copfl(), task, federation, 3, eval_every=every)[0] for every in (1, 3))
     assert same(record(often), record(seldom))
 
 
@@ -193,15 +207,17 @@ def test_looking_does_not_change_the_run() -> None:
 def test_a_look_tries_what_it_is_told_to_and_finds_the_same(name: str, engine: str) -> None:
     task, federation = small_federation("batch", SIZES)
     seen = {
-        look_at: rounds_of(ALGORITHMS[name], task, federation, 2, ENGINES[engine], look_at=look_at)
-        for look_at in ("all", "own", "after")
+        eval_models: rounds_of(
+            ALGORITHMS[name], task, federation, 2, ENGINES[engine], eval_models=eval_models
+        )
+        for eval_models in ("all", "personal", "final")
     }
     whole = seen["all"][1][-1].clients
-    for look_at, left in (("own", {"_global"}), ("after", {"_before", "_global"})):
-        state, shown = seen[look_at]
+    for eval_models, left in (("personal", {"_global"}), ("final", {"_before", "_global"})):
+        state, shown = seen[eval_models]
         gone = {what + model for what in ("accuracy", "test_loss") for model in left}
         assert shown[-1].clients.keys() == whole.keys() - gone
-        assert all(np.array_equal(value, whole[figure]) for figure, value in shown[-1].clients.items())
+        assert all(np.array_equal(value, whole[metric]) for metric, value in shown[-1].clients.items())
         assert same(record(state), record(seen["all"][0]))
 
 
@@ -217,9 +233,9 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
         ({"participation": 0.0}, "participation=0.0 must be above 0 and at most 1"),
         ({"participation": 1.5}, "participation=1.5 must be"),
         ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"look_every": 0}, "look_every=0 must be at least 1"),
+        ({"eval_every": 0}, "eval_every=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
-        ({"look_at": "befor"}, 'no look_at "befor".* Known: after, all, own'),
+        ({"eval_models": "befor"}, 'no eval_models "befor".* Known: after, all, own'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
@@ -229,5 +245,5 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
 
 
 def test_an_engine_is_a_value() -> None:
-    assert isinstance(one_by_one(), Mapping)
-    assert (one_by_one().name, all_at_once(7).name, all_at_once(7).chunk) == ("one_by_one", "all_at_once", 7)
+    assert isinstance(sequential(), Mapping)
+    assert (sequential().name, vmap(7).name, vmap(7).chunk) == ("sequential", "vmap", 7)

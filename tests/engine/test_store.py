@@ -13,7 +13,7 @@ from copfl.algorithms import copfl, fedavg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
-from copfl.engine.mapping import all_at_once
+from copfl.engine.mapping import vmap
 from copfl.engine.simulate import begin, simulate
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError
@@ -54,7 +54,7 @@ def test_the_first_weights_of_the_task_are_not_written_into() -> None:
     task = slopes(1.0, 2.0)
     it = MemoryStore(copfl(), task, 3)
     it.put(torch.tensor([0]), tree.each(torch.zeros_like, it.rows(torch.tensor([0]))))
-    assert task.first.tolist() == [1, 2]
+    assert task.initial.tolist() == [1, 2]
     assert it.rows(torch.tensor([2])).w.tolist() == [[1, 2]]
 
 
@@ -71,7 +71,7 @@ def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Pat
     task, federation = small_federation("batch", SIZES)
     memory, disk = (begin(algorithm, task, len(SIZES), path) for path in (None, tmp_path / "states"))
     for state in (memory, disk):
-        rounds = simulate(algorithm, task, federation, all_at_once(2), state, rounds=4, **HOW)
+        rounds = simulate(algorithm, task, federation, vmap(2), state, rounds=4, **HOW)
         for number, _ in enumerate(rounds):
             if number == 1:
                 state.clients.saved()
@@ -107,7 +107,9 @@ def test_masks_take_a_bit_an_entry_and_who_never_took_part_takes_nothing(tmp_pat
     record = copfl().client_init(task)
     masks = sum(t.numel() for t in tree.leaves(record) if t.dtype == torch.bool)
     whole = sum(t.numel() * t.element_size() for t in tree.leaves(record))
-    assert it.size == whole - masks + sum(-(-t.numel() // 8) for t in tree.leaves(record) if t.dtype == torch.bool)
+    assert it.size == whole - masks + sum(
+        -(-t.numel() // 8) for t in tree.leaves(record) if t.dtype == torch.bool
+    )
     it.put(torch.tensor([999]), tree.repeat(record, 1))
     assert (tmp_path / "states").stat().st_blocks * 512 < 4 * it.length
 

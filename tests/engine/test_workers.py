@@ -18,10 +18,10 @@ from torch import nn
 from copfl.algorithms import copfl
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
-from copfl.engine.mapping import Done, all_at_once
+from copfl.engine.mapping import Done, vmap
 from copfl.engine.simulate import Round, Setting, State, begin, simulate
 from copfl.engine.workers import LARGE, Workers, _packed, _tray, _unpacked
 from copfl.errors import RunError, UsageError
@@ -42,12 +42,12 @@ def trained(
     algorithm: AnyAlgorithm, task: Task, federation: Federation, workers: int, disk: Path | None = None
 ) -> tuple[State, list[Round]]:
     """The state after three rounds, and what they showed; without workers, in this process."""
-    state, engine = begin(algorithm, task, federation.clients, disk), all_at_once(2)
+    state, engine = begin(algorithm, task, federation.clients, disk), vmap(2)
     how: dict[str, Any] = {"rounds": 3, "seed": 3, "batch": 4, "participation": 0.8}
     if not workers:
         return state, list(simulate(algorithm, task, federation, engine, state, **how))
-    with Workers(Setting(algorithm, task, federation, engine, 3, 4), state, workers) as crew:
-        return state, list(simulate(algorithm, task, federation, engine, state, crew=crew, **how))
+    with Workers(Setting(algorithm, task, federation, engine, 3, 4), state, workers) as executor:
+        return state, list(simulate(algorithm, task, federation, engine, state, executor=executor, **how))
 
 
 class Dropping(nn.Module):
@@ -73,7 +73,10 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
         task = task_of(Dropping(federation.shape, task.classes), task.classes)
     everybody = torch.arange(len(SIZES))
     states, shown = zip(
-        *(trained(copfl(), task, federation, n, tmp_path / str(n) if where == "disk" else None) for n in (0, 1, 2)),
+        *(
+            trained(copfl(), task, federation, n, tmp_path / str(n) if where == "disk" else None)
+            for n in (0, 1, 2)
+        ),
         strict=True,
     )
     records = [tree.leaves((state.server, state.clients.rows(everybody))) for state in states]
@@ -88,7 +91,7 @@ def test_large_tensors_go_over_the_tray_as_long_as_there_is_room() -> None:
     answer = Done(
         client=None,
         total=(numbers, numbers.double(), numbers > 0, torch.arange(8)[::2], torch.ones(3).expand(LARGE, 3)),
-        figures={"loss": torch.tensor(0.5), "short": torch.ones(2, dtype=torch.bfloat16)},
+        metrics={"loss": torch.tensor(0.5), "short": torch.ones(2, dtype=torch.bfloat16)},
     )
     tray = _tray(4 * LARGE)
     message = _packed(answer, tray)
@@ -106,7 +109,7 @@ class Failing(FedAvg):
 
     exit: bool = False
 
-    def client_update(self, *given: Any) -> Turn[Any, Any]:
+    def client_update(self, *given: Any) -> ClientOutput[Any, Any]:
         if self.exit:
             os._exit(7)
         raise ValueError("a fault of its own")

@@ -114,7 +114,10 @@ def test_what_is_no_setting_says_how_one_looks(text: str) -> None:
 
 
 plain = st.one_of(
-    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(st.characters(codec="utf-8"))
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(codec="utf-8")),
 )
 
 

@@ -44,7 +44,16 @@ def test_what_a_run_leaves(run: Path) -> None:
     assert [line["round"] for line in timing] == [1, 2, 3]
     assert "seconds" not in (run / "rounds.jsonl").read_text()
     environment = json.loads((run / "environment.json").read_text())
-    assert {"copfl", "python", "torch", "numpy", "system", "command", "device", "threads"} <= environment.keys()
+    assert {
+        "copfl",
+        "python",
+        "torch",
+        "numpy",
+        "system",
+        "command",
+        "device",
+        "threads",
+    } <= environment.keys()
 
 
 def test_the_models_are_what_each_client_predicts_with(tmp_path: Path) -> None:
@@ -53,13 +62,13 @@ def test_the_models_are_what_each_client_predicts_with(tmp_path: Path) -> None:
     for n in range(2):
         ids = torch.tensor([n])
         client, down = state.clients.rows(ids), e.algorithm.downlink(state.server, ids)
-        w = e.algorithm.personal(e.task, tree.row(client, 0), tree.row(down, 0))
+        w = e.algorithm.personal_model(e.task, tree.row(client, 0), tree.row(down, 0))
         assert isinstance(w, torch.Tensor)
         saved = load_file(tmp_path / "run" / "models" / f"client-{n:04d}.safetensors")
         assert torch.equal(torch.cat([saved[name].flatten() for name in e.task.layout.names]), w)
 
 
-def test_the_experts_of_a_mixture_are_saved_one_by_one(tmp_path: Path) -> None:
+def test_the_experts_of_a_mixture_are_saved_sequential(tmp_path: Path) -> None:
     copfl.run("apfl", **TINY, out=tmp_path / "run")
     saved = load_file(tmp_path / "run" / "models" / "client-0000.safetensors")
     assert saved["share"].sum() == pytest.approx(1)
@@ -70,14 +79,18 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     with run_folder.claimed(tmp_path / "run", new=True) as folder:
         for new in (True, False):
             with (
-                pytest.raises(RunError, match=r"another process is working in .*; wait for it, or name another"),
+                pytest.raises(
+                    RunError, match=r"another process is working in .*; wait for it, or name another"
+                ),
                 run_folder.claimed(folder.path, new=new),
             ):
                 pass
     assert not (tmp_path / "run").exists()
 
 
-def test_a_lock_that_was_removed_under_us_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_removed_under_us_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = os.open
 
     def opened(path: Any, *given: Any) -> int:
@@ -145,7 +158,9 @@ def test_a_folder_that_the_system_makes_read_only(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(RunError, match=r"cannot write into .*: Read-only file system; name another folder with --out"):
+    with pytest.raises(
+        RunError, match=r"cannot write into .*: Read-only file system; name another folder with --out"
+    ):
         copfl.run("copfl", **TINY, out=tmp_path / "run")
 
 
@@ -159,8 +174,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, flip, lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\xff" * 100)])
-@pytest.mark.parametrize("name", ["checkpoint/state.safetensors", "run.toml", "partition.json", "rounds.jsonl"])
+@pytest.mark.parametrize(
+    "damage", [cut, flip, lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\xff" * 100)]
+)
+@pytest.mark.parametrize(
+    "name", ["checkpoint/state.safetensors", "run.toml", "partition.json", "rounds.jsonl"]
+)
 def test_damage_is_found_and_named(run: Path, name: str, damage: Callable[[Path], None]) -> None:
     damage(run / name)
     damaged = files(run)
@@ -187,7 +206,9 @@ def test_changed_data_is_another_run(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     copfl.run("fedavg", tmp_path / "mine.npz", **TINY, out=tmp_path / "run")
     np.savez(tmp_path / "mine.npz", x=x + 1, y=y)
-    with pytest.raises(RunError, match=r"the samples of .* are not those of its checkpoint: .* data were changed"):
+    with pytest.raises(
+        RunError, match=r"the samples of .* are not those of its checkpoint: .* data were changed"
+    ):
         copfl.resume(tmp_path / "run", rounds=5)
 
 

@@ -49,7 +49,7 @@ def test_using_a_run_changes_nothing_in_its_folder(run: Path, data: dict[str, An
     before = files(run)
     found = inference.load(run)
     found.answers(found.client(0), data["x"])
-    found.newcomer()
+    found.new_client()
     assert files(run) == before
 
 
@@ -60,10 +60,12 @@ def test_a_newcomer_starts_from_the_broadcast_and_learns(run: Path) -> None:
     fitted = found.personalize(dataset, epochs=3, lr=0.01)
     assert len(fitted.accuracy) == 4
     assert fitted.accuracy[-1] > fitted.accuracy[0] + 0.3
-    assert found.answers(found.newcomer(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(fitted.accuracy[0])
+    assert found.answers(found.new_client(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(
+        fitted.accuracy[0]
+    )
     split = result.experiment.federation
     own = split.dataset.test.x[split.partition.test[2]], split.dataset.test.y[split.partition.test[2]]
-    assert found.answers(found.newcomer(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
+    assert found.answers(found.new_client(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
     again = found.personalize(dataset, epochs=3, lr=0.01)
     assert isinstance(again.model, torch.Tensor)
     assert isinstance(fitted.model, torch.Tensor)
@@ -81,7 +83,9 @@ def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str,
 
 
 def test_batch_norm_models_load_into_the_users_own_class(tmp_path: Path) -> None:
-    copfl.run("fedavg", clients=2, rounds=1, cnn={"width": 2, "norm": "batch"}, model="cnn", out=tmp_path / "run")
+    copfl.run(
+        "fedavg", clients=2, rounds=1, cnn={"width": 2, "norm": "batch"}, model="cnn", out=tmp_path / "run"
+    )
     found = inference.load(tmp_path / "run")
     path = export.write(found, found.client(0), "torch", tmp_path / "client.pt")
     build("cnn", (1, 8, 8), 10, 0, width=2, norm="batch").load_state_dict(torch.load(path, weights_only=True))
@@ -124,15 +128,21 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
         found = inference.load(tmp_path / algorithm)
         for count in (1, len(data["x"])):  # any number of samples
             (answers,) = session.run(None, {"x": data["x"][:count]})
-            assert answers == pytest.approx(found.answers(found.client(1), data["x"][:count]).probabilities, abs=1e-5)
+            assert answers == pytest.approx(
+                found.answers(found.client(1), data["x"][:count]).probabilities, abs=1e-5
+            )
 
 
-def test_the_commands(run: Path, data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    run: Path, data: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.savez(tmp_path / "x.npz", x=data["x"])
     np.savez(tmp_path / "xy.npz", **data)
     answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "x.npz")
     assert (answer.code, answer.err, len(answer.out.splitlines())) == (0, "", len(data["x"]))
-    answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "xy.npz", "--out", tmp_path / "a.npz")
+    answer = called(
+        capsys, "predict", run, "--client", 1, "--data", tmp_path / "xy.npz", "--out", tmp_path / "a.npz"
+    )
     assert answer.err.startswith("accuracy ")
     with np.load(tmp_path / "a.npz") as saved:
         assert saved["probabilities"].shape == (len(data["x"]), 10)
@@ -169,4 +179,4 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
 def test_a_server_with_nothing_for_newcomers_says_so(tmp_path: Path) -> None:
     copfl.run("apfl", **SETTINGS, out=tmp_path / "run")
     with pytest.raises(UsageError, match="mixture of models"):
-        inference.load(tmp_path / "run").newcomer()
+        inference.load(tmp_path / "run").new_client()

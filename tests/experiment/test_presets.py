@@ -11,7 +11,9 @@ from copfl.parts.mamo import Mamo
 
 def test_the_paper_by_the_letter() -> None:
     made = prepare([presets.preset("paper"), {"run": {"rounds": 2}}]).algorithm
-    letter = copfl(Mamo(lr=1e-4, change="zero"), among="all", count="all", merge="union", without="letter")
+    letter = copfl(
+        Mamo(lr=1e-4, change="zero"), candidates="all", count="all", merge="union", leave_one_out="paper"
+    )
     assert made == letter
 
 
@@ -34,5 +36,5 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
     for rounds in (60, 200):
         tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
         assert tables["algorithm"]["warmup"] == rounds * 3 // 4
-        assert (tables["levers"]["momentum"], tables["levers"]["average"]) == (0.9, 0.95)
-        assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "anew")
+        assert (tables["addons"]["momentum"], tables["addons"]["average"]) == (0.9, 0.95)
+        assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "reselect")

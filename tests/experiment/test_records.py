@@ -18,12 +18,12 @@ from copfl.experiment import records
 
 
 def a_round(number: int = 0) -> Round:
-    figures = {
+    metrics = {
         "loss": np.array([0.5, np.nan, 1.5]),
         "accuracy": np.array([np.nan, np.nan, np.nan]),
         "healthy": np.array([1.0, 0.0, 1.0]),
     }
-    return Round(number, np.array([0, 2, 5]), {"shared": 0.25, "odd": math.inf}, figures)
+    return Round(number, np.array([0, 2, 5]), {"shared": 0.25, "odd": math.inf}, metrics)
 
 
 def test_a_record_holds_plain_numbers_and_null_for_what_is_not_finite() -> None:
@@ -77,13 +77,17 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_damaged_line_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(content)
-    with pytest.raises(RunError, match=r"line [12] of .*rounds\.jsonl is damaged .*; restore the file, or start"):
+    with pytest.raises(
+        RunError, match=r"line [12] of .*rounds\.jsonl is damaged .*; restore the file, or start"
+    ):
         records.read(path)
     with pytest.raises(RunError, match=r"cannot read .*gone: No such file or directory"):
         records.read(tmp_path / "gone")
 
 
-def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rounds.jsonl"
     records.append(path, records.as_record(a_round()))
     before = path.read_bytes()

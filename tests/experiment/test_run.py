@@ -60,19 +60,19 @@ def test_the_example_in_the_docstring() -> None:
 
 def test_three_lines_give_the_metrics_as_arrays() -> None:
     result = copfl.run("copfl", "digits", **TINY)
-    for figures in (result.accuracy, result.accuracy_before, result.accuracy_global, result.weight):
-        assert figures.shape == (2, 2)
-        assert np.isfinite(figures).all()
+    for metrics in (result.accuracy, result.accuracy_before, result.accuracy_global, result.weight):
+        assert metrics.shape == (2, 2)
+        assert np.isfinite(metrics).all()
     assert ((result.accuracy >= 0) & (result.accuracy <= 1)).all()
     assert result.weight.sum(1) == pytest.approx([1, 1])
-    assert np.isnan(result.figure("no_such_figure")).all()
+    assert np.isnan(result.metric("no_such_figure")).all()
     assert len(result.seconds) == 2
     assert result.folder is None
 
 
 def test_nan_where_a_client_was_not_asked_or_not_looked_at() -> None:
-    result = copfl.run("fedavg", **{**TINY, "clients": 4, "rounds": 3}, participation=0.5, look_every=3)
-    took_part = np.isfinite(result.figure("loss"))
+    result = copfl.run("fedavg", **{**TINY, "clients": 4, "rounds": 3}, participation=0.5, eval_every=3)
+    took_part = np.isfinite(result.metric("loss"))
     assert (took_part.sum(1) == 2).all()
     assert np.isnan(result.accuracy[:2]).all()
     assert (np.isfinite(result.accuracy[2]) == took_part[2]).all()
@@ -89,13 +89,19 @@ def test_one_seed_one_result_and_the_global_generator_is_left_alone() -> None:
 def test_a_partition_is_the_same_for_every_algorithm() -> None:
     prepared = [prepare([{"algorithm": {"name": name}}]) for name in ("copfl", "fedavg", "local")]
     assert len({e.federation.partition.fingerprint for e in prepared}) == 1
-    assert all(torch.equal(prepared[0].task.first, e.task.first) for e in prepared)
+    assert all(torch.equal(prepared[0].task.initial, e.task.initial) for e in prepared)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_run_that_ends_early_and_goes_on_is_the_run_that_never_ended(tmp_path: Path, rounds: int) -> None:
     # With dropout inside the model, momentum kept, a part of the clients, and a checkpoint in between.
-    how: dict[str, Any] = {"model": Net, "clients": 4, "participation": 0.5, "checkpoint_every": 2, "batch": 4}
+    how: dict[str, Any] = {
+        "model": Net,
+        "clients": 4,
+        "participation": 0.5,
+        "checkpoint_every": 2,
+        "batch": 4,
+    }
     copfl.run("copfl", **how, rounds=5, out=tmp_path / "whole")
     copfl.run("copfl", **how, rounds=rounds, out=tmp_path / "parts")
     result = copfl.resume(tmp_path / "parts", rounds=5, model=Net)
@@ -135,7 +141,9 @@ def test_values_of_one_s_own(tmp_path: Path) -> None:
     assert result.accuracy.shape == (2, 2)
     assert copfl.run(algorithm, data, **given).records == result.records
     assert copfl.run(algorithm, (x, y), **given).records == result.records
-    with pytest.raises(UsageError, match=r"the algorithm of this run is FedAvg.*a value that a Python program passed"):
+    with pytest.raises(
+        UsageError, match=r"the algorithm of this run is FedAvg.*a value that a Python program passed"
+    ):
         copfl.resume(tmp_path / "run")
     again = copfl.resume(tmp_path / "run", algorithm=algorithm, data=data, model=model, rounds=3)
     assert again.records == copfl.run(algorithm, data, **{**given, "rounds": 3}).records
@@ -156,7 +164,9 @@ def test_names_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     how: dict[str, Any] = {"model": "my_things:Net", "clients": 2, "rounds": 2, "model_options": {"width": 6}}
     try:
-        result = copfl.run("fedavg", "my_things:load", **how, data_options={"count": 60}, out=tmp_path / "run")
+        result = copfl.run(
+            "fedavg", "my_things:load", **how, data_options={"count": 60}, out=tmp_path / "run"
+        )
         assert result.experiment.task.d == 5 * 6 + 6 + 6 * 2 + 2
         assert result.experiment.title == "fedavg on load"
         tables = result.experiment.tables
@@ -173,10 +183,12 @@ def test_names_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
-    assert prepare([{}], model=Net).engine.name == "all_at_once"
-    assert prepare([{}], model=Branching()).engine.name == "one_by_one"
-    with pytest.raises(UsageError, match=r"cannot be trained for many clients at once .*; use --engine one_by_one"):
-        prepare([{"run": {"engine": "all_at_once"}}], model=Branching())
+    assert prepare([{}], model=Net).engine.name == "vmap"
+    assert prepare([{}], model=Branching()).engine.name == "sequential"
+    with pytest.raises(
+        UsageError, match=r"cannot be trained for many clients at once .*; use --engine sequential"
+    ):
+        prepare([{"run": {"engine": "vmap"}}], model=Branching())
 
 
 @pytest.mark.parametrize(
@@ -186,7 +198,10 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": nn.Linear(7, 10)},
             r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; name another with --model",
         ),
-        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, r"answer has shape \[4\] instead of \[10\]"),
+        (
+            {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
+            r"answer has shape \[4\] instead of \[10\]",
+        ),
         ({"model": nn.Flatten()}, "the model has no parameters"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
         ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),
@@ -211,9 +226,11 @@ def test_models_are_not_written_where_nobody_wants_them(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "rounds.jsonl").exists()
 
 
-@pytest.mark.parametrize("model", [{"name": "cnn"}, {"name": "cnn", "norm": "batch"}, {"name": "resnet18", "width": 4}])
+@pytest.mark.parametrize(
+    "model", [{"name": "cnn"}, {"name": "cnn", "norm": "batch"}, {"name": "resnet18", "width": 4}]
+)
 def test_runs_of_our_models_take_the_fast_path_and_say_so(model: dict[str, str]) -> None:
-    made = prepare([{"model": model, "run": {"engine": "all_at_once"}}])
-    assert made.about()["side_by_side"] is True
-    alone = prepare([{"model": model, "run": {"engine": "one_by_one"}}])
-    assert alone.about()["side_by_side"] is False
+    made = prepare([{"model": model, "run": {"engine": "vmap"}}])
+    assert made.about()["batched_model"] is True
+    alone = prepare([{"model": model, "run": {"engine": "sequential"}}])
+    assert alone.about()["batched_model"] is False

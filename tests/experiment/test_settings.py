@@ -40,8 +40,10 @@ def test_a_share_of_the_rounds_is_a_number_of_rounds() -> None:
         tables = resolved({"copfl": {"warmup": "50%"}, "run": {"rounds": rounds}})
         assert tables["algorithm"]["warmup"] == warmup
     levers = {"schedule": "cosine", "over": "25%"}
-    assert resolved({"levers": levers, "run": {"rounds": 40}})["levers"]["over"] == 10
-    assert resolved({"copfl": {"warmup": "25%"}})["algorithm"]["warmup"] == 10  # of the 40 that suit the digits
+    assert resolved({"addons": levers, "run": {"rounds": 40}})["addons"]["over"] == 10
+    assert (
+        resolved({"copfl": {"warmup": "25%"}})["algorithm"]["warmup"] == 10
+    )  # of the 40 that suit the digits
     for wrong in ("50 %", "%", "-5%", "1e2%"):
         with pytest.raises(UsageError, match="a whole number"):
             resolved({"copfl": {"warmup": wrong}})
@@ -67,7 +69,9 @@ def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_befor
     assert tables["algorithm"] == {"name": "fedavg", "epochs": 1}
     assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == ("sgd", SUITS["digits"]["sgd"]["lr"])
     assert tables["model"]["width"] == 4
-    assert resolved({"copfl": {"rate": 0.1}}, {"algorithm": {"name": "fedavg"}})["algorithm"]["name"] == "fedavg"
+    assert (
+        resolved({"copfl": {"rate": 0.1}}, {"algorithm": {"name": "fedavg"}})["algorithm"]["name"] == "fedavg"
+    )
     assert resolved(before, {"algorithm": {"name": "copfl"}}) == before
 
 
@@ -116,7 +120,10 @@ def test_a_value_stands_in_for_its_table() -> None:
         resolved({"model": {"width": 3}}, model=object())
     with pytest.raises(UsageError, match="the data set is a value"):
         resolved({"data": {"severity": 3}}, data=object())
-    assert resolved({"model": {"head": "last"}}, model=object())["model"] == {"head": "last", "value": "object"}
+    assert resolved({"model": {"head": "last"}}, model=object())["model"] == {
+        "head": "last",
+        "value": "object",
+    }
 
 
 @pytest.mark.parametrize(
@@ -131,7 +138,7 @@ def test_a_value_stands_in_for_its_table() -> None:
         ({"run": {"seed": 2**63}}, r"below 2\^63"),
         ({"run": {"participation": 0.0}}, "participation=0.0 must be above 0"),
         ({"run": {"participation": 1.1}}, "participation=1.1 must be above 0 and at most 1"),
-        ({"run": {"engine": "all_at_onse"}}, 'no engine "all_at_onse"; did you mean "all_at_once"'),
+        ({"run": {"engine": "all_at_onse"}}, 'no engine "all_at_onse"; did you mean "vmap"'),
         ({"run": {"precision": "fp8"}}, 'no precision "fp8"'),
         ({"run": {"round": 3}}, 'no run option "round"; did you mean "rounds"'),
         ({"algorithm": {"name": "fedpack"}}, 'no algorithm "fedpack"; did you mean "fedpac"'),
@@ -151,13 +158,15 @@ def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, An
 
 
 def test_what_stands_around_the_algorithm_is_there_only_if_it_was_given() -> None:
-    assert not set(AROUND) & resolved({"attack": {}, "guard": {}}).keys()
-    tables = resolved({"attack": {"name": "noise"}, "guard": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}})
+    assert not set(AROUND) & resolved({"attack": {}, "robust": {}}).keys()
+    tables = resolved(
+        {"attack": {"name": "noise"}, "robust": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}}
+    )
     assert tables["attack"] == {"name": "noise", "share": 0.2, "strength": 0.0}
-    assert tables["guard"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
+    assert tables["robust"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
     assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
     assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
-    other = resolved(tables, {"guard": {"name": "median"}})
-    assert other["guard"] == {"name": "median"}
+    other = resolved(tables, {"robust": {"name": "median"}})
+    assert other["robust"] == {"name": "median"}
     with pytest.raises(UsageError, match='no guard "medan"'):
-        resolved({"guard": {"name": "medan"}})
+        resolved({"robust": {"name": "medan"}})

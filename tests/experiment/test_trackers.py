@@ -24,7 +24,7 @@ def round_of(number: int) -> Round:
 
 
 def test_every_finite_figure_has_a_name() -> None:
-    assert trackers.figures(round_of(0), 0.1) == {
+    assert trackers.metrics(round_of(0), 0.1) == {
         "seconds": 0.1, "federation/shared": 0.5, "mean/accuracy": 0.5, "mean/weight": 0.5, "client-0001/accuracy": 0.5,
         "client-0001/weight": 0.25, "client-0004/weight": 0.75,
     }  # fmt: skip
@@ -62,14 +62,18 @@ def test_what_mlflow_and_wandb_are_told(tmp_path: Path, monkeypatch: pytest.Monk
         on_round(round_of(0), 0.1)
     settings = {"algorithm.name": "copfl", "algorithm.rate": "0.25", "run.seed": "3"}
     mlflow.log_params.assert_called_once_with(settings)
-    mlflow.log_metrics.assert_called_once_with(trackers.figures(round_of(0), 0.1), step=1)
+    mlflow.log_metrics.assert_called_once_with(trackers.metrics(round_of(0), 0.1), step=1)
     mlflow.end_run.assert_called_once_with()
-    wandb.init.assert_called_once_with(project="copfl", name=tmp_path.name, dir=str(tmp_path), config=settings)
-    wandb.init().log.assert_called_once_with(trackers.figures(round_of(0), 0.1), step=1)
+    wandb.init.assert_called_once_with(
+        project="copfl", name=tmp_path.name, dir=str(tmp_path), config=settings
+    )
+    wandb.init().log.assert_called_once_with(trackers.metrics(round_of(0), 0.1), step=1)
     wandb.init().finish.assert_called_once_with()
 
 
-def test_a_resumed_run_goes_on_where_it_was_tracked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_goes_on_where_it_was_tracked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A checkpoint every second round: the third is played again, and is in the file once."""
     out = tmp_path / "run"
     words = ("run", *TINY, "-r", 3, "--set", "run.checkpoint_every=2", "--track", "jsonl", "--out", out, "-q")
@@ -96,7 +100,10 @@ def test_trackers_with_a_server_find_their_run_again(tmp_path: Path, monkeypatch
     assert wandb.init.call_args.kwargs["id"] == "of wandb"
     assert wandb.init.call_args.kwargs["resume"] == "allow"
     (tmp_path / "track.json").write_text("[")
-    with pytest.raises(RunError, match=r"track.json cannot be read"), trackers.tracking([], tmp_path, SETTINGS):
+    with (
+        pytest.raises(RunError, match=r"track.json cannot be read"),
+        trackers.tracking([], tmp_path, SETTINGS),
+    ):
         pass
 
 

@@ -71,9 +71,17 @@ def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:
     ("text", "reference", "message"),
     [
         ("", "mine_gone:Net", "there is no module mine_gone; .*start it in the folder that holds mine_gone"),
-        ("import not_installed_at_all", "mine:Net", "there is no module not_installed_at_all; pip install not_inst"),
+        (
+            "import not_installed_at_all",
+            "mine:Net",
+            "there is no module not_installed_at_all; pip install not_inst",
+        ),
         ("class Net: pass", "mine:Nets", 'no model in mine "Nets"; did you mean "Net"'),
-        ("1 / 0", "mine:Net", r"importing it raised ZeroDivisionError: division by zero \(.*mine\.py, line 1\)"),
+        (
+            "1 / 0",
+            "mine:Net",
+            r"importing it raised ZeroDivisionError: division by zero \(.*mine\.py, line 1\)",
+        ),
         ("\nclass :", "mine:Net", r"importing it raised SyntaxError: invalid syntax \(.*mine\.py, line 2\)"),
     ],
 )
@@ -199,7 +207,9 @@ def test_a_loader_that_fails_says_where() -> None:
     def load() -> None:
         raise FileNotFoundError("photos.bin")
 
-    with pytest.raises(UsageError, match=r'data "mine:load": loading it raised FileNotFoundError: photos.bin \(.*py'):
+    with pytest.raises(
+        UsageError, match=r'data "mine:load": loading it raised FileNotFoundError: photos.bin \(.*py'
+    ):
         user_code.dataset_of(load, None, {}, "mine:load")
 
     def odd() -> None:

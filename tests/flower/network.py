@@ -13,7 +13,7 @@ from copfl.core import tree
 from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.partition import partition
-from copfl.engine.mapping import one_by_one
+from copfl.engine.mapping import sequential
 from copfl.engine.simulate import State, begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node
@@ -58,7 +58,9 @@ def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> 
 class Called:
     """A post whose nodes answer at once. `spoil` may change an upload, or return why there is none, or None: lost."""
 
-    def __init__(self, settings: Settings, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None) -> None:
+    def __init__(
+        self, settings: Settings, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None
+    ) -> None:
         self.settings, self.online, self.spoil = settings, nodes, spoil
         self.box: dict[str, Reply] = {}
         self.sent: list[tuple[int, str, Packet]] = []
@@ -68,7 +70,7 @@ class Called:
         return list(self.online)
 
     def send(self, node_id: int, question: str, head: str, body: bytes, seconds: float) -> str:
-        ticket = str(len(self.sent))
+        message_id = str(len(self.sent))
         self.sent.append((node_id, question, Packet(head, body)))
         config = self.online[node_id]
         try:
@@ -85,13 +87,13 @@ class Called:
             spoilt = self.spoil(said["client"], said["round"], packet)
         if isinstance(spoilt, Packet):
             self.received.append(spoilt)
-            self.box[ticket] = Reply(ticket, *spoilt)
+            self.box[message_id] = Reply(message_id, *spoilt)
         elif isinstance(spoilt, str):
-            self.box[ticket] = Reply(ticket, "", b"", spoilt)
-        return ticket
+            self.box[message_id] = Reply(message_id, "", b"", spoilt)
+        return message_id
 
     def replies(self, tickets: Collection[str]) -> list[Reply]:
-        return [self.box.pop(ticket) for ticket in tickets if ticket in self.box]
+        return [self.box.pop(message_id) for message_id in tickets if message_id in self.box]
 
 
 def play(
@@ -99,10 +101,10 @@ def play(
 ) -> tuple[list[dict[str, Any]], Any, list[str], Called]:
     """The rounds' records, the server's record after them, what was said, and the post."""
     settings = settings_of(config | {"runs": str(runs)})
-    post, said = Called(settings, dict(enumerate(nodes, 100)), spoil), list[str]()
+    transport, said = Called(settings, dict(enumerate(nodes, 100)), spoil), list[str]()
     folder = Folder(str(runs), settings.run, goes_on=settings.resume)
-    records = list(federate(settings, post, folder, said.append, pause=0, retry=0, **how))
-    return records, server_of(settings, runs), said, post
+    records = list(federate(settings, transport, folder, said.append, pause=0, retry=0, **how))
+    return records, server_of(settings, runs), said, transport
 
 
 def server_of(settings: Settings, runs: Path) -> Any:
@@ -123,7 +125,7 @@ def simulated(settings: Settings, federation: Federation) -> State:
     """The same run in the simulation."""
     state = begin(settings.algorithm, settings.task, federation.clients)
     for _ in simulate(
-        settings.algorithm, settings.task, federation, one_by_one(), state,
+        settings.algorithm, settings.task, federation, sequential(), state,
         rounds=settings.rounds, seed=settings.seed, batch=settings.batch, participation=settings.participation,
     ):  # fmt: skip
         pass

@@ -26,7 +26,9 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     settings = settings_of(known["config"])
     assert (settings.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
     assert known["config"]["options.rate"] == 0.1
-    assert known["config"]["options.budget"] == 0.5  # whatever can be set is written, for Flower overrides nothing else
+    assert (
+        known["config"]["options.budget"] == 0.5
+    )  # whatever can be set is written, for Flower overrides nothing else
     assert known["config"]["optimizer.name"] == "mamo"
     assert known["secure"] is False
     assert not (folder / "keys").exists()
@@ -57,7 +59,9 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
 
     folder = init(tmp_path / "app", host="fl.example.org", clients=2)
     keys = folder / "keys"
-    root, server = (x509.load_pem_x509_certificate((keys / name).read_bytes()) for name in ("ca.pem", "server.pem"))
+    root, server = (
+        x509.load_pem_x509_certificate((keys / name).read_bytes()) for name in ("ca.pem", "server.pem")
+    )
     server.verify_directly_issued_by(root)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
@@ -76,7 +80,9 @@ def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     (folder / "nodes" / "0").mkdir(parents=True)
     (folder / "nodes" / "0" / "secret.json").write_text("{}")
     (folder / "keys" / "secret.toml").write_text("")
-    with Processes(folder / "logs", {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}) as one:
+    with Processes(
+        folder / "logs", {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    ) as one:
         one.call("flwr build", ["flwr", "build", "--app", str(folder)])
     bundles = [*Path.cwd().glob("copfl.app.*.fab"), *folder.glob("*.fab")]
     names = [name for bundle in bundles for name in zipfile.ZipFile(bundle).namelist()]

@@ -49,8 +49,10 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     for client, node in enumerate(nodes):
         record = client_of(settings, node, client, 2)
         assert farthest(record, tree.row(rows, client)) <= 1e-5
-        personal = settings.algorithm.personal(settings.task, record, tree.row(ours, client))
-        simulated_one = settings.algorithm.personal(settings.task, tree.row(rows, client), tree.row(theirs, client))
+        personal = settings.algorithm.personal_model(settings.task, record, tree.row(ours, client))
+        simulated_one = settings.algorithm.personal_model(
+            settings.task, tree.row(rows, client), tree.row(theirs, client)
+        )
         assert farthest((personal,), (simulated_one,)) <= 1e-5
 
     for ours_up, flowers in (("up", "inbound-bytes"), ("down", "outbound-bytes")):

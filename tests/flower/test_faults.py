@@ -98,8 +98,8 @@ def test_a_newcomer_joins_a_finished_run(tmp_path: Path) -> None:
     with federation.trial:
         federation.start()
         list(federation.run())
-    newcomer = write_nodes(digits(4), tmp_path / "others")[3]["data"]
-    result = join(federation.app, newcomer, run="test", turns=3)
+    new_client = write_nodes(digits(4), tmp_path / "others")[3]["data"]
+    result = join(federation.app, new_client, run="test", turns=3)
     assert result["accuracy_after"] > result["accuracy_before"]
 
 

@@ -42,7 +42,9 @@ def planted() -> Federation:
     x = rng.normal(size=(3 * EACH, WIDTH)).astype(np.float32)
     samples = Samples(x, rng.integers(0, 4, 3 * EACH))
     parts = tuple(np.split(np.arange(3 * EACH), 3))
-    return Federation(Dataset("planted", samples, samples, ("a", "b", "c", "d")), Partition(parts, parts, "by hand"))
+    return Federation(
+        Dataset("planted", samples, samples, ("a", "b", "c", "d")), Partition(parts, parts, "by hand")
+    )
 
 
 def found(secrets: Iterable[float], content: bytes) -> list[float]:
@@ -77,9 +79,11 @@ def test_no_message_line_or_file_of_the_server_holds_anything_personal(
 ) -> None:
     federation, config, secret = planted(), config_of(name), "ward-7-oncology"
     nodes = write_nodes(federation, tmp_path / secret)
-    records, _, said, post = play(config, nodes, tmp_path / "runs")
+    records, _, said, transport = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
-    messages = b"".join(p.head.encode() + p.body for p in [*post.received, *(sent for _, _, sent in post.sent)])
+    messages = b"".join(
+        p.head.encode() + p.body for p in [*transport.received, *(sent for _, _, sent in transport.sent)]
+    )
     files = b"".join(p.read_bytes() for p in sorted((tmp_path / "runs").rglob("*")) if p.is_file())
     spoken = "\n".join([*said, *capfd.readouterr(), json.dumps(records)]).encode()
     seen = messages + files + spoken
@@ -103,12 +107,14 @@ def own_values(name: str, record: Any) -> list[float]:
         values = record.w[record.mask & (record.w != record.seen)].double()
     else:
         values = (record.v if name == "ditto" else record.own).double()
-    first = settings_of(config_of(name)).task.first.double()
+    first = settings_of(config_of(name)).task.initial.double()
     own: list[float] = values[(values != 0) & ~torch.isin(values, first)].tolist()
     return own  # the first weights are everybody's
 
 
-def test_a_node_does_not_tell_what_is_wrong_with_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_does_not_tell_what_is_wrong_with_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broken file is refused with a sentence that names neither the file nor what is in it."""
     pytest.importorskip("flwr", reason="Flower is an extra")
     from copfl.flower import client_app
@@ -121,7 +127,9 @@ def test_a_node_does_not_tell_what_is_wrong_with_its_data(tmp_path: Path, monkey
     packet = _down(settings, Folder(str(tmp_path / "runs"), "test", goes_on=False), state, 0)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
-    monkeypatch.setattr(client_app, "packet_of", lambda message: message)  # Flower's envelope is of no matter here
+    monkeypatch.setattr(
+        client_app, "packet_of", lambda message: message
+    )  # Flower's envelope is of no matter here
     monkeypatch.setattr(client_app, "content_of", lambda head, body: (head, body))
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     node_config = {"data": str(path), "state-dir": str(tmp_path / "s"), "client": 0}
@@ -141,7 +149,7 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
     federation = planted()
     result = run(
         "copfl", federation.dataset, partition=federation.partition, model="mlp", model_options={"width": 8},
-        rounds=3, engine="all_at_once", out=tmp_path / "run",
+        rounds=3, engine="vmap", out=tmp_path / "run",
     )  # fmt: skip
     done = called(capsys, "report", tmp_path / "run", "--out", tmp_path / "report.html")
     assert done.code == 0, done.err
@@ -184,7 +192,9 @@ def test_the_table_has_every_algorithm() -> None:
     assert rows_of_the_table().keys() == ALGORITHMS.keys()
 
 
-@pytest.mark.parametrize(("name", "how"), [*((name, {}) for name in sorted(ALGORITHMS)), ("copfl", {"scale": "mean"})])
+@pytest.mark.parametrize(
+    ("name", "how"), [*((name, {}) for name in sorted(ALGORITHMS)), ("copfl", {"scale": "mean"})]
+)
 def test_the_table_says_what_an_upload_holds(name: str, how: dict[str, str]) -> None:
     said = rows_of_the_table()[name]
     task, _ = small_federation("batch", (4,))
@@ -198,5 +208,8 @@ def test_the_table_says_what_an_upload_holds(name: str, how: dict[str, str]) -> 
             assert word in said.replace("*", ""), f"{name} sends {field}, and the table does not say so"
     if "w" in upload._fields:
         sizes = {task.d: "all weights", head: "the head's weights", 0: "the number of samples"}
-        sizes |= {task.d - head: "the weights without the head", task.d - norms: "the weights without the norm layers"}
+        sizes |= {
+            task.d - head: "the weights without the head",
+            task.d - norms: "the weights without the norm layers",
+        }
         assert said.startswith(sizes[upload.w.numel()])

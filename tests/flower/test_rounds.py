@@ -15,7 +15,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.data.federation import Federation
-from copfl.engine.mapping import one_by_one
+from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
@@ -49,7 +49,9 @@ def for_algorithm(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_every_algorithm_ends_where_the_simulation_does(name: str, federation: Federation, tmp_path: Path) -> None:
+def test_every_algorithm_ends_where_the_simulation_does(
+    name: str, federation: Federation, tmp_path: Path
+) -> None:
     config = for_algorithm(name)
     nodes = write_nodes(federation, tmp_path / "nodes")
     if name == "ktpfl":
@@ -77,15 +79,17 @@ def test_narrow_numbers_save_bytes_and_change_little(
     name: str, limit: float, federation: Federation, tmp_path: Path
 ) -> None:
     wide = play(CONFIG, write_nodes(federation, tmp_path / "a"), tmp_path / "runs")
-    narrow = play(CONFIG | {"wire": name, "run": name}, write_nodes(federation, tmp_path / "b"), tmp_path / "runs")
+    narrow = play(
+        CONFIG | {"wire": name, "run": name}, write_nodes(federation, tmp_path / "b"), tmp_path / "runs"
+    )
     assert 0 < float((wide[1].w - narrow[1].w).abs().mean()) < limit
     assert narrow[0][-1]["bytes"]["down"] < 0.6 * wide[0][-1]["bytes"]["down"]
 
 
 def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation, tmp_path: Path) -> None:
-    records, _, _, post = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
-    uploads = [p for p in post.received if '"kind":"upload"' in p.head]
-    downs = [p for _, question, p in post.sent if question == "train"]
+    records, _, _, transport = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    uploads = [p for p in transport.received if '"kind":"upload"' in p.head]
+    downs = [p for _, question, p in transport.sent if question == "train"]
     assert sum(r["bytes"]["up"] for r in records) == sum(p.nbytes for p in uploads)
     assert sum(r["bytes"]["down"] for r in records) == sum(p.nbytes for p in downs)
 
@@ -96,7 +100,7 @@ def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: 
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
     state = begin(settings.algorithm, settings.task, 3)
-    shown = simulate(settings.algorithm, settings.task, federation, one_by_one(), state, rounds=5, batch=64)
+    shown = simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=5, batch=64)
     for record, round in zip(records, shown, strict=True):
         for name in ("bytes_up", "bytes_down"):
             assert record["per_client"][name] == pytest.approx(round.clients[name].tolist(), rel=0.02)
@@ -105,9 +109,9 @@ def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: 
 def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: Path) -> None:
     """Every message of the last round, as bytes, against every value that the nodes keep to themselves."""
     nodes = write_nodes(federation, tmp_path / "n")
-    _, _, _, post = play(CONFIG, nodes, tmp_path / "runs")
+    _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     settings = settings_of(CONFIG)
-    content = b"".join(p.head.encode() + p.body for p in post.received[-3:])
+    content = b"".join(p.head.encode() + p.body for p in transport.received[-3:])
     for client, node_config in enumerate(nodes):
         record = client_of(settings, node_config, client, 2)
         personal, shared = record.w[record.mask].numpy(), record.w[~record.mask].numpy()
@@ -117,9 +121,13 @@ def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: 
 
 
 def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_path: Path) -> None:
-    config = CONFIG | {"rounds": 5, "options.warmup": 1, "options.every": 3}  # it grows in the second and fifth round
-    _, _, _, post = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
-    uploads = [p for p in post.received if '"kind":"upload"' in p.head]
+    config = CONFIG | {
+        "rounds": 5,
+        "options.warmup": 1,
+        "options.every": 3,
+    }  # it grows in the second and fifth round
+    _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    uploads = [p for p in transport.received if '"kind":"upload"' in p.head]
     sent = [b"shared#mask" in p.body for p in uploads]
     assert sent == [True] * 3 + [True] * 3 + [False] * 6 + [True] * 3
 
@@ -193,17 +201,24 @@ def test_a_bad_upload_is_refused_and_named_and_the_run_goes_on(
     ]
 
 
-def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(federation: Federation, tmp_path: Path) -> None:
+def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
+    federation: Federation, tmp_path: Path
+) -> None:
     """Local training shares nothing but a count: only the client's record shows that it diverged."""
     config = CONFIG | {"algorithm": "local", "rounds": 1}
-    _, _, _, post = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
-    asked = next(packet for _, question, packet in post.sent if question == TRAIN)
-    settings, others = settings_of(config | {"optimizer.lr": 1e30}), write_nodes(federation, tmp_path / "others")
+    _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    asked = next(packet for _, question, packet in transport.sent if question == TRAIN)
+    settings, others = (
+        settings_of(config | {"optimizer.lr": 1e30}),
+        write_nodes(federation, tmp_path / "others"),
+    )
     with pytest.raises(WireError, match="its training diverged: its model or its upload is not finite"):
         node.answer(settings, others[0], asked)
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
-    shown = next(simulate(settings.algorithm, settings.task, federation, one_by_one(), state, rounds=1, batch=64))
+    shown = next(
+        simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=1, batch=64)
+    )
     assert shown.clients["healthy"].tolist() == [0, 0, 0]
 
 
@@ -213,7 +228,10 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
     for fault in ("corrupted", "not finite", "no reply"):
         spoil = FAULTS[fault][0]
         nodes = write_nodes(federation, tmp_path / fault)
-        tamper = lambda client, round, packet, spoil=spoil: spoil(packet) if (client, round) == (1, 1) else packet  # noqa: E731
+
+        def tamper(client: int, round: int, packet: Packet, spoil: Any = spoil) -> Packet:
+            return spoil(packet) if (client, round) == (1, 1) else packet
+
         servers.append(play(CONFIG | {"min-replies": 2}, nodes, tmp_path / fault / "runs", tamper)[1])
     assert farthest(servers[0], servers[1]) == farthest(servers[0], servers[2]) == 0
 
@@ -225,7 +243,9 @@ def test_below_the_minimum_a_round_waits_and_says_so(federation: Federation, tmp
     def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
         return "out of order" if (client, round) == (1, 1) and next(failures, None) is not None else packet
 
-    records, server, said, _ = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
+    records, server, said, _ = play(
+        CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper
+    )
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
     assert any("round 2 waits: 2 of the 3 replies it needs" in text for text in said)
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
@@ -303,8 +323,8 @@ def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_pat
 
 def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    _, _, _, post = play(CONFIG, nodes, tmp_path / "runs")
-    first = next(p for n, q, p in post.sent if n == 100 and q == "train")
+    _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
+    first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
     with pytest.raises(RunError, match=r"already taken part in round 3.*asked for round 1"):
         node.answer(settings_of(CONFIG), nodes[0], first)
 
@@ -380,17 +400,17 @@ def test_a_newcomer_personalises_the_shared_model(tmp_path: Path) -> None:
     members = [config | {"client": client} for client, config in enumerate(nodes[:3])]
     play(CONFIG, members, tmp_path / "runs")
     settings = settings_of(CONFIG | {"join": 3})
-    post = Called(settings, {1: nodes[3], 2: members[0]})
+    transport = Called(settings, {1: nodes[3], 2: members[0]})
     folder = Folder(str(tmp_path / "runs"), "test", goes_on=True)
-    results = welcome(settings, post, folder, lambda text: None, pause=0)
-    newcomer, member = sorted(results, key=lambda r: r["node"])
-    assert newcomer["accuracy_after"] > newcomer["accuracy_before"]
+    results = welcome(settings, transport, folder, lambda text: None, pause=0)
+    new_client, member = sorted(results, key=lambda r: r["node"])
+    assert new_client["accuracy_after"] > new_client["accuracy_before"]
     assert "only a newcomer" in member["why"]
-    reply = next(p for p in post.received if "accuracy_after" in p.head)
+    reply = next(p for p in transport.received if "accuracy_after" in p.head)
     assert len(reply.body) < 20  # two accuracies, no weights
     head = Head("model", "test", settings.layout, 3, 3)
     saved = wire.from_bytes(Path(nodes[3]["state-dir"], "test", "personal.copfl").read_bytes())
-    assert wire.decode(saved, {"w": settings.task.first}, head).record["w"].isfinite().all()
+    assert wire.decode(saved, {"w": settings.task.initial}, head).record["w"].isfinite().all()
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

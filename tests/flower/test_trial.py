@@ -56,7 +56,9 @@ class Folder:
         return self.there
 
 
-def seen(answers: list[Any], rounds_then: int, code: int = 1, code_then: int = 0) -> tuple[list[Any], Processes]:
+def seen(
+    answers: list[Any], rounds_then: int, code: int = 1, code_then: int = 0
+) -> tuple[list[Any], Processes]:
     folder, trial = Folder(), Trial.__new__(Trial)
 
     def followed() -> int:
@@ -71,7 +73,9 @@ def seen(answers: list[Any], rounds_then: int, code: int = 1, code_then: int = 0
 LATE = subprocess.TimeoutExpired("flwr", 120)
 
 
-@pytest.mark.parametrize("answers", [["running"], [RunError("away"), LATE, ValueError("no json"), "starting"]])
+@pytest.mark.parametrize(
+    "answers", [["running"], [RunError("away"), LATE, ValueError("no json"), "starting"]]
+)
 def test_a_lost_log_is_followed_again(answers: list[Any]) -> None:
     records, processes = seen(answers, rounds_then=2)
     assert [r["round"] for r in records] == [0, 1]

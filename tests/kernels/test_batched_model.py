@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from copfl.core.task import Task, task_of
 from copfl.engine.mapping import vectorised
-from copfl.kernels.batched_model import side_by_side
+from copfl.kernels.batched_model import batched_module
 from copfl.kernels.layers import patches, product, unpatch
 from copfl.models import MLP, ResNet18, SmallCNN
 
@@ -54,15 +54,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], real: Tensor | None) -> tuple[Tensor, ...]:
+def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], valid: Tensor | None) -> tuple[Tensor, ...]:
     """Gradient, loss, buffers after, and answers of every client."""
 
     def one(given: tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]) -> tuple[Tensor, ...]:
-        (w, x, y), real = given
-        return (*task.gradient(w[: task.d], w[task.d :], x, y, real), task.answers(w, x))
+        (w, x, y), valid = given
+        return (*task.gradient(w[: task.d], w[task.d :], x, y, valid), task.answers(w, x))
 
     with torch.no_grad():
-        return vectorised(one, (rows, real))
+        return vectorised(one, (rows, valid))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -71,14 +71,14 @@ def test_folded_clients_equal_mapped_ones(name: str, padded: bool) -> None:
     make, shape = MODELS[name]
     torch.manual_seed(0)
     task = task_of(make(), 4, dtype=torch.float64)
-    folded = task.for_many()
-    assert folded.beside is not None
-    w = task.first + 0.05 * torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
-    w[:, task.d :] = task.first[task.d :]  # statistics stay variances
+    folded = task.with_batching()
+    assert folded.batched is not None
+    w = task.initial + 0.05 * torch.randn(CLIENTS, len(task.initial), dtype=torch.float64)
+    w[:, task.d :] = task.initial[task.d :]  # statistics stay variances
     x = torch.randn(CLIENTS, BATCH, *shape, dtype=torch.float64)
     y = torch.randint(0, 4, (CLIENTS, BATCH))
-    real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] * 4 + [False]]) if padded else None
-    mapped, side = step(task, (w, x, y), real), step(folded, (w, x, y), real)
+    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] * 4 + [False]]) if padded else None
+    mapped, side = step(task, (w, x, y), valid), step(folded, (w, x, y), valid)
     for a, b in zip(mapped, side, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
 
@@ -86,18 +86,18 @@ def test_folded_clients_equal_mapped_ones(name: str, padded: bool) -> None:
 def test_tokens_fold_too() -> None:
     torch.manual_seed(0)
     task = task_of(Words(), 4, dtype=torch.float64)
-    w = task.first + 0.1 * torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
+    w = task.initial + 0.1 * torch.randn(CLIENTS, len(task.initial), dtype=torch.float64)
     x, y = torch.randint(0, 11, (CLIENTS, BATCH, 7)), torch.randint(0, 4, (CLIENTS, BATCH))
-    folded = task.for_many()
-    assert folded.beside is not None
+    folded = task.with_batching()
+    assert folded.batched is not None
     for a, b in zip(step(task, (w, x, y), None), step(folded, (w, x, y), None), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
 
 
 def test_a_parameter_outside_the_known_layers_is_left_to_vmap() -> None:
-    assert side_by_side(Free(), "answer") is None
+    assert batched_module(Free(), "answer") is None
     task = task_of(Free(), 2)
-    assert task.for_many() is task
+    assert task.with_batching() is task
 
 
 class Mixing(nn.Module):
@@ -129,23 +129,23 @@ class Twice(nn.Module):
 def test_what_folding_would_change_is_noticed_and_left_to_vmap(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
     task = task_of(make(), 2)
-    assert task.for_many().beside is not None  # by its layers it could be folded
-    assert task.for_many(samples=torch.randn(4, 3)) is task
+    assert task.with_batching().batched is not None  # by its layers it could be folded
+    assert task.with_batching(samples=torch.randn(4, 3)) is task
 
 
 def test_what_folding_does_not_change_is_folded() -> None:
     torch.manual_seed(0)
     task = task_of(SmallCNN((1, 8, 8), 4, norm="batch"), 4)
-    assert task.for_many(samples=torch.randn(4, 1, 8, 8)).beside is not None
-    assert task.for_many(torch.bfloat16, torch.randn(1, 1, 8, 8)).beside is not None
+    assert task.with_batching(samples=torch.randn(4, 1, 8, 8)).batched is not None
+    assert task.with_batching(torch.bfloat16, torch.randn(1, 1, 8, 8)).batched is not None
 
 
 def test_a_model_that_is_all_head_folds() -> None:
     torch.manual_seed(0)
     task = task_of(nn.Sequential(nn.Linear(3, 2)), 2, dtype=torch.float64)
-    folded = task.for_many(samples=torch.randn(4, 3, dtype=torch.float64))
-    assert folded.beside is not None
-    w = task.first + torch.randn(CLIENTS, len(task.first), dtype=torch.float64)
+    folded = task.with_batching(samples=torch.randn(4, 3, dtype=torch.float64))
+    assert folded.batched is not None
+    w = task.initial + torch.randn(CLIENTS, len(task.initial), dtype=torch.float64)
     x, y = torch.randn(CLIENTS, BATCH, 3, dtype=torch.float64), torch.randint(0, 2, (CLIENTS, BATCH))
     for a, b in zip(step(task, (w, x, y), None), step(folded, (w, x, y), None), strict=True):
         torch.testing.assert_close(b, a)
@@ -154,7 +154,7 @@ def test_a_model_that_is_all_head_folds() -> None:
 def test_the_users_module_is_left_as_it_was() -> None:
     model = SmallCNN((1, 8, 8), 4, norm="batch")
     before = [type(m) for m in model.modules()]
-    task_of(model, 4).for_many()
+    task_of(model, 4).with_batching()
     assert [type(m) for m in model.modules()] == before
 
 
@@ -162,18 +162,29 @@ def test_bf16_products_keep_weights_and_statistics_whole() -> None:
     torch.manual_seed(0)
     task = task_of(SmallCNN((1, 8, 8), 4), 4)
     x, y = torch.randn(CLIENTS, BATCH, 1, 8, 8), torch.randint(0, 4, (CLIENTS, BATCH))
-    w = task.first.expand(CLIENTS, -1)
-    whole, short = step(task.for_many(), (w, x, y), None), step(task.for_many(torch.bfloat16), (w, x, y), None)
+    w = task.initial.expand(CLIENTS, -1)
+    whole, short = (
+        step(task.with_batching(), (w, x, y), None),
+        step(task.with_batching(torch.bfloat16), (w, x, y), None),
+    )
     assert short[0].dtype == torch.float32
     error = float((whole[0] - short[0]).norm() / whole[0].norm())
     assert 1e-5 < error < 0.05  # short, and no shorter than bf16 is
 
 
 def test_a_short_product_rounds_its_numbers_and_its_answer_wherever_that_is_written() -> None:
-    a, b = torch.tensor([[[1 + 2**-9, 256.0]]]), torch.ones(1, 2, 1)  # bf16 has 8 binary digits: 1 + 2^-9 is 1
+    a, b = (
+        torch.tensor([[[1 + 2**-9, 256.0]]]),
+        torch.ones(1, 2, 1),
+    )  # bf16 has 8 binary digits: 1 + 2^-9 is 1
     place = torch.empty(1, 1, 1, 1)
     assert product(a, b, None).item() == 257 + 2**-9
-    assert product(a, b, torch.bfloat16).item() == product(a, b, torch.bfloat16, place).item() == place.item() == 256
+    assert (
+        product(a, b, torch.bfloat16).item()
+        == product(a, b, torch.bfloat16, place).item()
+        == place.item()
+        == 256
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,6 @@ def test_it_is_tried_in_float64_whatever_the_run_computes_in() -> None:
             return self.head(torch.relu(self.body(x)))  # type: ignore[no-any-return]
 
     task = task_of(Spy(), 2)
-    assert task.for_many(samples=torch.randn(4, 3)).beside is not None
+    assert task.with_batching(samples=torch.randn(4, 3)).batched is not None
     assert set(seen) == {torch.float64}
-    assert task.first.dtype == torch.float32
+    assert task.initial.dtype == torch.float32

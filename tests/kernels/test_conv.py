@@ -36,7 +36,9 @@ axis = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.int
 
 @settings(max_examples=60, deadline=None)
 @given(axis, axis, st.booleans())
-def test_a_convolution_gives_what_torchs_own_gives(down: tuple[int, ...], across: tuple[int, ...], bias: bool) -> None:
+def test_a_convolution_gives_what_torchs_own_gives(
+    down: tuple[int, ...], across: tuple[int, ...], bias: bool
+) -> None:
     height, kernel, stride, padding = zip(down, across, strict=True)
     layer = nn.Conv2d(3, 4, kernel, stride, padding, bias=bias).double()
     x = torch.randn(2, 3, *height, dtype=torch.float64)
@@ -52,7 +54,9 @@ def test_taps_meet_exactly_the_pixels_that_they_can(axis: tuple[int, int, int, i
         for tap in taps
         for output, pixel in zip(range(outputs)[tap.outputs], range(size)[tap.pixels], strict=True)
     }
-    every = ((tap, output, output * stride + tap - padding) for tap in range(kernel) for output in range(outputs))
+    every = (
+        (tap, output, output * stride + tap - padding) for tap in range(kernel) for output in range(outputs)
+    )
     assert found == {meeting for meeting in every if 0 <= meeting[2] < size}
 
 
@@ -103,7 +107,7 @@ class Unused(nn.Module):
 def test_parameters_that_nobody_uses_have_a_gradient_of_zero() -> None:
     task = task_of(Unused(), 3, dtype=torch.float64)
     x, y = torch.randn(6, 3, 2, 2, dtype=torch.float64), torch.arange(6) % 3
-    w = task.first
+    w = task.initial
     with torch.no_grad():
         grad = task.gradient(w, w[:0], x, y)[0]
     expected = torch.func.grad(lambda w: F.cross_entropy(task.forward(w, x, training=True)[0], y))(w)
@@ -113,7 +117,12 @@ def test_parameters_that_nobody_uses_have_a_gradient_of_zero() -> None:
 
 @pytest.mark.parametrize(
     "pool",
-    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1, ceil_mode=True), nn.MaxPool2d((2, 3), dilation=2)],
+    [
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(3, 1, ceil_mode=True),
+        nn.MaxPool2d((2, 3), dilation=2),
+    ],
 )
 def test_pooling_gives_what_torchs_own_gives_with_ties_too(pool: nn.MaxPool2d) -> None:
     mine = ours(pool)
@@ -122,7 +131,9 @@ def test_pooling_gives_what_torchs_own_gives_with_ties_too(pool: nn.MaxPool2d) -
         x = torch.randn(*shape, dtype=torch.float64).relu().round(decimals=1)
         assert (x.numel() >= LARGE) == (shape[0] == 4)
         for layout in (torch.contiguous_format, torch.channels_last):
-            torch.testing.assert_close(gradients(mine, x.to(memory_format=layout)), gradients(pool, x), rtol=0, atol=0)
+            torch.testing.assert_close(
+                gradients(mine, x.to(memory_format=layout)), gradients(pool, x), rtol=0, atol=0
+            )
 
 
 def test_what_else_a_pool_can_do_is_left_to_torch() -> None:
@@ -137,7 +148,7 @@ def test_a_resnets_gradient_is_that_of_torchs_own_layers() -> None:
     x, y = torch.randn(16, 3, 32, 32, dtype=torch.float64), torch.arange(16) % 10
     F.cross_entropy(model.train()(x), y).backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        grad, _, after = task.gradient(task.first[: task.d], task.first[task.d :], x, y)
+        grad, _, after = task.gradient(task.initial[: task.d], task.initial[task.d :], x, y)
     for name, found in task.layout.split(grad).items():
         torch.testing.assert_close(found, model.get_parameter(name).grad)
     for name, found in task.layout.split(after, buffers=True).items():

@@ -27,7 +27,9 @@ def test_own_where_the_mask_is() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_under_vmap_a_scalar_per_client_meets_its_own_row(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_vmap_a_scalar_per_client_meets_its_own_row(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if compiled:  # the plumbing around the compiler, without the compiler
         monkeypatch.setattr(room, "compiles", lambda tensor: True)
         monkeypatch.setattr(room, "_compiled", lambda function, shape: function)
@@ -59,7 +61,9 @@ def test_a_long_vector_goes_block_by_block_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-def test_the_old_vector_stays_where_the_new_one_is_not_wanted(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_vector_stays_where_the_new_one_is_not_wanted(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kernel:  # the plumbing around the kernel, without the kernel
         monkeypatch.setattr(room, "compiles", lambda tensor: True)
         monkeypatch.setattr(room, "LONG", 1)

@@ -22,9 +22,13 @@ def by_sorting(values: Tensor, count: int) -> Tensor:
 
 VECTORS = st.one_of(
     st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=40),
-    st.lists(st.sampled_from([0.0, 1.0, 2.0, -1.0]), min_size=1, max_size=40),  # ties, and entries out of the race
+    st.lists(
+        st.sampled_from([0.0, 1.0, 2.0, -1.0]), min_size=1, max_size=40
+    ),  # ties, and entries out of the race
     st.lists(st.just(0.0), min_size=1, max_size=10),
-    st.lists(st.sampled_from([0.0, 1e-45, 3e-45, 1e-38, 2e-38]), min_size=1, max_size=20),  # below the normal range
+    st.lists(
+        st.sampled_from([0.0, 1e-45, 3e-45, 1e-38, 2e-38]), min_size=1, max_size=20
+    ),  # below the normal range
 )
 
 
@@ -37,7 +41,9 @@ def test_largest_is_the_top_of_a_sort(values: list[float], count: int, dtype: to
 @given(st.integers(0, 2**31 - 1), st.sampled_from([torch.float32, torch.float64]))
 def test_largest_with_a_count_per_client(seed: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
-    values = torch.rand(5, 30, generator=generator, dtype=dtype).mul(7).round().div(7) - 0.1  # many ties, some negative
+    values = (
+        torch.rand(5, 30, generator=generator, dtype=dtype).mul(7).round().div(7) - 0.1
+    )  # many ties, some negative
     counts = torch.randint(0, 31, (5,), generator=generator)
     together = torch.func.vmap(largest)(values, counts)
     for n in range(5):
@@ -73,4 +79,8 @@ def test_stretches_are_chosen_and_counted_each_on_its_own(sizes: list[int], seed
         alone = [largest(part, k) for part, k in zip(torch.split(values[n], sizes), counts[n], strict=True)]
         assert torch.equal(together[n], torch.cat(alone))
         assert torch.equal(largest_of_each(values[n], counts[n], cuts), together[n])
-        assert found[n].tolist() == count_of_each(together[n], cuts).tolist() == [int(part.sum()) for part in alone]
+        assert (
+            found[n].tolist()
+            == count_of_each(together[n], cuts).tolist()
+            == [int(part.sum()) for part in alone]
+        )

@@ -107,7 +107,8 @@ print("equal")
 def test_the_kernels_compute_what_plain_pytorch_does() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"TRITON_INTERPRET": "1"},  # read when Triton is imported, so in a process of its own
+        env=os.environ
+        | {"TRITON_INTERPRET": "1"},  # read when Triton is imported, so in a process of its own
         capture_output=True,
         text=True,
         timeout=600,

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from copfl.errors import UsageError
-from copfl.parts.cowa import SCORES, Cowa, Scores, cosine, exactly_without, first_bounds, leave_one_out, whole_without
+from copfl.parts.cowa import (
+    SCORES,
+    Cowa,
+    Scores,
+    cosine,
+    exactly_without,
+    first_bounds,
+    leave_one_out,
+    whole_without,
+)
 from tests.algorithms.chain import chain, samples, vector
 
 EAST, NORTH, WEST = (torch.tensor(v, dtype=torch.float64) for v in ([2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]))
@@ -44,7 +53,9 @@ def test_cosines_stay_between_minus_one_and_one(values: list[float], scale: floa
 
 
 @pytest.mark.parametrize(("others", "gradient"), [(EAST, 0.0), (NORTH, 1.0), (WEST, 2.0)])
-def test_a_client_counts_for_its_deviation_and_for_what_the_others_lack(others: Tensor, gradient: float) -> None:
+def test_a_client_counts_for_its_deviation_and_for_what_the_others_lack(
+    others: Tensor, gradient: float
+) -> None:
     # Eq. (9): 1 - cos. Eq. (10): the loss. Their sum is the weight before it is normalised.
     assert numbers(Cowa().weigh(EAST, others, LOSS)) == pytest.approx([gradient, 0.7, gradient + 0.7])
 
@@ -112,7 +123,13 @@ def test_side_by_side_is_the_same_as_alone() -> None:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    for name, wrong in {"score": "grad", "without": "me", "prefer": "deviations", "trust": "me", "scale": "2"}.items():
+    for name, wrong in {
+        "score": "grad",
+        "leave_one_out": "me",
+        "prefer": "deviations",
+        "trust": "me",
+        "scale": "2",
+    }.items():
         given: dict[str, Any] = {name: wrong}
         with pytest.raises(UsageError, match=f'no {name} "'):
             Cowa(**given)
@@ -135,14 +152,18 @@ def test_leaving_one_out_is_the_mean_of_the_others_entry_by_entry(members: int, 
     for n in range(members):
         others = [i for i in range(members) if i != n]
         rest = weight[others].sum(0)
-        expected = torch.where(rest > 0, (weight[others] * values[others]).sum(0) / rest.clamp(min=1e-9), fallback)
+        expected = torch.where(
+            rest > 0, (weight[others] * values[others]).sum(0) / rest.clamp(min=1e-9), fallback
+        )
         found = leave_one_out(mean, values[n], weights, weight[n], fallback)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_leaving_out_a_client_that_does_not_share_changes_nothing() -> None:
     mean, weights = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    assert torch.equal(leave_one_out(mean, torch.full((2,), 50.0), weights, torch.zeros(2), torch.zeros(2)), mean)
+    assert torch.equal(
+        leave_one_out(mean, torch.full((2,), 50.0), weights, torch.zeros(2), torch.zeros(2)), mean
+    )
 
 
 def test_by_hand() -> None:
@@ -155,13 +176,18 @@ def test_by_hand() -> None:
 def test_one_client_alone_falls_back_and_stays_finite() -> None:
     mean, fallback = torch.tensor([4.0, 5.0]), torch.tensor([-1.0, -2.0])
     weights = torch.tensor([0.3, 0.3])
-    found = leave_one_out(mean, mean, weights, weights * (1 + 1e-7), fallback)  # rounding may put a little above W
+    found = leave_one_out(
+        mean, mean, weights, weights * (1 + 1e-7), fallback
+    )  # rounding may put a little above W
     assert torch.equal(found, fallback)
 
 
 def test_where_nobody_shared_the_fallback_stands() -> None:
     zero = torch.zeros(2)
-    assert leave_one_out(torch.ones(2), torch.ones(2), zero, zero, torch.tensor([8.0, 9.0])).tolist() == [8, 9]
+    assert leave_one_out(torch.ones(2), torch.ones(2), zero, zero, torch.tensor([8.0, 9.0])).tolist() == [
+        8,
+        9,
+    ]
 
 
 # -- trust -------------------------------------------------------------------------------------------------------------
@@ -204,9 +230,13 @@ def test_whole_vectors_without_one_by_hand() -> None:
     broadcast, seen, own, ever = vector(2.0), vector(4.0), vector(1.0), torch.tensor(True)
     step, model = whole_without(broadcast, seen, own, seen - own, vector(0.5)[0], ever)
     assert (float(step), float(model)) == (1, 3)
-    step, model = whole_without(broadcast, seen, own, seen - own, vector(1.0)[0], ever)  # there were no others
+    step, model = whole_without(
+        broadcast, seen, own, seen - own, vector(1.0)[0], ever
+    )  # there were no others
     assert (float(step), float(model)) == (0, 4)
-    step, model = whole_without(broadcast, seen, own, seen - own, vector(0.0)[0], torch.tensor(False))  # a newcomer
+    step, model = whole_without(
+        broadcast, seen, own, seen - own, vector(0.0)[0], torch.tensor(False)
+    )  # a newcomer
     assert (float(step), float(model)) == (0, 2)
 
 

@@ -33,4 +33,6 @@ def test_losses_of_each_and_of_both_halves() -> None:
     found = losses(task, w, logs, THERE, samples((1.0, 1)))
     right = [1 / (1 + math.exp(-s)) for s in (0.0, 2.0, -1.0, 5.0)]
     assert found.single.tolist() == pytest.approx([-math.log(p) for p in right])
-    assert found.halves.tolist() == pytest.approx([-math.log(0.75 * right[0] + 0.25 * right[1]), -math.log(right[2])])
+    assert found.halves.tolist() == pytest.approx(
+        [-math.log(0.75 * right[0] + 0.25 * right[1]), -math.log(right[2])]
+    )

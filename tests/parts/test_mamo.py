@@ -43,7 +43,9 @@ def by_the_paper(restart: bool) -> list[Tensor]:
                 u[phase] = BETA1 * u[phase] + (1 - BETA1) * h * q
                 v[phase] = BETA2 * v[phase] + (1 - BETA2) * h * q * q
                 steps[phase] = steps[phase] + h
-                exponent = steps[phase].clamp(min=1) if restart else torch.tensor(float(k * STEPS + t + 1)).double()
+                exponent = (
+                    steps[phase].clamp(min=1) if restart else torch.tensor(float(k * STEPS + t + 1)).double()
+                )
                 u_hat, v_hat = u[phase] / (1 - BETA1**exponent), v[phase] / (1 - BETA2**exponent)
                 local = local - ETA * h * u_hat / (v_hat.sqrt() + EPS)
             result = result + local * h
@@ -123,7 +125,9 @@ def test_the_first_step_of_a_fresh_entry_has_the_size_of_the_learning_rate() -> 
     for grad in (1e-3, -5.0, 700.0):
         w, _ = Mamo(0.01).step(torch.zeros(1), torch.tensor([grad]), Mamo().init(torch.zeros(1)), None)
         assert w.item() == pytest.approx(-0.01 if grad > 0 else 0.01, rel=1e-4)
-    assert after_a_change("restart", 5) == pytest.approx([1.0] * 5, rel=1e-6)  # and so has one that changed sides
+    assert after_a_change("restart", 5) == pytest.approx(
+        [1.0] * 5, rel=1e-6
+    )  # and so has one that changed sides
 
 
 def test_zeroed_moments_with_an_old_count_overshoot_as_the_readings_predict() -> None:
@@ -139,7 +143,9 @@ def test_zeroed_moments_with_an_old_count_overshoot_as_the_readings_predict() ->
 
 def test_forget_touches_only_the_entries_that_changed_sides() -> None:
     optimizer = Mamo()
-    _, state = optimizer.step(torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), optimizer.init(torch.zeros(3)), None)
+    _, state = optimizer.step(
+        torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), optimizer.init(torch.zeros(3)), None
+    )
     changed = torch.tensor([False, True, False])
     after = optimizer.forget(state, changed)
     for new, old in zip(after, state, strict=True):

@@ -19,16 +19,16 @@ V, W, SHARE = vector(1.0, 0.5), vector(-0.5, 2.0), torch.tensor(0.3, dtype=torch
 
 
 def loss_of(task: Task, kind: str, v: Tensor, share: Tensor) -> float:
-    return float(task.evaluate(MIXTURES[kind].personal(task, v, W, share), DATA)[0])
+    return float(task.evaluate(MIXTURES[kind].personal_model(task, v, W, share), DATA)[0])
 
 
 def test_what_predicts() -> None:
     task = chain(1.0, 1.0)
-    both = MIXTURES["predictions"].personal(task, V, W, SHARE)
+    both = MIXTURES["predictions"].personal_model(task, V, W, SHARE)
     assert isinstance(both, Experts)
     assert both.w.tolist() == [V.tolist(), W.tolist()]
     assert both.share.tolist() == pytest.approx([0.3, 0.7])
-    one = MIXTURES["weights"].personal(task, V, W, SHARE)
+    one = MIXTURES["weights"].personal_model(task, V, W, SHARE)
     assert isinstance(one, Tensor)
     assert one.tolist() == pytest.approx([0.3 - 0.35, 0.15 + 1.4])
 
@@ -57,4 +57,6 @@ def test_v_descends_the_mixtures_loss(kind: str) -> None:
 def test_the_log_probability_of_the_right_label() -> None:
     task = chain(1.0, 1.0)
     found = log_right(task, vector(2.0, 1.0), DATA, ALL).tolist()
-    assert found == pytest.approx([-math.log(1 + math.exp(-2)), -math.log(1 + math.exp(-4)), -math.log(1 + math.e)])
+    assert found == pytest.approx(
+        [-math.log(1 + math.exp(-2)), -math.log(1 + math.exp(-4)), -math.log(1 + math.e)]
+    )

@@ -21,7 +21,13 @@ DATA = samples((1.0, 1), (2.0, 0))
 def test_the_body_trains_for_the_new_head() -> None:
     task = chain(1.0, 2.0)
     done = head_then_body(
-        task, (faster(PLAIN, 3.0), PLAIN), task.first, ((), ()), DATA, one_at_a_time([0], [1]), head_epochs=1
+        task,
+        (faster(PLAIN, 3.0), PLAIN),
+        task.initial,
+        ((), ()),
+        DATA,
+        one_at_a_time([0], [1]),
+        head_epochs=1,
     )
     head = 2.0 - 3 * LR * off(2.0, 1) * 1.0
     body = 1.0 - LR * off(head * 2.0, 0) * head * 2.0
@@ -31,9 +37,9 @@ def test_the_body_trains_for_the_new_head() -> None:
 
 def test_each_phase_counts_its_own_steps() -> None:
     task, adam = chain(1.0, 2.0), Adam(keep=True)
-    moments = adam.init(task.first[1:]), adam.init(task.first)
+    moments = adam.init(task.initial[1:]), adam.init(task.initial)
     order = one_at_a_time([0, 1], [1], [0])
-    done = head_then_body(task, (adam, adam), task.first, moments, DATA, order, head_epochs=2)
+    done = head_then_body(task, (adam, adam), task.initial, moments, DATA, order, head_epochs=2)
     assert (int(done.head_moments.t), int(done.body_moments.t)) == (3, 1)
 
 
@@ -42,13 +48,13 @@ def test_the_head_alone_moves_as_it_does_within_the_whole(optimizer: Optimizer) 
     """As if the whole model were trained with the body frozen, its statistics going on, over batches with filling."""
     task, federation = small_federation("batch", (3, 8), "cpu")
     data = tree.row(federation.train.rows([0, 1]), 0)
-    order = tree.row(plan(0, 0, [0, 1], [3, 8], batch=4, passes=3), 0)
-    state = begin(optimizer, fresh(optimizer, task), task.first[: task.d])
+    order = tree.row(plan(0, 0, [0, 1], [3, 8], batch=4, epochs=3), 0)
+    state = begin(optimizer, fresh(optimizer, task), task.initial[: task.d])
     head, body = (task.where(name)[: task.d] for name in ("head", "body"))
-    w, _, _ = train(task, optimizer, task.first, state, data, order[:2], active=head)
+    w, _, _ = train(task, optimizer, task.initial, state, data, order[:2], active=head)
     w, _, loss = train(task, optimizer, w, state, data, order[2:], active=body)
     moments = fresh_head(optimizer, task), fresh(optimizer, task)
-    done = head_then_body(task, (optimizer, optimizer), task.first, moments, data, order, head_epochs=2)
+    done = head_then_body(task, (optimizer, optimizer), task.initial, moments, data, order, head_epochs=2)
     torch.testing.assert_close(done.w, w, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(done.loss, loss)
 
@@ -57,9 +63,9 @@ def test_a_head_without_parameters_learns_nothing() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Identity())
     task = task_of(model, 2, head="2")
     data = Data(torch.rand(3, 4), torch.tensor([0, 1, 0]), torch.tensor(3))
-    order = tree.row(plan(0, 0, [0], [3], batch=3, passes=2), 0)
-    done = head_then_body(task, (PLAIN, PLAIN), task.first, ((), ()), data, order, head_epochs=1)
-    assert not torch.equal(done.w, task.first)
+    order = tree.row(plan(0, 0, [0], [3], batch=3, epochs=2), 0)
+    done = head_then_body(task, (PLAIN, PLAIN), task.initial, ((), ()), data, order, head_epochs=1)
+    assert not torch.equal(done.w, task.initial)
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -67,7 +73,7 @@ def test_halves_from_one_start_or_one_after_the_other(restart: bool) -> None:
     """The body is personal: it trains first, and the head with the body as it was, or as it is now."""
     task, mask = chain(1.0, 2.0), torch.tensor([True, False])
     done = personal_then_shared(
-        task, PLAIN, task.first, PLAIN.init(task.first), DATA, one_at_a_time([0], [1]), mask, restart
+        task, PLAIN, task.initial, PLAIN.init(task.initial), DATA, one_at_a_time([0], [1]), mask, restart
     )
     body = 1.0 - LR * off(2.0, 1) * 2.0
     seen = 1.0 if restart else body
@@ -79,7 +85,7 @@ def test_halves_from_one_start_or_one_after_the_other(restart: bool) -> None:
 def test_two_models_apart_each_from_its_own_start() -> None:
     """The own model has another body; the shared one is the broadcast's, and of the own one the mask keeps the body."""
     task, mask, broadcast = chain(1.0, 2.0), torch.tensor([True, False]), vector(1.0, 2.0)
-    none = PLAIN.init(task.first)
+    none = PLAIN.init(task.initial)
     done = Phases("apart").train(
         task,
         PLAIN,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from copfl.core.layout import Layout, layout_of
 from copfl.core.task import Batch
 from copfl.errors import UsageError
-from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_share
+from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_fraction
 
 ROUND = torch.tensor(0)
 
@@ -71,34 +71,40 @@ def test_when_everybody_competes_the_same_winners_stall_the_mask() -> None:
     change = [9.0, 8.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     mask = nobody(8)
     for _ in range(3):
-        mask = Pwpm(0.25, 0.5, among="all").grow(plain(8), mask, torch.tensor(change), ROUND)
+        mask = Pwpm(0.25, 0.5, candidates="all").grow(plain(8), mask, torch.tensor(change), ROUND)
         assert places(mask) == [0, 1]
     assert grown(Pwpm(0.25, 0.5), change, mask) == [0, 1, 2, 3]  # among the shared entries alone it goes on
 
 
 def test_when_everybody_competes_the_largest_newcomers_use_the_last_room() -> None:
     # Top half of 8: entries 0, 5, 6, 7; 0 is personal already and there is room for 2 of the 3 newcomers.
-    growth = Pwpm(0.5, 3 / 8, among="all")
+    growth = Pwpm(0.5, 3 / 8, candidates="all")
     assert grown(growth, [9.0, 0.1, 0.2, 0.3, 0.4, 5.0, 7.0, 6.0], mask=torch.arange(8) < 1) == [0, 6, 7]
 
 
 def test_per_tensor_every_weight_gives_its_share_and_biases_stay_shared() -> None:
-    layout = layout_of(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)))  # weights 8, bias 2, weights 8, bias 4
+    layout = layout_of(
+        nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4))
+    )  # weights 8, bias 2, weights 8, bias 4
     change = torch.cat(
         [torch.arange(8.0) + 1, torch.full((2,), 99.0), torch.arange(8.0) + 100, torch.full((4,), 999.0)]
     )
-    growth = Pwpm(0.25, 0.5, among="tensor")
+    growth = Pwpm(0.25, 0.5, candidates="tensor")
     mask = growth.grow(layout, nobody(22), change, ROUND)
     assert places(mask) == [6, 7, 16, 17]
-    mask = growth.grow(layout, mask, change, ROUND)  # a quarter of the 6 that are left is 2 (1.5 rounded to even)
+    mask = growth.grow(
+        layout, mask, change, ROUND
+    )  # a quarter of the 6 that are left is 2 (1.5 rounded to even)
     assert places(mask) == [4, 5, 6, 7, 14, 15, 16, 17]
-    assert torch.equal(growth.grow(layout, mask, change, ROUND), mask)  # half of every weight tensor: the budget
+    assert torch.equal(
+        growth.grow(layout, mask, change, ROUND), mask
+    )  # half of every weight tensor: the budget
     overall = Pwpm(0.25, 0.5).grow(layout, nobody(22), change, ROUND)
     assert places(overall) == [16, 17, 18, 19, 20, 21]  # without "tensor" the largest, wherever they are
 
 
 def test_warmup_and_every_choose_the_rounds() -> None:
-    growth, mask, rounds = Pwpm(0.1, 1.0, warmup=2, every=3), nobody(40), []
+    growth, mask, rounds = Pwpm(0.1, 1.0, warmup=2, interval=3), nobody(40), []
     for k in range(10):
         after = growth.grow(plain(40), mask, torch.rand(40) + 1, torch.tensor(k))
         if not torch.equal(after, mask):
@@ -116,7 +122,12 @@ def test_counting_what_moves_or_everything() -> None:
         for k in range(4):
             mask = Pwpm(0.25, 0.5, count=count).grow(plain(16), mask, change, torch.tensor(k))
             sizes[count].append(int(mask.sum()))
-    assert sizes["moving"] == [2, 4, 4, 4]  # round(.25 * 8), then round(.25 * 6) = 2 by rounding to even, then full
+    assert sizes["moving"] == [
+        2,
+        4,
+        4,
+        4,
+    ]  # round(.25 * 8), then round(.25 * 6) = 2 by rounding to even, then full
     assert sizes["all"] == [4, 7, 8, 8]  # round(.25 * 16), round(.25 * 12), then room for one
     assert places(mask) == list(range(8))
 
@@ -146,7 +157,9 @@ def test_masks_only_grow_and_never_beyond_the_budget(
     growth, layout, mask = Pwpm(rate, budget, among, count=count), plain(d), nobody(d)
     generator = torch.Generator().manual_seed(seed)
     for k in range(5):
-        change = torch.randn(d, generator=generator, dtype=dtype).mul(2).round()  # ties, and entries that rest
+        change = (
+            torch.randn(d, generator=generator, dtype=dtype).mul(2).round()
+        )  # ties, and entries that rest
         after = growth.grow(layout, mask, change, torch.tensor(k))
         counted = int((moves(change, mask) | mask).sum()) if count == "moving" else d
         fresh = int(after.sum() - mask.sum())
@@ -154,9 +167,9 @@ def test_masks_only_grow_and_never_beyond_the_budget(
         assert fresh == 0 or int(after.sum()) <= budget * counted
         assert count == "moving" or int(after.sum()) <= budget * d
         if among == "shared":
-            rivals = int((moves(change, mask) & ~mask).sum()) if count == "moving" else d - int(mask.sum())
+            baselines = int((moves(change, mask) & ~mask).sum()) if count == "moving" else d - int(mask.sum())
             room = math.floor(budget * counted) - int(mask.sum())
-            assert fresh == max(0, min(round(rate * rivals), room))
+            assert fresh == max(0, min(round(rate * baselines), room))
         if fresh and among != "all":  # what was taken changed at least as much as what was left
             left = change.abs()[~after & (moves(change, mask) if count == "moving" else ~after)]
             assert not len(left) or change.abs()[after & ~mask].min() >= left.max()
@@ -182,36 +195,36 @@ def test_clients_side_by_side_grow_as_each_alone(among: str, limit: str, count: 
 def test_chosen_anew_an_entry_may_return() -> None:
     held = torch.tensor([True, False, False, False])
     # One is personal and a third of three more would be: two of four, the budget. The largest two do not hold entry 0.
-    assert grown(Pwpm(1 / 3, 0.5, "anew"), [0.1, 5.0, 3.0, 0.2], held) == [1, 2]
-    assert grown(Pwpm(1 / 3, 0.5, "anew"), [4.0, 5.0, 3.0, 0.2], held) == [0, 1]
-    assert grown(Pwpm(1 / 3, 0.5, "anew", warmup=1), [0.1, 5.0, 3.0, 0.2], held) == [0]  # it is not due
+    assert grown(Pwpm(1 / 3, 0.5, "reselect"), [0.1, 5.0, 3.0, 0.2], held) == [1, 2]
+    assert grown(Pwpm(1 / 3, 0.5, "reselect"), [4.0, 5.0, 3.0, 0.2], held) == [0, 1]
+    assert grown(Pwpm(1 / 3, 0.5, "reselect", warmup=1), [0.1, 5.0, 3.0, 0.2], held) == [0]  # it is not due
 
 
 def test_samples_are_kept_back_only_where_benefit_is_asked_for() -> None:
     plan = ((Batch(torch.arange(10), None, None, None),),)
     assert Pwpm().trainable(plan, ROUND) is plan
-    growth = Pwpm(by="benefit", warmup=6)
+    growth = Pwpm(criterion="benefit", warmup=6)
     for round, missing in ((5, []), (6, [1, 6]), (7, [2, 7])):
         (batch,) = growth.trainable(plan, torch.tensor(round))[0]
-        assert batch.real is not None
-        assert places(~batch.real) == missing
+        assert batch.valid is not None
+        assert places(~batch.valid) == missing
 
 
 @pytest.mark.parametrize("among", AMONG)
 def test_what_is_of_no_benefit_stays_shared(among: str) -> None:
     change, benefit = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([-1.0, 0.5, 0.0, 0.25])
-    found = Pwpm(1.0, 1.0, among, by="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
+    found = Pwpm(1.0, 1.0, among, criterion="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
     assert places(found) == [1, 3]
-    found = Pwpm(0.25, 1.0, among, by="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
+    found = Pwpm(0.25, 1.0, among, criterion="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
     assert places(found) == [1]
 
 
 def test_shares() -> None:
     mask, change = torch.tensor([True, True, False, False, False]), torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-9])
-    share, of_moving = personal_share(mask, change)
+    share, of_moving = personal_fraction(mask, change)
     assert float(share) == pytest.approx(2 / 5)
     assert float(of_moving) == pytest.approx(2 / 3)  # the personal ones and one more move; 1e-9 is rounding
-    assert [float(s) for s in personal_share(nobody(3), torch.zeros(3))] == [0, 0]
+    assert [float(s) for s in personal_fraction(nobody(3), torch.zeros(3))] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -220,12 +233,12 @@ def test_shares() -> None:
         ({"rate": 1.5}, "rate=1.5 must lie between 0 and 1"),
         ({"budget": -0.1}, "budget=-0.1 must lie between 0 and 1"),
         ({"rate": float("nan")}, "rate=nan must lie between 0 and 1"),
-        ({"among": "tensors"}, 'no among "tensors"; did you mean "tensor"'),
+        ({"candidates": "tensors"}, 'no among "tensors"; did you mean "tensor"'),
         ({"limit": "hard"}, 'no limit "hard"'),
         ({"count": "moved"}, 'no count "moved"'),
-        ({"by": "size"}, 'no by "size"'),
+        ({"criterion": "size"}, 'no by "size"'),
         ({"warmup": -1}, "warmup=-1 must be at least 0"),
-        ({"every": 0}, "every=0 at least 1"),
+        ({"every": 0}, "interval=0 at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

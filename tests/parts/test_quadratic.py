@@ -53,7 +53,9 @@ def test_on_the_simplex_only_the_best_will_do(size: int, rank: int, seed: int, m
 
 
 def test_in_the_box_by_hand() -> None:
-    torch.testing.assert_close(in_box(torch.eye(3, dtype=torch.float64), vector(2, 0.5, -1), 1.0), vector(1, 0.5, 0))
+    torch.testing.assert_close(
+        in_box(torch.eye(3, dtype=torch.float64), vector(2, 0.5, -1), 1.0), vector(1, 0.5, 0)
+    )
     assert not in_box(torch.eye(3, dtype=torch.float64), vector(2, 0.5, -1), 0.0).any()
 
 

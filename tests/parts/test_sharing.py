@@ -16,13 +16,13 @@ from tests.core.test_task import network
 def test_parts_come_apart_and_together_again() -> None:
     task = task_of(network(), 4, dtype=torch.float64)
     w = torch.arange(float(task.layout.size), dtype=torch.float64)
-    for keeps in ((), ("head",), ("norms",), ("body",), ("0.bias", "head"), ("head", "body", "buffers")):
-        own, shared = part(task, keeps, w, home=True), part(task, keeps, w, home=False)
-        home = task.home(*keeps)
-        assert own.tolist() == w[home].tolist()
-        assert shared.tolist() == w[~home].tolist()
-        assert torch.equal(joined(task, keeps, own, shared), w)
-        assert [t.tolist() for t in apart(task, keeps, w)] == [own.tolist(), shared.tolist()]
+    for personal in ((), ("head",), ("norms",), ("body",), ("0.bias", "head"), ("head", "body", "buffers")):
+        own, shared = part(task, personal, w, local=True), part(task, personal, w, local=False)
+        local = task.local(*personal)
+        assert own.tolist() == w[local].tolist()
+        assert shared.tolist() == w[~local].tolist()
+        assert torch.equal(joined(task, personal, own, shared), w)
+        assert [t.tolist() for t in apart(task, personal, w)] == [own.tolist(), shared.tolist()]
 
 
 def test_only_one_part_may_move() -> None:
@@ -33,11 +33,11 @@ def test_only_one_part_may_move() -> None:
     assert head.tolist() == task.where("head")[: task.d].tolist()
 
 
-@pytest.mark.parametrize("keeps", [(), ("head",), ("norms",)])
+@pytest.mark.parametrize("personal", [(), ("head",), ("norms",)])
 @pytest.mark.parametrize("buffers", ["local", "average"])
-def test_layers_cover_what_is_shared(keeps: tuple[str, ...], buffers: str) -> None:
+def test_layers_cover_what_is_shared(personal: tuple[str, ...], buffers: str) -> None:
     task = dataclasses.replace(small_federation("batch", (4, 4))[0], buffers=buffers)
-    spans = layers(task, keeps)
+    spans = layers(task, personal)
     assert [start for start, *_ in spans] == [0, *(stop for _, stop, _ in spans[:-1])]
-    assert spans[-1][1] == int((~task.home(*keeps)).sum())
+    assert spans[-1][1] == int((~task.local(*personal)).sum())
     assert all(trained for *_, trained in spans) is (buffers == "local")

@@ -23,7 +23,7 @@ def test_a_lesson_is_every_sample_once_in_steps(ready: bool) -> None:
     teacher = torch.full((5, 2), 0.5)
     data, steps = lesson(torch.arange(5.0)[:, None], teacher, torch.tensor(ready), batch=2)
     assert [step.index.tolist() for step in steps] == [[0, 1], [2, 3], [4]]
-    assert all(step.real is not None and step.real.tolist() == [ready] * len(step.index) for step in steps)
+    assert all(step.valid is not None and step.valid.tolist() == [ready] * len(step.index) for step in steps)
     assert int(data.size) == 5
     assert data.y is teacher
 

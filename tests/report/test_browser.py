@@ -13,12 +13,17 @@ import pytest
 
 from copfl.report import page, run_data, watch
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need `pip install playwright`")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the browser tests need `pip install playwright`"
+)
 axe = pytest.importorskip(
-    "axe_playwright_python.sync_playwright", reason="the browser tests need `pip install axe-playwright-python`"
+    "axe_playwright_python.sync_playwright",
+    reason="the browser tests need `pip install axe-playwright-python`",
 )
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="the browser tests need Chromium: apt-get install chromium"
+)
 # Some sandboxes need --no-sandbox because the tests run as root; the others keep Chromium from asking the network.
 ARGUMENTS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -149,12 +154,17 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
     assert shades(dark)[0] < 40
     assert shades(dark)[1] > 200
     light.locator("#theme").click()
-    until(light, "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'")
+    until(
+        light,
+        "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'",
+    )
     assert shades(light) == shades(dark)
     assert light.locator("#theme").get_attribute("aria-pressed") == "true"
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop light", "phone dark"])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop light", "phone dark"]
+)
 @pytest.mark.parametrize("which", ["one", "three"])
 def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     opened: Open, which: str, size: dict[str, int], scheme: str
@@ -170,7 +180,9 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     for name, traces, expected, width in drawn:
         assert traces == expected, name
         assert 250 < width <= size["width"], name
-    assert sheet.evaluate("document.documentElement.scrollWidth") <= size["width"]  # nothing to scroll sideways for
+    assert (
+        sheet.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    )  # nothing to scroll sideways for
     sheet.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     found = axe.Axe().run(sheet).response["violations"]
     assert [f"{v['impact']} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found] == []
@@ -185,7 +197,9 @@ def test_a_figure_can_be_saved(opened: Open, tmp_path: Path) -> None:
     assert "after training" in (tmp_path / "accuracy.svg").read_text()
 
 
-def test_a_live_page_shows_new_rounds_and_keeps_the_view(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_live_page_shows_new_rounds_and_keeps_the_view(
+    browser: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["copfl"], run)
     whole = {name: (run / name).read_bytes() for name in ("rounds.jsonl", "timing.jsonl")}

@@ -47,7 +47,9 @@ def test_the_figures_are_what_plotly_takes(runs: dict[str, Path]) -> None:
     graph_objects = pytest.importorskip("plotly.graph_objects", reason="plotly is an extra")
     drawn = data_of(page.render(run_data.read_all([runs["copfl"], runs["local"]])))["figures"]
     for figure in drawn.values():
-        plain = json.loads(re.sub(r"var\(--c(\d)\)", r"#00000\1", json.dumps(figure)))  # the page looks its colours up
+        plain = json.loads(
+            re.sub(r"var\(--c(\d)\)", r"#00000\1", json.dumps(figure))
+        )  # the page looks its colours up
         graph_objects.Figure(plain)  # raises for a property that there is not
 
 
@@ -56,8 +58,8 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
     curve = charts.accuracy([told])[0]
     assert isinstance(curve, Lines)
     assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in told.records])
-    assert curve.lines[0].low == pytest.approx(100 * np.quantile(told.figure("accuracy"), 0.1, axis=1))
-    worst = told.figure("accuracy")[-1].argmin()
+    assert curve.lines[0].low == pytest.approx(100 * np.quantile(told.metric("accuracy"), 0.1, axis=1))
+    worst = told.metric("accuracy")[-1].argmin()
     assert curve.lines[0].remarks[-1].startswith(f"lowest: client {worst}, ")
 
 
@@ -97,7 +99,9 @@ def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) 
 def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> None:
     (told,) = run_data.read_all([runs["copfl"]])
     bad = '</script><script>alert("x")</script><!--'
-    told = dataclasses.replace(told, label=bad, environment={**told.environment, "classes": [bad] * 10, "command": bad})
+    told = dataclasses.replace(
+        told, label=bad, environment={**told.environment, "classes": [bad] * 10, "command": bad}
+    )
     html = page.render([told])
     assert "<script>alert" not in html
     assert data_of(html)["figures"]["held"]["data"][0]["x"][0] == bad
@@ -130,7 +134,9 @@ def test_pictures_for_papers_are_the_same_bytes_each_time(runs: dict[str, Path],
     chosen = [one for one in drawn if one.name in ("accuracy", "clients", "where")]
     first = matplotlib_charts.write(chosen, tmp_path / "a")
     second = matplotlib_charts.write(chosen, tmp_path / "b")
-    assert [p.name for p in first] == [f"{n}.{k}" for n in ("accuracy", "clients", "where") for k in ("png", "svg")]
+    assert [p.name for p in first] == [
+        f"{n}.{k}" for n in ("accuracy", "clients", "where") for k in ("png", "svg")
+    ]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
     assert "client 3" in (tmp_path / "a" / "clients.svg").read_text()
 

@@ -24,7 +24,7 @@ def test_a_run_tells_what_its_files_hold(runs: dict[str, Path]) -> None:
         [1, 2, 3, 4, 5],
         5,
     )
-    assert told.figure("accuracy").shape == (5, 4)
+    assert told.metric("accuracy").shape == (5, 4)
     assert told.last("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
     assert told.federation("shared") == [line["federation"]["shared"] for line in lines]
     assert len(told.seconds) == 5
@@ -39,7 +39,7 @@ def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -
     assert told.masks.round == 5
     assert sum(told.masks.sizes) == mask.shape[1] == told.environment["parameters"]
     whole = (told.masks.share * told.masks.sizes).sum(1) / mask.shape[1]
-    assert np.allclose(whole, told.last("personal_share"), atol=1e-6)
+    assert np.allclose(whole, told.last("personal_fraction"), atol=1e-6)
     first = mask[:, : told.masks.sizes[0]]  # a layer's weight and bias lie side by side
     assert np.allclose(told.masks.share[:, 0], first.double().mean(1))
     assert told.masks.common[0] == pytest.approx(float((~first.any(0)).double().mean()))
@@ -90,7 +90,9 @@ def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rounds", ["[1]", "nan", "inf", '"many"', "0", "-3"])
-def test_a_run_file_that_names_no_number_of_rounds(runs: dict[str, Path], tmp_path: Path, rounds: str) -> None:
+def test_a_run_file_that_names_no_number_of_rounds(
+    runs: dict[str, Path], tmp_path: Path, rounds: str
+) -> None:
     shutil.copytree(runs["copfl"], tmp_path / "run")
     path = tmp_path / "run" / "run.toml"
     path.write_text(re.sub(r"(?m)^rounds = .*$", f"rounds = {rounds}", path.read_text()))
@@ -102,7 +104,9 @@ def test_odd_words_in_a_folder_are_shown_as_they_are(runs: dict[str, Path], tmp_
     shutil.copytree(runs["copfl"], tmp_path / "run")
     path = tmp_path / "run" / "environment.json"
     found = json.loads(path.read_text())
-    path.write_text(json.dumps(found | {"command": "copfl run 'half", "classes": ["9" * 5000] * len(found["classes"])}))
+    path.write_text(
+        json.dumps(found | {"command": "copfl run 'half", "classes": ["9" * 5000] * len(found["classes"])})
+    )
     assert "copfl run &#39;half" in page.render(run_data.read_all([tmp_path / "run"]))
 
 

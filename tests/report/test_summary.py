@@ -55,7 +55,7 @@ def test_the_table_says_what_each_client_has_and_got(result: Result) -> None:
     assert "\x1b" not in text
 
 
-def test_the_latest_look_at_a_client_counts() -> None:
+def test_the_latest_eval_models_a_client_counts() -> None:
     result = copfl.run("fedavg", clients=4, participation=0.5, **{**TINY, "rounds": 4})
     last = summary.as_json(result)["clients"]["accuracy"]
     for n in range(4):
@@ -89,7 +89,9 @@ def test_numbers_are_never_cut(result: Result, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-def test_many_classes_with_long_names_leave_the_numbers_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_many_classes_with_long_names_leave_the_numbers_whole(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     """Ten classes a client, called as ImageNet calls them: the first table of Mini-ImageNet was all dots."""
     y = np.arange(200) % 20
     names = [f"n{1532829 + 7919 * label:08d}" for label in range(20)]
@@ -106,7 +108,9 @@ def test_many_classes_with_long_names_leave_the_numbers_whole(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
-def test_the_bar_says_round_accuracy_shared_and_time_left(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_the_bar_says_round_accuracy_shared_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
     with Bar(10, out) as bar:

@@ -85,7 +85,11 @@ def test_a_folder_that_went_away_is_said(port: int, run: Path) -> None:
 
 def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("watch", run, "--port", "0"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        command("watch", run, "--port", "0"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     with process:

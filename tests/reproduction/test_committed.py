@@ -37,7 +37,11 @@ def test_every_committed_record_is_understood_and_called_after_its_run() -> None
         assert len(record.clients["accuracy"]) == record.tables["run"]["clients"]
         assert record.rounds[-1] == record.tables["run"]["rounds"]
         shares = [
-            v for figures in (record.clients, record.curves) for n, own in figures.items() if n != "loss" for v in own
+            v
+            for figures in (record.clients, record.curves)
+            for n, own in figures.items()
+            if n != "loss"
+            for v in own
         ]
         assert all(math.isnan(share) or 0 <= share <= 1 for share in shares), store.file_name(record)
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
@@ -54,7 +58,9 @@ def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) ->
         assert (run.validation > 0) == name.startswith("plus-search")
     seen = findings.found(item, "full", list(item.protocols), [0], store.Store(Path("nowhere")))
     for claim in item.claims:
-        assert {part.word for p in item.protocols for part in findings.verdicts(claim, seen, p)} == {findings.UNKNOWN}
+        assert {part.word for p in item.protocols for part in findings.verdicts(claim, seen, p)} == {
+            findings.UNKNOWN
+        }
 
 
 def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
@@ -82,10 +88,15 @@ def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
     for numbers in item.numbers.values():
         assert numbers.keys() <= {row.label for row in item.rows}
     plan = next(
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "rate=0.05 budget=0.8"
+        p
+        for p in experiments.plans(item, item.budget("full"), ["paper"])
+        if p.row.label == "rate=0.05 budget=0.8"
     )
     algorithm = plan.runs({}, [0])[0].tables["algorithm"]
-    assert (algorithm["rate"], algorithm["budget"]) == (0.05, 0.8)  # a row's own settings win over its column's
+    assert (algorithm["rate"], algorithm["budget"]) == (
+        0.05,
+        0.8,
+    )  # a row's own settings win over its column's
     runs = [p.runs({}, [0])[0] for p in experiments.plans(item, item.budget("full"), ["paper"])]
     assert len({store.id_of(run) for run in runs}) == 2 * 19  # where p is above gamma it is gamma that counts
 
@@ -96,20 +107,33 @@ def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_
     for plan in experiments.plans(item, item.budget("full"), ["equal"]):
         by_column.setdefault(plan.column.name, plan)
     for name, plan in by_column.items():
-        few = {"cinic10-50": "cinic10-20", "mini-imagenet-50": "mini-imagenet-20"}.get(name, name.replace("-50", "-10"))
-        assert [store.id_of(t.run) for t in plan.trials()] == [store.id_of(t.run) for t in by_column[few].trials()]
+        few = {"cinic10-50": "cinic10-20", "mini-imagenet-50": "mini-imagenet-20"}.get(
+            name, name.replace("-50", "-10")
+        )
+        assert [store.id_of(t.run) for t in plan.trials()] == [
+            store.id_of(t.run) for t in by_column[few].trials()
+        ]
         (run,) = plan.runs(plan.choices[0], [1])
         tuning = plan.trials()[0].run.tables["run"]
         assert run.tables["run"]["clients"] == int(name.rpartition("-")[2])
-        shown = (run.tables["run"]["rounds"], run.tables["run"]["look_every"], tuning["rounds"], tuning["look_every"])
+        shown = (
+            run.tables["run"]["rounds"],
+            run.tables["run"]["eval_every"],
+            tuning["rounds"],
+            tuning["eval_every"],
+        )
         usual, many = (50, 25) if name.startswith("mini") else (200, 100)
         rounds = many if name.endswith("-50") else usual
         expected = (rounds, min(8, rounds // 8), *((16, 4) if name.startswith("mini") else (40, 8)))
         assert shown == expected
-        assert (f"{rounds} rounds" in plan.column.title) == (expected[0] != 200)  # a heading says what is not usual
+        assert (f"{rounds} rounds" in plan.column.title) == (
+            expected[0] != 200
+        )  # a heading says what is not usual
 
 
-def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chosen_and_rivals_have_its_levers() -> None:
+def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chosen_and_rivals_have_its_levers() -> (
+    None
+):
     fresh, others, searched, again = (
         experiments.read(name) for name in ("plus", "plus-others", "plus-search", "plus-search-2")
     )
@@ -128,9 +152,12 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chos
             if plan.row.label == "plus":  # in every column the preset's own numbers
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
                 assert abs(tables["algorithm"]["warmup"] - 0.75 * tables["run"]["rounds"]) <= 0.5
-                levers = tables["levers"]
-            if plan.row.label.endswith("levers") and not plan.row.label.startswith("Local"):
-                assert tables["levers"].items() >= {"momentum": 0.9, "average": 0.95, "statistics": "own"}.items()
+                levers = tables["addons"]
+            if plan.row.label.endswith("addons") and not plan.row.label.startswith("Local"):
+                assert (
+                    tables["addons"].items()
+                    >= {"momentum": 0.9, "average": 0.95, "statistics": "own"}.items()
+                )
         assert (levers["momentum"], levers["average"], levers["statistics"]) == (0.9, 0.95, "own")
 
 
@@ -141,11 +168,11 @@ def test_the_hand_written_page_has_a_place_for_every_item() -> None:
 
 def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
     item = experiments.read("table1")
-    row = item.rows[-1]._replace(preset="paper", settings={"levers": {"momentum": 0.9}})
+    row = item.rows[-1]._replace(preset="paper", settings={"addons": {"server_momentum": 0.9}})
     plain = experiments.Plan(item.columns[2], "equal", row, item.base, item.budget("full"))
     adam = plain._replace(row=row._replace(recipes={"equal": item.rows[0].recipes["equal"]}))
     for plan, optimizer in ((plain, "mamo"), (adam, "adam")):
         tables = plan.runs(plan.choices[1], [3])[0].tables
         assert (tables["algorithm"]["merge"], tables["algorithm"]["rate"]) == ("union", 0.15)
         assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (optimizer, 3e-4)
-        assert (tables["levers"]["momentum"], tables["run"]["seed"]) == (0.9, 3)
+        assert (tables["addons"]["momentum"], tables["run"]["seed"]) == (0.9, 3)

@@ -48,14 +48,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.opened(here / "results"), here / "runs", {"run": {"device": "cpu"}}, say=lambda text: None
     )
     item = experiments.read(str(SMALL))
-    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    plans = [
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
+    ]
     assert batch.count_left(plans, [0, 1, 2], session.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
     assert batch.carry_on(plans, [0, 1, 2], session) == (0, [])
     return here
 
 
 def test_one_run_gives_two_rows_and_only_the_tuned_rows_are_tuned(whole: Path) -> None:
-    names = sorted(re.sub(r"-[0-9a-f]{12}\.json", "", path.name) for path in (whole / "results").glob("*.json"))
+    names = sorted(
+        re.sub(r"-[0-9a-f]{12}\.json", "", path.name) for path in (whole / "results").glob("*.json")
+    )
     fedavg = ["digits-3-fedavg-sgd-seed0", "digits-3-fedavg-sgd-seed1", "digits-3-fedavg-sgd-seed2"]
     tuning = ["digits-3-fedavg-sgd-validation-seed0"] * 2
     assert names == sorted([f"digits-3-copfl-mamo-seed{seed}" for seed in range(3)] + fedavg + tuning)
@@ -86,13 +90,13 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     assert not list(tmp_path.glob("results/*"))
     # Another sitting: the time is up after the third run, in the middle of a cell.
     done: list[str] = []
-    real = batch.carried_out
+    valid = batch.carried_out
 
     def counted(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
         if len(done) == 3:
             raise batch.TimeIsUp
         done.append(runs[0].label)
-        return real(runs, session)
+        return valid(runs, session)
 
     monkeypatch.setattr(batch, "carried_out", counted)
     answer = reproduce(capsys, tmp_path, *COLUMN)
@@ -116,15 +120,19 @@ def test_seeds_that_go_in_step_give_the_same_records(
 
     def noted(settings: Any, simulations: Any) -> Any:
         together.append(len(settings))
-        return real(settings, simulations)
+        return valid(settings, simulations)
 
-    real = seed_batching.in_step
+    valid = seed_batching.in_step
     monkeypatch.setattr(seed_batching, "in_step", noted)
     item = experiments.read(str(SMALL))
-    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    plans = [
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
+    ]
     runs = plans[2].runs({}, [0, 1, 2])
-    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
+    session = batch.Sitting(
+        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
+    )
     assert not session.cuda
     known = store.opened(whole / "results")
     for run, record in batch.carried_out(runs, session):
@@ -144,14 +152,18 @@ def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
         rounds.append(len(chunks))
         if len(rounds) == 2:
             raise torch.cuda.OutOfMemoryError("no room")
-        return real(algorithm, tasks, mapping, chunks, look)
+        return valid(algorithm, tasks, mapping, chunks, look)
 
-    real = mapping.abreast
+    valid = mapping.abreast
     monkeypatch.setattr(seed_batching, "abreast", full)
     item = experiments.read(str(SMALL))
-    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
-    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    plans = [
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
+    ]
+    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
+    session = batch.Sitting(
+        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
+    )
     known = store.opened(whole / "results")
     made = list(batch.carried_out(plans[2].runs({}, [0, 1, 2]), session))
     assert rounds == [3, 3]  # the second of them failed, and what it left in the folders is not gone on from
@@ -165,18 +177,20 @@ def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
 def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = store.record_of
+    valid = store.record_of
 
     def record_of(folder: Path, run: experiments.Run) -> store.Record:
         if run.seed == 0:
             raise RunError("no share")
-        return real(folder, run)
+        return valid(folder, run)
 
     monkeypatch.setattr(batch, "record_of", record_of)
     item = experiments.read(str(SMALL))
     plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "CO-PFL")
-    place = {"run": {"device": "cpu", "engine": "all_at_once", "chunk": 64}}
-    session = batch.Sitting(store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None)
+    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
+    session = batch.Sitting(
+        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
+    )
     seen = batch.carried_out(plan.runs({}, [0, 1, 2]), session)
     assert [next(seen)[0].seed, next(seen)[0].seed] == [1, 2]
     with pytest.raises(RunError, match="no share"):
@@ -187,7 +201,9 @@ def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = experiments.read(str(SMALL))
-    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    plans = [
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
+    ]
     known, asked = store.opened(whole / "results"), list[list[int]]()
 
     def pretended(
@@ -210,7 +226,9 @@ def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is
     assert len(list(tmp_path.glob("*.json"))) == 6
 
 
-def test_several_processes_share_an_item_and_none_does_what_another_is_at(whole: Path, tmp_path: Path) -> None:
+def test_several_processes_share_an_item_and_none_does_what_another_is_at(
+    whole: Path, tmp_path: Path
+) -> None:
     """Two real processes at the same cells, with the same folders, make the records of one, each run once."""
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
     command = [sys.executable, "-m", "copfl.cli.main", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
@@ -281,15 +299,19 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
-def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(whole: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(
+    whole: Path, tmp_path: Path
+) -> None:
     item = experiments.read(str(SMALL))
-    plans = [p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"]
+    plans = [
+        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
+    ]
     run = plans[2].runs({}, [0])[0]
     session = batch.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
     assert batch.expected([run], session) == 0  # nothing is known
-    session.pace = {"digits 3 fedavg 1": 2.0}
+    session.lr_factor = {"digits 3 fedavg 1": 2.0}
     assert batch.expected([run], session) == 8.0  # as the slowest kind so far
-    session.pace["digits 3 copfl 1"] = 0.5
+    session.lr_factor["digits 3 copfl 1"] = 0.5
     assert batch.expected([run], session) == 2.0
 
 
@@ -306,7 +328,9 @@ def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Pat
     assert "What was here" not in text
     for shown in (page, text):
         assert "3 of 6 cells have all 3 seeds" in shown
-        assert re.search(r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown)  # what is missing is not hidden
+        assert re.search(
+            r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown
+        )  # what is missing is not hidden
         assert re.search(r"CO-PFL − best rival\* \| [+-]\d+\.\d \[[+-].*\], FedAvg\S* \| not yet run", shown)
         assert "| CO-PFL is best | yes | **not measured** (1 not distinguishable, 1 not measured) |" in shown
         assert "Digits stand in for something else." in shown
@@ -344,7 +368,9 @@ def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
     shutil.copytree(whole / "results", tmp_path / "results")
     for path in (tmp_path / "results").glob("*copfl*seed1*"):
         path.unlink()  # FedAvg's records of this seed are still there
-    monkeypatch.setattr(batch, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16})
+    monkeypatch.setattr(
+        batch, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16}
+    )
     monkeypatch.setattr(batch, "execute", None)  # nobody may begin
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
@@ -354,11 +380,18 @@ def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
 
 
 def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
-    record = next(r for r in store.opened(whole / "results").found.values() if r.tables["algorithm"]["name"] == "copfl")
-    tables = experiments.joined(record.tables, {"run": {"device": "cuda", "engine": "captured", "precision": "tf32"}})
+    record = next(
+        r for r in store.opened(whole / "results").found.values() if r.tables["algorithm"]["name"] == "copfl"
+    )
+    tables = experiments.joined(
+        record.tables, {"run": {"device": "cuda", "engine": "cuda_graph", "precision": "tf32"}}
+    )
     tables["data"]["dir"] = "/somewhere"
     assert store.identity(tables, 0.0, record.last) == record.id
-    older = {**record.tables, "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "most"}}
+    older = {
+        **record.tables,
+        "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "most"},
+    }
     assert store.identity(older, 0.0, record.last) == record.id
     for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"copfl": {"rate": 0.2}}):
         assert store.identity(experiments.joined(record.tables, change), 0.0, record.last) != record.id
@@ -370,7 +403,7 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     item, kept = experiments.read(str(SMALL)), store.opened(whole / "results")
     plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
     run = next(run for run in plan.runs(batch.chosen(plan, kept) or {}, [0]))
-    less = {**run.tables, "run": {**run.tables["run"], "look_at": "after"}}
+    less = {**run.tables, "run": {**run.tables["run"], "eval_models": "final"}}
     assert store.id_of(run._replace(tables=less)) == store.id_of(run)
     record = kept.get(run)
     assert record is not None
@@ -385,9 +418,9 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     assert kept.get(run) == record
 
 
-def test_a_row_cannot_show_what_its_runs_do_not_look_at(tmp_path: Path, capsys: Capture) -> None:
+def test_a_row_cannot_show_what_its_runs_do_not_eval_models(tmp_path: Path, capsys: Capture) -> None:
     item = tmp_path / "own.toml"
-    item.write_text(SMALL.read_text().replace("batch = 8\n", 'batch = 8\nlook_at = "after"\n'))
+    item.write_text(SMALL.read_text().replace("batch = 8\n", 'batch = 8\neval_models = "final"\n'))
     message = 'row "FedAvg" shows accuracy_before, but its runs look at accuracy alone'
     assert message in called(capsys, "reproduce", item, "--device", "cpu", "--plan").err
 
@@ -417,7 +450,9 @@ def test_a_folder_that_looked_at_less_is_not_taken_over(whole: Path, tmp_path: P
     folder = shutil.copytree(whole / "runs" / f"{record.id}-all", tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     for line in lines:
-        line["per_client"] = {k: v for k, v in line["per_client"].items() if not k.endswith(("_before", "_global"))}
+        line["per_client"] = {
+            k: v for k, v in line["per_client"].items() if not k.endswith(("_before", "_global"))
+        }
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     answer = reproduce(capsys, tmp_path, "--import", folder)
     assert "not taken over: it looked at less than small shows" in answer.err
@@ -430,12 +465,12 @@ def test_a_failing_run_does_not_stop_the_others(
     shutil.copytree(whole / "results", tmp_path / "results")
     for seed in (0, 1):
         next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
-    real = batch.carried_out
+    valid = batch.carried_out
 
     def failing(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
         if runs[0].seed == 0:
             raise RunError("it went wrong")
-        return real(runs, session)
+        return valid(runs, session)
 
     monkeypatch.setattr(batch, "carried_out", failing)
     answer = reproduce(capsys, tmp_path, *COLUMN)
@@ -474,7 +509,9 @@ def test_unknown_and_broken_items_are_told(tmp_path: Path, capsys: Capture) -> N
 # Verdicts
 
 
-def cell_of(label: str, values: dict[int, list[float]], ours: bool = False, losses: tuple[float, ...] = ()) -> Any:
+def cell_of(
+    label: str, values: dict[int, list[float]], ours: bool = False, losses: tuple[float, ...] = ()
+) -> Any:
     """A cell with these accuracies per seed and client."""
     row = experiments.Row(label, "copfl", {}, "accuracy", {"paper": experiments.Recipe({}, {})}, ours, label)
     budget = experiments.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
@@ -490,7 +527,9 @@ def cell_of(label: str, values: dict[int, list[float]], ours: bool = False, loss
 def judged(says: str, *cells: findings.Cell, **how: Any) -> list[str]:
     rows = [cell.row for cell in cells]
     column = cells[0].plan.column
-    item = experiments.Item("x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""})
+    item = experiments.Item(
+        "x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""}
+    )
     seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells})
     claim = experiments.Claim("", says, "", how)
     return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
@@ -514,7 +553,9 @@ def test_a_claim_holds_fails_or_cannot_be_told() -> None:
 def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_higher_mean() -> None:
     mine = cell_of("a", HIGH, True)
     above = cell_of("b", {s: [v + 0.02 for v in own] for s, own in HIGH.items()})
-    higher = cell_of("c", {0: [0.99, 0.99], 1: [0.7, 0.8], 2: [1.0, 1.0]})  # on average, but not in every seed
+    higher = cell_of(
+        "c", {0: [0.99, 0.99], 1: [0.7, 0.8], 2: [1.0, 1.0]}
+    )  # on average, but not in every seed
     assert judged("not_below", mine, above, row="a") == [findings.FAILS]
     assert judged("not_below", mine, higher, row="a") == [findings.HOLDS]
     assert judged("not_below", mine, above, higher, row="a") == [findings.FAILS]
@@ -522,12 +563,12 @@ def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_h
 
 def test_the_best_of_some_and_by_how_much() -> None:
     mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
-    assert judged("best", mine, low, noisy, row="a", among=["b"]) == [findings.HOLDS]
+    assert judged("best", mine, low, noisy, row="a", candidates=["b"]) == [findings.HOLDS]
     assert judged("best", mine, low, row="a", by=30) == [findings.HOLDS]  # the gain is about 40 points
     assert judged("best", mine, low, row="a", by=60) == [findings.FAILS]
     assert judged("best", mine, noisy, row="a", by=30) == [findings.OPEN]
     with pytest.raises(UsageError, match='row "d"'):
-        judged("best", mine, low, row="a", among=["d"])
+        judged("best", mine, low, row="a", candidates=["d"])
 
 
 def test_nothing_is_said_of_what_is_not_measured() -> None:
@@ -537,7 +578,9 @@ def test_nothing_is_said_of_what_is_not_measured() -> None:
     assert judged("above", mine, nothing, row="a", other="c") == [findings.UNKNOWN]
     low, high = cell_of("d", LOW), cell_of("e", {s: [v + 0.1 for v in own] for s, own in HIGH.items()})
     assert judged("best", mine, low, nothing, row="a") == [findings.UNKNOWN]  # who is missing might be better
-    assert judged("best", mine, high, nothing, row="a") == [findings.FAILS]  # but one that is better is enough
+    assert judged("best", mine, high, nothing, row="a") == [
+        findings.FAILS
+    ]  # but one that is better is enough
 
 
 def test_claims_about_curves() -> None:
@@ -545,8 +588,12 @@ def test_claims_about_curves() -> None:
     assert judged("lower_loss", low_loss, high_loss, row="a", other="b") == [findings.HOLDS]
     assert judged("lowest_loss", low_loss, high_loss, row="a") == [findings.HOLDS]
     assert judged("loss_near_zero", low_loss, high_loss, row="a", round=75, below=0.1) == [findings.HOLDS]
-    assert judged("settled", low_loss, high_loss, row="a", round=50, within=1.0) == [findings.FAILS]  # 0 % at round 50
-    assert judged("settled", low_loss, high_loss, row="b", round=100, within=1.0) == [findings.HOLDS]  # above its end
+    assert judged("settled", low_loss, high_loss, row="a", round=50, within=1.0) == [
+        findings.FAILS
+    ]  # 0 % at round 50
+    assert judged("settled", low_loss, high_loss, row="b", round=100, within=1.0) == [
+        findings.HOLDS
+    ]  # above its end
 
 
 def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have() -> None:
@@ -563,9 +610,15 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
     def word(*cells: findings.Cell) -> findings.Verdict:
         columns = [c.plan.column for c in cells]
-        item = experiments.Item("x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""})
-        seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells})
-        (verdict,) = findings.verdicts(experiments.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper")
+        item = experiments.Item(
+            "x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""}
+        )
+        seen = findings.Findings(
+            item, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
+        )
+        (verdict,) = findings.verdicts(
+            experiments.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper"
+        )
         return verdict
 
     long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])
@@ -588,17 +641,28 @@ def test_a_claim_over_many_places_is_as_strong_as_its_weakest() -> None:
 
 
 def test_marks_must_be_there_once() -> None:
-    assert pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new") == "a <!-- x -->\nnew\n<!-- end of x --> c"
+    assert (
+        pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new")
+        == "a <!-- x -->\nnew\n<!-- end of x --> c"
+    )
     with pytest.raises(Exception, match="marks"):
         pages.put("nothing", "x", "new")
 
 
 def test_a_mask_that_grew_by_more_than_its_rate_is_told() -> None:
     def rounds(*shares: list[float]) -> list[dict[str, Any]]:
-        return [{"round": k, "clients": [4, 7], "per_client": {"personal_share": s}} for k, s in enumerate(shares, 1)]
+        return [
+            {"round": k, "clients": [4, 7], "per_client": {"personal_fraction": s}}
+            for k, s in enumerate(shares, 1)
+        ]
 
-    assert store.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None  # some may return
-    assert store.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}]) is None
+    assert (
+        store.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
+    )  # some may return
+    assert (
+        store.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
+        is None
+    )
     told = store.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
     assert told is not None
     assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in told

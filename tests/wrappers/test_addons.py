@@ -12,23 +12,23 @@ from copfl.algorithms import ALGORITHMS, copfl, fedavg, local
 from copfl.algorithms.averaging import Server, Total
 from copfl.core import tree
 from copfl.core.optim import Adam, Scaled, Sgd, faster
-from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.engine.mapping import sequential, vmap
 from copfl.errors import UsageError
 from copfl.kernels.modules import BatchNorm
 from copfl.testing import check_algorithm, small_federation
-from copfl.wrappers.addons import Averaged, Moving, MovingServer, Restated, Scheduled, levered
+from copfl.wrappers.addons import Ema, LocalBnStats, LrSchedule, MomentumServer, ServerMomentum, with_addons
 from tests.toys import rounds_of, slopes
 
 
 def test_at_its_defaults_nothing_is_added() -> None:
     algorithm = fedavg()
-    assert levered(algorithm) is algorithm
+    assert with_addons(algorithm) is algorithm
 
 
 def test_momentum_by_hand() -> None:
     """w = 1; the mean says 3, then 3 again: steps of 2, then 0.5 * 2 + (3 - 3) = 1."""
-    task, algorithm = slopes(1.0), Moving(fedavg(), 0.5)
-    server: Any = MovingServer(Server(torch.tensor([1.0])), torch.tensor([0.0]))
+    task, algorithm = slopes(1.0), ServerMomentum(fedavg(), 0.5)
+    server: Any = MomentumServer(Server(torch.tensor([1.0])), torch.tensor([0.0]))
     total = Total(torch.tensor([6.0]), torch.tensor(2.0))
     server, _ = algorithm.server_update(task, server, total)
     assert server.server.w.tolist() == [3.0]
@@ -42,28 +42,37 @@ def test_average_by_hand() -> None:
     task, federation = small_federation("none", (4, 6))
     plain, ends = local(Sgd(lr=0.1)), []
     for rounds in (1, 2):
-        state, _ = rounds_of(plain, task, federation, rounds, one_by_one())
+        state, _ = rounds_of(plain, task, federation, rounds, sequential())
         down = plain.downlink(state.server, torch.arange(2))
-        ends.append(plain.personal(task, tree.row(state.clients.rows(torch.arange(2)), 1), tree.row(down, 1)))
-    algorithm = Averaged(plain, 0.5)
-    state, _ = rounds_of(algorithm, task, federation, 2, one_by_one())
+        ends.append(
+            plain.personal_model(task, tree.row(state.clients.rows(torch.arange(2)), 1), tree.row(down, 1))
+        )
+    algorithm = Ema(plain, 0.5)
+    state, _ = rounds_of(algorithm, task, federation, 2, sequential())
     client = tree.row(state.clients.rows(torch.arange(2)), 1)
-    found: Any = algorithm.personal(task, client, tree.row(algorithm.downlink(state.server, torch.arange(2)), 1))
+    found: Any = algorithm.personal_model(
+        task, client, tree.row(algorithm.downlink(state.server, torch.arange(2)), 1)
+    )
     torch.testing.assert_close(found, (ends[0] + 2 * ends[1]) / 3)
     torch.testing.assert_close(client.weight, torch.tensor(0.75, dtype=torch.float64))
 
 
 def test_paces_by_hand() -> None:
     task = slopes(1.0)
-    for schedule, wanted in (("linear", [1, 0.75, 0.5, 0.25, 0, 0]), ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5])):
-        algorithm = Scheduled(fedavg(), schedule, 4)
+    for schedule, wanted in (
+        ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
+        ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5]),
+    ):
+        algorithm = LrSchedule(fedavg(), schedule, 4)
         server = algorithm.server_init(task, 1)
-        for round, pace in enumerate(wanted):
+        for round, lr_factor in enumerate(wanted):
             down = algorithm.downlink(server._replace(round=torch.tensor(round)), torch.tensor([0]))
-            assert float(down.pace[0]) == pytest.approx(pace)
+            assert float(down.lr_factor[0]) == pytest.approx(lr_factor)
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.5, weight_decay=0.01), Adam(lr=0.1)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.1, momentum=0.5, weight_decay=0.01), Adam(lr=0.1)], ids=["sgd", "adam"]
+)
 def test_scaled_steps_are_those_of_a_smaller_learning_rate(optimizer: Any) -> None:
     w, active = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64), torch.tensor([True, False, True])
     half, scaled = faster(optimizer, 0.5), Scaled(optimizer, torch.tensor(0.5, dtype=torch.float64))
@@ -78,16 +87,18 @@ def test_scaled_steps_are_those_of_a_smaller_learning_rate(optimizer: Any) -> No
 def test_own_statistics_are_those_of_all_own_samples() -> None:
     """The first batch norm's: mean and unbiased variance, over all samples and pixels, of what it sees."""
     task, federation = small_federation("batch", (5, 9))
-    rows, w = federation.train.rows([0, 1]), task.first
+    rows, w = federation.train.rows([0, 1]), task.initial
     norm = next(name for name, m in task.module.named_modules() if isinstance(m, BatchNorm))
     for client, size in enumerate((5, 9)):
         data = tree.row(rows, client)
         seen: list[torch.Tensor] = []
-        hook = task.module.get_submodule(norm).register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0]))
+        hook = task.module.get_submodule(norm).register_forward_pre_hook(
+            lambda _, x, seen=seen: seen.append(x[0])
+        )
         task.forward(w, task.numbers(data.x[:size]))
         hook.remove()
-        for one in (task, task.for_many()):
-            found = one.restated(w, data)
+        for one in (task, task.with_batching()):
+            found = one.with_local_statistics(w, data)
             statistics = task.layout.split(found[task.d :], buffers=True)
             torch.testing.assert_close(statistics[f"{norm}.running_mean"], seen[0].mean((0, 2, 3)))
             torch.testing.assert_close(statistics[f"{norm}.running_var"], seen[0].var((0, 2, 3)))
@@ -97,13 +108,20 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe", "fedpac"])
 def test_every_lever_at_once_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
-    check_algorithm(levered(algorithm, momentum=0.9, average=0.8, schedule="cosine", over=5, statistics="own"))
+    every: dict[str, Any] = {
+        "server_momentum": 0.9,
+        "ema": 0.8,
+        "lr_schedule": "cosine",
+        "lr_rounds": 5,
+        "bn_stats": "local",
+    }
+    check_algorithm(with_addons(algorithm, bn_stats="local", **every))
 
 
 def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
     task, federation = small_federation("batch", (5, 9, 3))
-    plain, shown = rounds_of(copfl(), task, federation, 3, all_at_once(64))
-    other, shown_too = rounds_of(Restated(Averaged(copfl(), 0.9)), task, federation, 3, all_at_once(64))
+    plain, shown = rounds_of(copfl(), task, federation, 3, vmap(64))
+    other, shown_too = rounds_of(LocalBnStats(Ema(copfl(), 0.9)), task, federation, 3, vmap(64))
     torch.testing.assert_close(plain.server.w, other.server.w)
     assert shown[-1].federation == shown_too[-1].federation
 
@@ -114,21 +132,23 @@ def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
         ({"momentum": 1.0}, "below 1"),
         ({"average": -0.1}, "at least 0"),
         ({"schedule": "step"}, "cosine"),
-        ({"schedule": "cosine"}, "levers.over"),
+        ({"schedule": "cosine"}, "addons.lr_rounds"),
         ({"statistics": "mine"}, "running"),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        levered(fedavg(), **options)
+        with_addons(fedavg(), **options)
 
 
 def test_momentum_needs_weights_at_the_server() -> None:
     with pytest.raises(UsageError, match="keep moving"):
-        Moving(local()).server_init(slopes(1.0), 2)
+        ServerMomentum(local()).server_init(slopes(1.0), 2)
 
 
 def test_without_batch_norm_there_is_nothing_to_state_again() -> None:
     task, federation = small_federation("none", (4, 6))
-    plain, restated = (rounds_of(a, task, federation, 2, all_at_once(64))[1] for a in (fedavg(), Restated(fedavg())))
-    assert plain[-1].clients["accuracy"].tolist() == restated[-1].clients["accuracy"].tolist()
+    plain, with_local_statistics = (
+        rounds_of(a, task, federation, 2, vmap(64))[1] for a in (fedavg(), LocalBnStats(fedavg()))
+    )
+    assert plain[-1].clients["accuracy"].tolist() == with_local_statistics[-1].clients["accuracy"].tolist()

@@ -11,51 +11,65 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS, FedAvg, fedavg
-from copfl.core.payload import Said
+from copfl.core.payload import Update
 from copfl.core.task import Data
-from copfl.engine.mapping import all_at_once
+from copfl.engine.mapping import vmap
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
 from copfl.experiment.run import resume, run
 from copfl.testing import check_algorithm, small_federation
-from copfl.wrappers.attacks import ATTACKS, Attacked, attacked, drawn, free_rider, noise, others, scaled, sign_flip
+from copfl.wrappers.attacks import (
+    ATTACKS,
+    Attacked,
+    attacked,
+    drawn,
+    free_rider,
+    noise,
+    others,
+    scaled,
+    sign_flip,
+)
 from tests.commands import called
 
-HONEST = Said(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]), None, torch.tensor(6.0))
+HONEST = Update(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]), None, torch.tensor(6.0))
 KEY = torch.tensor(1)
 
 
 def test_a_flipped_sign() -> None:
     assert sign_flip(HONEST, 2.0, KEY).sent.tolist() == [1 - 2 * 1, 1 - 2 * 3]
-    assert sign_flip(HONEST, 2.0, KEY).claim is HONEST.claim
+    assert sign_flip(HONEST, 2.0, KEY).reported_weight is HONEST.reported_weight
 
 
 def test_a_scaled_update_with_a_scaled_claim() -> None:
     lie = scaled(HONEST, 10.0, KEY)
     assert lie.sent.tolist() == [11, 31]
-    assert lie.claim is not None
-    assert lie.claim.item() == 60
-    assert scaled(HONEST._replace(claim=None), 10.0, KEY).claim is None
+    assert lie.reported_weight is not None
+    assert lie.reported_weight.item() == 60
+    assert scaled(HONEST._replace(reported_weight=None), 10.0, KEY).reported_weight is None
 
 
 def test_noise_is_as_long_as_the_update() -> None:
     change = torch.zeros(10_000)
     change[0] = 3.0
-    lie = noise(Said(torch.zeros(10_000), change, None, None), 5.0, KEY)
+    lie = noise(Update(torch.zeros(10_000), change, None, None), 5.0, KEY)
     assert float(lie.sent.norm()) == pytest.approx(15, rel=0.05)
-    assert not torch.equal(lie.sent, noise(Said(torch.zeros(10_000), change, None, None), 5.0, torch.tensor(2)).sent)
+    assert not torch.equal(
+        lie.sent, noise(Update(torch.zeros(10_000), change, None, None), 5.0, torch.tensor(2)).sent
+    )
 
 
 def test_a_free_rider_sends_back_what_it_got_and_an_honest_claim() -> None:
     received = torch.full((10_000,), 2.0)
-    lie = free_rider(Said(received, torch.zeros(10_000), None, torch.tensor(7.0)), 0.01, KEY)
+    lie = free_rider(Update(received, torch.zeros(10_000), None, torch.tensor(7.0)), 0.01, KEY)
     assert float((lie.sent - received).std()) == pytest.approx(0.02, rel=0.05)
-    assert lie.claim is not None
-    assert lie.claim.item() == 7
+    assert lie.reported_weight is not None
+    assert lie.reported_weight.item() == 7
 
 
 def test_wrong_labels_are_the_clients_own_other_classes() -> None:
-    data = Data(torch.zeros(6), torch.tensor([1, 3, 4, 1, 3, 0]), torch.tensor(5))  # the last one is only padding
+    data = Data(
+        torch.zeros(6), torch.tensor([1, 3, 4, 1, 3, 0]), torch.tensor(5)
+    )  # the last one is only padding
     assert others(data, 6).tolist()[:5] == [3, 4, 1, 3, 4]
     alone = Data(torch.zeros(2), torch.tensor([5, 5]), torch.tensor(2))
     assert others(alone, 6).tolist() == [0, 0]
@@ -82,17 +96,21 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
 
     def after(algorithm: object) -> torch.Tensor:
         state = begin(algorithm, task, 2)  # type: ignore[arg-type]
-        list(simulate(algorithm, task, federation, all_at_once(2), state, rounds=1, batch=5))  # type: ignore[arg-type]
+        list(simulate(algorithm, task, federation, vmap(2), state, rounds=1, batch=5))  # type: ignore[arg-type]
         server = state.server
         w: torch.Tensor = (server.server if hasattr(server, "server") else server).w
         return w
 
     plain, lied, nobody = (
         after(a)
-        for a in (FedAvg(), Attacked(FedAvg(), "sign_flip", (1,), 1.0), Attacked(FedAvg(), "sign_flip", (), 1.0))
+        for a in (
+            FedAvg(),
+            Attacked(FedAvg(), "sign_flip", (1,), 1.0),
+            Attacked(FedAvg(), "sign_flip", (), 1.0),
+        )
     )
     assert torch.equal(plain, nobody)
-    first = task.first
+    first = task.initial
     # w1 + w2 = 2 plain, and the lie is 2 first - w2: so plain + lied = (w1 + w2 + w1 + 2 first - w2) / 2 = w1 + first.
     (w1,) = (plain + lied - first,)
     assert not torch.allclose(lied, plain)
@@ -101,20 +119,24 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
 
 @pytest.mark.parametrize(("name", "attack"), [("copfl", "noise"), ("fedavg", "label_flip")])
 def test_it_is_an_algorithm_like_any_other(name: str, attack: str) -> None:
-    check_algorithm(Attacked(ALGORITHMS[name](), attack, (0, 2), ATTACKS[attack][1], seed=3), rounds=2, norm="none")
+    check_algorithm(
+        Attacked(ALGORITHMS[name](), attack, (0, 2), ATTACKS[attack][1], seed=3), rounds=2, norm="none"
+    )
 
 
 def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--rounds", 2, "--engine", "all_at_once", "--model", "mlp", "--out", tmp_path / "run")
+    options = ("--rounds", 2, "--engine", "vmap", "--model", "mlp", "--out", tmp_path / "run")
     done = called(capsys, "run", "--attack", "scaled", "--attackers", 0.3, *options)
     assert done.code == 0, done.err
     attackers = list(drawn(0, 10, 0.3))
     assert sum("liar" in line for line in done.out.splitlines()) == 3
     assert "honest" in done.out
     record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
-    assert [n for n, lies in zip(record["clients"], record["per_client"]["hostile"], strict=True) if lies] == attackers
+    assert [
+        n for n, lies in zip(record["clients"], record["per_client"]["malicious"], strict=True) if lies
+    ] == attackers
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["attackers"] == attackers
     toml = (tmp_path / "run" / "run.toml").read_text()
     assert '[attack]\nname = "scaled"\nshare = 0.3' in toml
@@ -122,8 +144,8 @@ def test_a_run_names_the_attackers_and_tells_the_honest_apart(
 
 def test_a_run_that_goes_on_draws_the_same_lies_and_the_same_noise(tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "model": "mlp", "model_options": {"width": 4}, "clients": 3, "engine": "all_at_once", "checkpoint_every": 1,
-        "attack": {"name": "noise", "share": 0.4}, "guard": {"name": "trimmed_mean"},
+        "model": "mlp", "model_options": {"width": 4}, "clients": 3, "engine": "vmap", "checkpoint_every": 1,
+        "attack": {"name": "noise", "share": 0.4}, "robust": {"name": "trimmed_mean"},
     }  # fmt: skip
     whole = run("copfl", rounds=4, **options)
     run("copfl", rounds=2, out=tmp_path / "run", **options)

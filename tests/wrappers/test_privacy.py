@@ -28,11 +28,13 @@ pytest.importorskip("dp_accounting", reason="the accountant is an extra")
 def turn(algorithm: Any, n: int = 0) -> tuple[Any, Any]:
     """One client's message and its turn."""
     task, federation = small_federation("none", (5, 9))
-    order = plan(0, 0, [n], federation.train.sizes[[n]], batch=4, passes=algorithm.passes, augment=True)
+    order = plan(0, 0, [n], federation.train.sizes[[n]], batch=4, epochs=algorithm.total_epochs, augment=True)
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([n])), 0)
     data = tree.row(federation.train.rows([n]), 0)
     with torch.no_grad():
-        return down, algorithm.client_update(task, algorithm.client_init(task), down, data, tree.row(order, 0))
+        return down, algorithm.client_update(
+            task, algorithm.client_init(task), down, data, tree.row(order, 0)
+        )
 
 
 def test_an_update_is_clipped_and_its_size_withheld() -> None:
@@ -65,7 +67,9 @@ def test_masks_and_scores_do_not_travel() -> None:
     grown = open_.upload.shared.personal
     assert grown.any()
     assert not private.upload.shared.personal.any()
-    assert torch.allclose(private.upload.shared.values[grown], down.down.w[grown], atol=1e-6)  # as if unchanged
+    assert torch.allclose(
+        private.upload.shared.values[grown], down.down.w[grown], atol=1e-6
+    )  # as if unchanged
     assert torch.allclose(private.upload.shared.values[~grown], open_.upload.shared.values[~grown], atol=1e-6)
     assert (private.upload.score.item(), private.client.score.item()) == (1, 1)
     assert open_.upload.score.item() != 1
@@ -100,7 +104,9 @@ def test_epsilon_lies_between_the_exact_one_and_the_simple_bound(noise: float, r
     from dp_accounting import get_epsilon_gaussian
 
     delta, z = 1e-5, noise / 2 / math.sqrt(rounds)  # the sensitivity is twice the clip
-    simple = min(a / (2 * z * z) + math.log(1 / delta) / (a - 1) for a in (1.1, 1.25, 1.5, 1.75, *range(2, 17), 32, 64))
+    simple = min(
+        a / (2 * z * z) + math.log(1 / delta) / (a - 1) for a in (1.1, 1.25, 1.5, 1.75, *range(2, 17), 32, 64)
+    )
     assert get_epsilon_gaussian(z, delta) <= epsilon(noise, rounds, delta) <= simple
 
 
@@ -111,12 +117,15 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise_and_sampling() -> None:
 
 
 def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--rounds", 2, "--engine", "all_at_once", "--model", "mlp", "--out", tmp_path / "run", "-a", "fedavg")
+    options = ("--rounds", 2, "--engine", "vmap", "--model", "mlp", "--out", tmp_path / "run", "-a", "fedavg")
     done = called(capsys, "run", "--privacy", 4, "--set", "privacy.clip=0.5", *options)
     assert done.code == 0, done.err
     spent = epsilon(4.0, 2, 1e-5, 10, 10), epsilon(4.0 / math.sqrt(10), 2, 1e-5)
     words = " ".join(done.out.split())
-    assert f"epsilon {spent[0]:.1f} against those who see the broadcasts, {spent[1]:.1f} against a server" in words
+    assert (
+        f"epsilon {spent[0]:.1f} against those who see the broadcasts, {spent[1]:.1f} against a server"
+        in words
+    )
     assert "[privacy]\nclip = 0.5\nnoise = 4.0\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()
 
 
@@ -125,7 +134,7 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         ("fedpac", {}, "keeps clients apart"),
         ("fedcalm", {}, "keeps clients apart"),
-        ("copfl", {"guard": {"name": "median"}}, "keeps clients apart"),
+        ("copfl", {"robust": {"name": "median"}}, "keeps clients apart"),
         ("splitnn", {}, "also sends messages in the middle of a turn"),
         ("ktpfl", {}, "keeps clients apart|weights that a client sends"),
         ("fedavg", {"clip": 0.0}, "clip=0.0 must be a number above 0"),
@@ -133,10 +142,10 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_no_epsilon_is_printed_where_none_holds(name: str, options: dict[str, Any], why: str) -> None:
-    guard = {key: value for key, value in options.items() if key == "guard"}
-    privacy = {"noise": 1.0, **{key: value for key, value in options.items() if key != "guard"}}
+    robust = {key: value for key, value in options.items() if key == "robust"}
+    privacy = {"noise": 1.0, **{key: value for key, value in options.items() if key != "robust"}}
     with pytest.raises(UsageError, match=why):
-        run(name, rounds=1, model="mlp", engine="all_at_once", privacy=privacy, **guard)
+        run(name, rounds=1, model="mlp", engine="vmap", privacy=privacy, **robust)
 
 
 def test_over_a_network_it_is_refused() -> None:

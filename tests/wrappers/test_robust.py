@@ -16,14 +16,14 @@ from copfl.algorithms import ALGORITHMS, FedAvg, averaging
 from copfl.algorithms.copfl import copfl
 from copfl.core import tree
 from copfl.core.task import Task
-from copfl.engine.mapping import all_at_once, one_by_one
+from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
-from copfl.experiment.config import guarded
+from copfl.experiment.config import with_robust_rule
 from copfl.experiment.run import run
 from copfl.parts.cowa import bounds_of, held
 from copfl.testing import check_algorithm
-from copfl.wrappers.robust import GUARDS, Clipped, Trimmed, middle_of, trimmed_mean
+from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, middle_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
 from tests.toys import slopes
 
@@ -43,10 +43,16 @@ def test_a_trimmed_mean_and_a_median_by_hand() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9), st.lists(st.floats(-1e6, 1e6), max_size=8))
-def test_a_minority_cannot_move_the_median_out_of_what_the_others_say(honest: list[float], lies: list[float]) -> None:
+def test_a_minority_cannot_move_the_median_out_of_what_the_others_say(
+    honest: list[float], lies: list[float]
+) -> None:
     lies = lies[: len(honest) - 1]
     column = torch.tensor([*honest, *lies], dtype=torch.float64)[:, None]
-    assert min(honest) <= trimmed_mean(column, torch.ones_like(column, dtype=torch.bool), 0.5).item() <= max(honest)
+    assert (
+        min(honest)
+        <= trimmed_mean(column, torch.ones_like(column, dtype=torch.bool), 0.5).item()
+        <= max(honest)
+    )
 
 
 def test_the_middle_of_those_that_count() -> None:
@@ -80,7 +86,7 @@ def test_clipping_by_hand() -> None:
     task, sent = slopes(0.0, 0.0), [([3.0, 4.0], 1.0), ([0.0, 1.0], 1.0), ([10.0, 0.0], 8.0)]
     server = server_after(Clipped(FedAvg()), task, [sent])
     assert server.server.w.tolist() == [0, 0]
-    assert (server.radius.item(), server.claim.item()) == (5, 2)
+    assert (server.radius.item(), server.reported_weight.item()) == (5, 2)
     server = server_after(Clipped(FedAvg()), task, [sent, sent])
     # (3, 4) and (0, 1) as they are, (10, 0) cut to (5, 0) and its claim of 8 to 2.
     assert server.server.w.tolist() == pytest.approx([(3 + 2 * 5) / 4, (4 + 1) / 4])
@@ -111,31 +117,31 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
-        guarded("medan", FedAvg(), {})
+        with_robust_rule("medan", FedAvg(), {})
     with pytest.raises(UsageError, match='no guard option "radus"'):
-        guarded("clip", FedAvg(), {"radus": 1.0})
+        with_robust_rule("clip", FedAvg(), {"radus": 1.0})
     with pytest.raises(UsageError, match=r"trim=0.7"):
-        guarded("trimmed_mean", FedAvg(), {"trim": 0.7})
-    assert guarded("clip", FedAvg(), {"radius": 2}) == Clipped(FedAvg(), radius=2.0)
-    assert GUARDS.keys() == {"clip", "median", "trimmed_mean"}
+        with_robust_rule("trimmed_mean", FedAvg(), {"trim": 0.7})
+    assert with_robust_rule("clip", FedAvg(), {"radius": 2}) == Clipped(FedAvg(), radius=2.0)
+    assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
 
 
 def test_a_guard_saves_the_shared_model_from_a_loud_liar() -> None:
     """FedAvg under `scaled`: without a guard the broadcast is worth nothing, with the median it learns."""
     common: dict[str, Any] = {
-        "rounds": 8, "model": "mlp", "engine": "all_at_once", "look_every": 8, "attack": {"name": "scaled"}
+        "rounds": 8, "model": "mlp", "engine": "vmap", "eval_every": 8, "attack": {"name": "scaled"}
     }  # fmt: skip
     plain = run("fedavg", **common)
-    saved = run("fedavg", guard={"name": "median"}, **common)
+    saved = run("fedavg", robust={"name": "median"}, **common)
     assert saved.accuracy_global[-1].mean() > plain.accuracy_global[-1].mean() + 0.2
 
 
-@pytest.mark.parametrize("guard", ["clip", "median"])
-def test_nodes_are_guarded_as_in_the_simulation(guard: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("robust", ["clip", "median"])
+def test_nodes_are_guarded_as_in_the_simulation(robust: str, tmp_path: Path) -> None:
     federation = digits()
-    config = CONFIG | {"guard": guard, "rounds": 2}
-    if guard == "clip":
-        config |= {"guard-options.times": 0.5}
+    config = CONFIG | {"robust": robust, "rounds": 2}
+    if robust == "clip":
+        config |= {"robust-options.times": 0.5}
     _, server, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     from copfl.flower.settings import settings_of
 
@@ -152,7 +158,7 @@ def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: floa
     count = len(claims)
     most = max(most, 1 / count)
     bounds = bounds_of(tensor(mean * count), tensor(count), most, tensor([1.0, 1.0]))
-    scores = torch.stack([held(tensor(max(claim, 1e-6)), bounds) for claim in claims])
+    scores = torch.stack([held(tensor(max(reported_weight, 1e-6)), bounds) for reported_weight in claims])
     assert float((scores / scores.sum()).max()) <= most + 1e-9
 
 
@@ -165,8 +171,8 @@ def test_bounds_by_hand() -> None:
 
 
 def test_a_liar_gets_its_share_and_no_more() -> None:
-    options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "all_at_once", "attack": {"name": "scaled"}}
-    result = run("copfl", copfl={"most": 0.2}, **options)
+    options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "vmap", "attack": {"name": "scaled"}}
+    result = run("copfl", copfl={"max_weight": 0.2}, **options)
     server = result.state.server.server
     low, high = server.bounds.tolist()
     assert high / (high + 9 * low) == pytest.approx(0.2)
@@ -174,10 +180,10 @@ def test_a_liar_gets_its_share_and_no_more() -> None:
 
 
 def test_most_must_leave_room_for_everybody() -> None:
-    with pytest.raises(UsageError, match=r"most=1.5"):
-        copfl(most=1.5)
+    with pytest.raises(UsageError, match=r"max_weight=1.5"):
+        copfl(max_weight=1.5)
     with pytest.raises(UsageError, match=r"at least 0.333"):
-        copfl(most=0.2).server_init(slopes(0.0, 0.0), 3)
+        copfl(max_weight=0.2).server_init(slopes(0.0, 0.0), 3)
 
 
 def test_without_a_bound_nothing_is_added_to_the_messages() -> None:
@@ -191,8 +197,8 @@ def test_engines_agree_with_a_bound() -> None:
 
     task, federation = small_federation("none", (5, 9, 3, 12))
     states = []
-    for mapping in (one_by_one(), all_at_once(3)):
-        state = begin(copfl(most=0.3), task, 4)
-        list(simulate(copfl(most=0.3), task, federation, mapping, state, rounds=3, batch=4))
+    for mapping in (sequential(), vmap(3)):
+        state = begin(copfl(max_weight=0.3), task, 4)
+        list(simulate(copfl(max_weight=0.3), task, federation, mapping, state, rounds=3, batch=4))
         states.append(state)
     assert farthest(states[0].server, states[1].server) < 1e-9

@@ -26,7 +26,7 @@ from copfl.algorithms.local import local
 from copfl.algorithms.perfedavg import PerFedAvg, perfedavg
 from copfl.algorithms.pfedme import PFedMe, pfedme
 from copfl.algorithms.splitnn import SplitNN, splitnn
-from copfl.core.algorithm import Algorithm, AnyAlgorithm, Figures, Turn
+from copfl.core.algorithm import Algorithm, AnyAlgorithm, ClientOutput, Metrics
 
 ALGORITHMS: dict[str, Callable[..., AnyAlgorithm]] = {
     "apfl": apfl,
@@ -59,6 +59,7 @@ __all__ = [
     "COPFL",
     "Algorithm",
     "AnyAlgorithm",
+    "ClientOutput",
     "Ditto",
     "FedALA",
     "FedAvg",
@@ -71,12 +72,11 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedSelect",
-    "Figures",
     "KTpFL",
+    "Metrics",
     "PFedMe",
     "PerFedAvg",
     "SplitNN",
-    "Turn",
     "apfl",
     "copfl",
     "ditto",

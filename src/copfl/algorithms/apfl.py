@@ -10,7 +10,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, State, begin, descend, kept, mean_loss
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.errors import UsageError, at_least, one_of
@@ -40,8 +40,8 @@ class APFL:
     share_rate: float = 0.01  # of alpha's own step; 0 keeps it
     mixture: str = "predictions"
 
-    keeps: ClassVar[tuple[str, ...]] = ()
-    passes = property(averaging.passes)
+    personal: ClassVar[tuple[str, ...]] = ()
+    total_epochs = property(averaging.total_epochs)
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
@@ -56,18 +56,23 @@ class APFL:
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
-        share, never = task.first.new_full((), self.share), torch.zeros((), dtype=torch.bool, device=task.device)
-        return Client(own, moments, task.first, moments, share, never)
+        share, never = (
+            task.initial.new_full((), self.share),
+            torch.zeros((), dtype=torch.bool, device=task.device),
+        )
+        return Client(own, moments, task.initial, moments, share, never)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Personal:
-        return MIXTURES[self.mixture].personal(task, *self._models(task, client, down), client.share)
+    def personal_model(self, task: Task, client: Client, down: Down) -> Personal:
+        return MIXTURES[self.mixture].personal_model(task, *self._models(task, client, down), client.share)
 
     def _models(self, task: Task, client: Client, down: Down) -> tuple[Tensor, Tensor]:
         """v_n and w; a newcomer has no v_n yet and takes the broadcast for it."""
-        w = averaging.personal(self, task, client, down)
+        w = averaging.personal_model(self, task, client, down)
         return torch.where(client.started, client.v, w), w
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         mixture, (v, w) = MIXTURES[self.mixture], self._models(task, client, down)
         v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
         moments = begin(self.optimizer, client.moments, w[: task.d])
@@ -82,8 +87,8 @@ class APFL:
         half = averaging.after(self, task, w, moments)
         after = Client(*half, v, kept(self.optimizer, v_moments), share, torch.ones_like(client.started))
         upload = averaging.upload(self, task, w, data.size)
-        figures = {"loss": mean_loss(losses, batches), "weight": upload.size, "share": share}
-        return Turn(after, upload, mixture.personal(task, v, w, share), figures)
+        metrics = {"loss": mean_loss(losses, batches), "weight": upload.size, "share": share}
+        return ClientOutput(after, upload, mixture.personal_model(task, v, w, share), metrics)
 
 
 def apfl(

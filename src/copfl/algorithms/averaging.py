@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import Figures
+from copfl.core.algorithm import Metrics
 from copfl.core.optim import Optimizer, State, fresh, kept
 from copfl.core.task import Task
 from copfl.parts.sharing import joined, part
@@ -23,7 +23,7 @@ class Keeper(Protocol):
     """An algorithm with a fixed part that stays with the client."""
 
     @property
-    def keeps(self) -> tuple[str, ...]:
+    def personal(self) -> tuple[str, ...]:
         """The parts of the model that never travel; local batch-norm statistics never do."""
 
     @property
@@ -75,14 +75,14 @@ class Total(NamedTuple):
 
 
 def server_init(self: Keeper, task: Task, clients: int) -> Server:
-    return Server(part(task, self.keeps, task.first, home=False))
+    return Server(part(task, self.personal, task.initial, local=False))
 
 
 def client_init(self: Keeper, task: Task) -> Client:
-    return Client(part(task, self.keeps, task.first, home=True), fresh(self.optimizer, task))
+    return Client(part(task, self.personal, task.initial, local=True), fresh(self.optimizer, task))
 
 
-def passes(self: Trainer) -> int:
+def total_epochs(self: Trainer) -> int:
     return self.epochs
 
 
@@ -95,19 +95,19 @@ def everything(self: object, server: S, ids: Tensor) -> S:
     return tree.repeat(server, len(ids))
 
 
-def personal(self: Keeper, task: Task, client: Owner, down: Message) -> Tensor:
+def personal_model(self: Keeper, task: Task, client: Owner, down: Message) -> Tensor:
     """The broadcast, with the client's own entries where they stay home."""
-    return joined(task, self.keeps, client.own, down.w)
+    return joined(task, self.personal, client.own, down.w)
 
 
 def after(self: Keeper, task: Task, w: Tensor, moments: State) -> Client:
     """The client's record after its training ended in w."""
-    return Client(part(task, self.keeps, w, home=True), kept(self.optimizer, moments))
+    return Client(part(task, self.personal, w, local=True), kept(self.optimizer, moments))
 
 
 def upload(self: Keeper, task: Task, w: Tensor, size: Tensor) -> Upload:
     """What the client sends after its training ended in w."""
-    return Upload(part(task, self.keeps, w, home=False), size.to(w.dtype))
+    return Upload(part(task, self.personal, w, local=False), size.to(w.dtype))
 
 
 def summand(self: object, task: Task, server: Message, id: Tensor, upload: Upload) -> Total:
@@ -120,7 +120,7 @@ def mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     return torch.where(heard, total / torch.where(heard, weight, 1), before)
 
 
-def server_update(self: Keeper, task: Task, server: Message, total: Total) -> tuple[Server, Figures]:
+def server_update(self: Keeper, task: Task, server: Message, total: Total) -> tuple[Server, Metrics]:
     """The mean weighted by the number of samples; a round that nobody answered changes nothing."""
     w = mean(total.w, total.size, server.w)
-    return Server(w), {"shared": (~task.where(*self.keeps))[: task.d].to(w.dtype).mean()}
+    return Server(w), {"shared": (~task.where(*self.personal))[: task.d].to(w.dtype).mean()}

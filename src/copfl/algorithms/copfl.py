@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, State, fresh, kept
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
@@ -19,7 +19,7 @@ from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import shared, sharing, weighed
 from copfl.parts.phases import Apart, Phases
-from copfl.parts.pwpm import Pwpm, personal_share
+from copfl.parts.pwpm import Pwpm, personal_fraction
 
 MERGES = ("sharers", "union", "union_kept")
 
@@ -77,41 +77,49 @@ class COPFL:
     contribution: Cowa = field(default_factory=Cowa)
     halves: Phases = field(default_factory=Phases)
     merge: str = "sharers"
-    most: float = 1.0
+    max_weight: float = 1.0
 
     downlink = averaging.everything
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
-        why = 'among="anew"' if self.growth.among == "anew" else 'phases="apart"'
-        if self.merge != "sharers" and (self.growth.among == "anew" or self.halves.phases == "apart"):
-            raise UsageError(f'{why} shares personal entries again, merge="{self.merge}" does not; use "sharers"')
-        share_of("the weight", most=self.most)
+        why = 'candidates="reselect"' if self.growth.candidates == "reselect" else 'phases="apart"'
+        if self.merge != "sharers" and (
+            self.growth.candidates == "reselect" or self.halves.phases == "apart"
+        ):
+            raise UsageError(
+                f'{why} shares personal entries again, merge="{self.merge}" does not; use "sharers"'
+            )
+        share_of("the weight", max_weight=self.max_weight)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return 2 * self.halves.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        zeros, start = torch.zeros_like(task.first), torch.zeros((), dtype=torch.int64, device=task.device)
-        known = first_bounds(self.most, clients, zeros), self.contribution.first_means(zeros)
-        return Server(task.first, zeros, zeros.new_zeros(()), torch.zeros_like(zeros, dtype=torch.bool), start, *known)
+        zeros, start = torch.zeros_like(task.initial), torch.zeros((), dtype=torch.int64, device=task.device)
+        known = first_bounds(self.max_weight, clients, zeros), self.contribution.first_means(zeros)
+        return Server(
+            task.initial, zeros, zeros.new_zeros(()), torch.zeros_like(zeros, dtype=torch.bool), start, *known
+        )
 
     def client_init(self, task: Task) -> Client:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
         moments = fresh(self.optimizer, task)
-        score, apart = task.first.new_zeros(()), self.halves.first(task, moments)
-        return Client(task.first, task.home(), moments, task.first, score, never, apart)
+        score, apart = task.initial.new_zeros(()), self.halves.first(task, moments)
+        return Client(task.initial, task.local(), moments, task.initial, score, never, apart)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n^k: its own where personal, the broadcast elsewhere."""
         own = client.mask | (down.union & (client.round >= 0)) if self.merge == "union_kept" else client.mask
         return either(own, self.halves.held(client.w, client.seen, down.w), down.w)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         """Algorithm 2."""
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
-        start, personal = self.personal(task, client, down), client.mask[: task.d]
+        start, personal = self.personal_model(task, client, down), client.mask[: task.d]
         # MAMO: the personal half, then the shared half, Eqs. (3)-(5).
         w, update, moments, loss, trained, sent, apart = self.halves.train(
             task, self.optimizer, start, down.w, client.moments, client.apart, data, plan, client.mask
@@ -127,13 +135,20 @@ class COPFL:
         scores = self.contribution.judge(task, sent, update, others, data, down.means)
         score = held(self.contribution.smoothed(scores.total, client.score), down.bounds)
         after = Client(w, mask, kept(self.optimizer, moments), down.w, score, down.round, apart)
-        figures = {"loss": loss, "weight": score, **scores.figures(), **personal_share(grown, update)._asdict()}
-        upload = shared(mask if apart is None else task.home(), sent)
-        return Turn(after, Upload(upload, score, self.contribution.told(scores)), trained, figures)
+        metrics = {
+            "loss": loss,
+            "weight": score,
+            **scores.metrics(),
+            **personal_fraction(grown, update)._asdict(),
+        }
+        upload = shared(mask if apart is None else task.local(), sent)
+        return ClientOutput(after, Upload(upload, score, self.contribution.told(scores)), trained, metrics)
 
     def _without(self, task: Task, client: Client, down: Down, update: Tensor) -> tuple[Tensor, Tensor]:
         """The server's last step and its model without this client, [d] each: delta_{-n} and w_{-n}."""
-        counted = torch.where(client.round == down.round - 1, client.score, 0)  # in the last mean it was, or not
+        counted = torch.where(
+            client.round == down.round - 1, client.score, 0
+        )  # in the last mean it was, or not
         d, last = task.d, (counted, down.score, client.round >= 0)
         apart = client.apart  # then it uploaded all of its shared model
         own, mask = (client.w, client.mask) if apart is None else (apart.sent, torch.zeros_like(client.mask))
@@ -144,31 +159,35 @@ class COPFL:
         score = held(upload.score, server.bounds)  # again: the server need not trust it
         return Total(*weighed(upload.shared, score), score, torch.ones_like(score), upload.scores)
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """Algorithm 1, lines 4-6."""
         union = server.union | (total.personal > 0)  # masks only grow, and absent clients keep theirs
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)  # where nothing was averaged nobody can be taken out
         w = averaging.mean(total.w, weights, server.w)
         d, clients = task.d, total.clients.clamp(min=1)
-        figures = sharing(total.personal[:d], averaged[:d], clients)
-        bounds = None if server.bounds is None else bounds_of(total.score, total.clients, self.most, server.bounds)
+        metrics = sharing(total.personal[:d], averaged[:d], clients)
+        bounds = (
+            None
+            if server.bounds is None
+            else bounds_of(total.score, total.clients, self.max_weight, server.bounds)
+        )
         means = None if total.scores is None else total.scores / clients
-        return Server(w, weights, total.score, union, server.round + 1, bounds, means), figures
+        return Server(w, weights, total.score, union, server.round + 1, bounds, means), metrics
 
 
 def copfl(
     optimizer: Optimizer = Mamo(),
     # PWPM's
-    rate: float = 0.25, budget: float = 0.5, among: str = "shared", limit: str = "exact", count: str = "moving",
-    warmup: int = 0, every: int = 1, by: str = "change",
+    rate: float = 0.25, budget: float = 0.5, candidates: str = "shared", limit: str = "exact", count: str = "moving",
+    warmup: int = 0, interval: int = 1, criterion: str = "change",
     # COWA's
-    score: str = "both", without: str = "exact", prefer: str = "deviation", trust: str = "all",
+    score: str = "both", leave_one_out: str = "exact", prefer: str = "deviation", trust: str = "all",
     scale: str = "none", smooth: float = 0.0,
     # the phases', and their composition's
-    merge: str = "sharers", phases: str = "restart", epochs: int = 1, most: float = 1.0, hold: str = "value",
+    merge: str = "sharers", phases: str = "restart", epochs: int = 1, max_weight: float = 1.0, hold: str = "value",
 ) -> COPFL:  # fmt: skip
     """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa, Phases and COPFL."""
-    growth = Pwpm(rate, budget, among, limit, count, warmup, every, by)
-    contribution = Cowa(score, without, prefer, trust, scale, smooth)
-    return COPFL(optimizer, growth, contribution, Phases(phases, hold, epochs), merge, most)
+    growth = Pwpm(rate, budget, candidates, limit, count, warmup, interval, criterion)
+    contribution = Cowa(score, leave_one_out, prefer, trust, scale, smooth)
+    return COPFL(optimizer, growth, contribution, Phases(phases, hold, epochs), merge, max_weight)

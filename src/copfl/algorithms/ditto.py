@@ -10,7 +10,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, State, begin, kept, pull, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
@@ -33,7 +33,7 @@ class Ditto:
     pull: float = 1.0  # lambda
     personal_epochs: int = 1
 
-    keeps: ClassVar[tuple[str, ...]] = ()
+    personal: ClassVar[tuple[str, ...]] = ()
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
@@ -44,20 +44,24 @@ class Ditto:
         at_least(0, pull=self.pull)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return max(self.epochs, self.personal_epochs)
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
-        return Client(own, moments, task.first, moments, torch.zeros((), dtype=torch.bool, device=task.device))
+        return Client(
+            own, moments, task.initial, moments, torch.zeros((), dtype=torch.bool, device=task.device)
+        )
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """v_n; a newcomer has none yet and takes the broadcast."""
         # Paper: v_n starts from the first weights. So it does in round 0; who joins later starts from the broadcast.
-        return torch.where(client.started, client.v, averaging.personal(self, task, client, down))
+        return torch.where(client.started, client.v, averaging.personal_model(self, task, client, down))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w, v = averaging.personal(self, task, client, down), self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        w, v = averaging.personal_model(self, task, client, down), self.personal_model(task, client, down)
         held = pull(self.pull, w[: task.d])  # towards the broadcast, not towards the half that trains below
         v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
         mine = plan[: self.personal_epochs]
@@ -67,9 +71,13 @@ class Ditto:
         half = averaging.after(self, task, w, moments)
         after = Client(*half, v, kept(self.optimizer, v_moments), torch.ones_like(client.started))
         upload = averaging.upload(self, task, w, data.size)
-        return Turn(after, upload, v, {"loss": loss, "weight": upload.size, "global_loss": global_loss})
+        return ClientOutput(
+            after, upload, v, {"loss": loss, "weight": upload.size, "global_loss": global_loss}
+        )
 
 
-def ditto(optimizer: Optimizer = Sgd(), epochs: int = 1, pull: float = 1.0, personal_epochs: int = 1) -> Ditto:
+def ditto(
+    optimizer: Optimizer = Sgd(), epochs: int = 1, pull: float = 1.0, personal_epochs: int = 1
+) -> Ditto:
     """`epochs` for the global half, `personal_epochs` for the personal one; pull=0 is local training beside FedAvg."""
     return Ditto(optimizer, epochs, pull, personal_epochs)

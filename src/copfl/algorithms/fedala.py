@@ -10,9 +10,9 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, State, begin, fresh, kept, train
-from copfl.core.task import Data, Pass, Plan, Task
+from copfl.core.task import Data, Epoch, Plan, Task
 from copfl.errors import at_least, share_of
 from copfl.parts.sharing import joined, part
 
@@ -39,7 +39,7 @@ class FedALA:
     step: float = 1.0  # eta, of W
     mix_epochs: int = 1
 
-    keeps: ClassVar[tuple[str, ...]] = ()
+    personal: ClassVar[tuple[str, ...]] = ()
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
@@ -51,17 +51,22 @@ class FedALA:
         share_of("the samples", share=self.share)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.mix_epochs + self.epochs
 
     def client_init(self, task: Task) -> Client:
-        mix, never = torch.ones_like(task.first[self._last(task)]), torch.zeros_like(task.first[0], dtype=torch.int64)
-        return Client(task.first, mix, fresh(self.optimizer, task), never)
+        mix, never = (
+            torch.ones_like(task.initial[self._last(task)]),
+            torch.zeros_like(task.initial[0], dtype=torch.int64),
+        )
+        return Client(task.initial, mix, fresh(self.optimizer, task), never)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return self._mixed(task, client, down, client.mix)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         mix = client.mix
         for batches in plan[: self.mix_epochs]:
             mix = self._learnt(task, client, down, data, batches, mix)
@@ -70,8 +75,10 @@ class FedALA:
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan[self.mix_epochs :])
         upload = averaging.upload(self, task, w, data.size)
-        figures = {"loss": loss, "weight": upload.size, "taken": mix.mean()}
-        return Turn(Client(w, mix, kept(self.optimizer, moments), client.turns + 1), upload, w, figures)
+        metrics = {"loss": loss, "weight": upload.size, "taken": mix.mean()}
+        return ClientOutput(
+            Client(w, mix, kept(self.optimizer, moments), client.turns + 1), upload, w, metrics
+        )
 
     def _last(self, task: Task) -> slice:
         """Where the last tensors lie in w: at the end of the parameters."""
@@ -81,10 +88,15 @@ class FedALA:
     def _mixed(self, task: Task, client: Client, down: Down, mix: Tensor) -> Tensor:
         """The broadcast, but in the last tensors own + (broadcast - own) * W."""
         last = self._last(task)
-        w, mine = joined(task, self.keeps, part(task, self.keeps, client.w, home=True), down.w), client.w[last]
+        w, mine = (
+            joined(task, self.personal, part(task, self.personal, client.w, local=True), down.w),
+            client.w[last],
+        )
         return torch.cat([w[: last.start], mine + (w[last] - mine) * mix, w[last.stop :]])
 
-    def _learnt(self, task: Task, client: Client, down: Down, data: Data, batches: Pass, mix: Tensor) -> Tensor:
+    def _learnt(
+        self, task: Task, client: Client, down: Down, data: Data, batches: Epoch, mix: Tensor
+    ) -> Tensor:
         """W after a descent over the first `share` of a shuffled pass: W - eta gradient (broadcast - own), clipped."""
         last, seen = self._last(task), 0
         apart = self._mixed(task, client, down, torch.ones_like(mix))[last] - client.w[last]
@@ -92,10 +104,10 @@ class FedALA:
             place = torch.arange(seen, seen + batch.index.shape[0], device=batch.index.device)
             seen += batch.index.shape[0]
             chosen = place < torch.round(self.share * data.size).clamp(min=1)
-            real = chosen if batch.real is None else chosen & batch.real
+            valid = chosen if batch.valid is None else chosen & batch.valid
             w, (x, y) = self._mixed(task, client, down, mix), task.batch(data, batch)
-            grad, _, _ = task.gradient(w[: task.d], w[task.d :], x, y, real)
-            mix = torch.where(real.any(), (mix - self.step * grad[last] * apart).clamp(0, 1), mix)
+            grad, _, _ = task.gradient(w[: task.d], w[task.d :], x, y, valid)
+            mix = torch.where(valid.any(), (mix - self.step * grad[last] * apart).clamp(0, 1), mix)
         return mix
 
 

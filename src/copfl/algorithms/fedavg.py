@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Client, Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, begin, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
@@ -21,25 +21,29 @@ class FedAvg:
 
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
-    keeps: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
 
-    passes = property(averaging.passes)
+    total_epochs = property(averaging.total_epochs)
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
     summand = averaging.summand
     server_update = averaging.server_update
-    personal = averaging.personal
+    personal_model = averaging.personal_model
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w = self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        w = self.personal_model(task, client, down)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         upload = averaging.upload(self, task, w, data.size)
-        return Turn(averaging.after(self, task, w, moments), upload, w, {"loss": loss, "weight": upload.size})
+        return ClientOutput(
+            averaging.after(self, task, w, moments), upload, w, {"loss": loss, "weight": upload.size}
+        )
 
 
 def fedavg(optimizer: Optimizer = Sgd(), epochs: int = 1) -> FedAvg:

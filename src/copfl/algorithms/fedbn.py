@@ -11,4 +11,4 @@ def fedbn(optimizer: Optimizer = Sgd(), epochs: int = 1) -> FedAvg:
 
     The statistics stay at home even where the task would average them. A model without norms makes this FedAvg.
     """
-    return FedAvg(optimizer, epochs, keeps=("norms", "buffers"))
+    return FedAvg(optimizer, epochs, personal=("norms", "buffers"))

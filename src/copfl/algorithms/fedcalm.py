@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.core import tree
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, begin, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
@@ -43,36 +43,45 @@ class FedCALM:
     epochs: int = 1
     margin: float = 0.01
     limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
-    keeps: tuple[str, ...] = ()  # parts of the model that stay with the client, such as ("head",)
+    personal: tuple[str, ...] = ()  # parts of the model that stay with the client, such as ("head",)
 
-    passes = property(averaging.passes)
+    total_epochs = property(averaging.total_epochs)
     client_init = averaging.client_init
     downlink = averaging.downlink
-    personal = averaging.personal
+    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, margin=self.margin, limit=self.limit)
 
     def server_init(self, task: Task, clients: int) -> Server:
-        return Server(averaging.server_init(self, task, clients).w, task.first.new_zeros(clients))
+        return Server(averaging.server_init(self, task, clients).w, task.initial.new_zeros(clients))
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w = self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        w = self.personal_model(task, client, down)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         upload = averaging.upload(self, task, w, data.size)
-        return Turn(averaging.after(self, task, w, moments), upload, w, {"loss": loss, "weight": torch.ones_like(loss)})
+        return ClientOutput(
+            averaging.after(self, task, w, moments),
+            upload,
+            w,
+            {"loss": loss, "weight": torch.ones_like(loss)},
+        )
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(*tree.placed((upload.w, torch.ones_like(upload.size)), id, server.weights.shape[0]))
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         who = total.reported.nonzero()[:, 0]
         if not len(who):
             return server, {"conflicts": torch.zeros_like(server.w[:1].sum())}
-        spans = layers(task, self.keeps)
-        parts = [total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans]  # [m, layer] each
+        spans = layers(task, self.personal)
+        parts = [
+            total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans
+        ]  # [m, layer] each
         grams = torch.stack([(part.double() @ part.double().T).cpu() for part in parts])
         trained = torch.tensor([trained for *_, trained in spans])[:, None]
         best = resolved(grams, self.margin, self.limit)
@@ -81,7 +90,9 @@ class FedCALM:
         step = torch.cat([one @ part for one, part in zip(coefficients, parts, strict=True)])
         weights = torch.zeros_like(server.weights).index_copy(0, who, coefficients.mean(0))
         pairs = max(1, len(who) * (len(who) - 1))
-        return Server(server.w + step, weights), {"conflicts": (grams < 0).double().sum((1, 2)).mean() / pairs}
+        return Server(server.w + step, weights), {
+            "conflicts": (grams < 0).double().sum((1, 2)).mean() / pairs
+        }
 
 
 def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
@@ -94,7 +105,9 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
     """
     lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     clients = torch.arange(gram.shape[1])
-    mix = torch.eye(len(clients), dtype=gram.dtype).repeat(len(gram), 1, 1)  # row i: client i's update, in all of them
+    mix = torch.eye(len(clients), dtype=gram.dtype).repeat(
+        len(gram), 1, 1
+    )  # row i: client i's update, in all of them
     for other in clients:
         along = (mix @ gram[:, :, other, None])[..., 0]  # [L, m]
         against = (along < 0) & (clients != other)
@@ -105,7 +118,11 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
 
 
 def fedcalm(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, margin: float = 0.01, limit: float = 1.0, keeps: tuple[str, ...] = ()
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    margin: float = 0.01,
+    limit: float = 1.0,
+    personal: tuple[str, ...] = (),
 ) -> FedCALM:
     """margin=0, limit=0 is stage 1 alone; keeps=["head"] adds FedPer's personal head."""
-    return FedCALM(optimizer, epochs, margin, limit, keeps)
+    return FedCALM(optimizer, epochs, margin, limit, personal)

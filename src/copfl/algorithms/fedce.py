@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import averaging
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, begin, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least, one_of
@@ -68,10 +68,10 @@ class FedCE:
     combine: str = "times"
     error: str = "accuracy"
 
-    keeps: ClassVar[tuple[str, ...]] = ()
-    passes = property(averaging.passes)
+    personal: ClassVar[tuple[str, ...]] = ()
+    total_epochs = property(averaging.total_epochs)
     downlink = averaging.everything
-    personal = averaging.personal
+    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         one_of(COMBINE, combine=self.combine)
@@ -79,39 +79,48 @@ class FedCE:
         at_least(1, epochs=self.epochs)
 
     def server_init(self, task: Task, clients: int) -> Server:
-        w = part(task, self.keeps, task.first, home=False)
+        w = part(task, self.personal, task.initial, local=False)
         return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
 
     def client_init(self, task: Task) -> Client:
         first = averaging.client_init(self, task)
-        w, zero = part(task, self.keeps, task.first, home=False), task.first.new_zeros(())
+        w, zero = part(task, self.personal, task.initial, local=False), task.initial.new_zeros(())
         never = torch.full_like(zero, -1, dtype=torch.int64)
         return Client(*first, w, w, w.new_zeros(COMBINE[self.combine]), never, zero, zero, zero)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         closeness, error, measured = self._measured(task, client, down, data)
         started = measured > 0  # the first round's weights are equal
         gradient, lack = torch.where(started, 1 - closeness, 1), torch.where(started, error, 1)
         scores = {"times": [gradient * lack], "plus": [gradient, lack], "equal": [torch.ones_like(lack)]}
         # Where all are zero the clients count the same instead of not at all.
         weight = torch.stack(scores[self.combine]).clamp(min=1e-6)  # [k]
-        w = self.personal(task, client, down)
+        w = self.personal_model(task, client, down)
         moments = begin(self.optimizer, client.moments, w[: task.d])
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        half, sent = averaging.after(self, task, w, moments), part(task, self.keeps, w, home=False)
+        half, sent = averaging.after(self, task, w, moments), part(task, self.personal, w, local=False)
         after = Client(*half, sent, down.w, weight, down.round, closeness, error, measured)
-        figures = {"loss": loss, "weight": weight.mean(), "gradient_score": gradient, "prediction_score": lack}
-        return Turn(after, Upload(sent, weight), w, figures)
+        metrics = {
+            "loss": loss,
+            "weight": weight.mean(),
+            "gradient_score": gradient,
+            "prediction_score": lack,
+        }
+        return ClientOutput(after, Upload(sent, weight), w, metrics)
 
     def _measured(self, task: Task, client: Client, down: Down, data: Data) -> tuple[Tensor, Tensor, Tensor]:
         """The running means of the cosine and the error, and their number, with what the last broadcast adds."""
         present = client.round == down.round - 1  # is it in the last mean?
-        share = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)  # its alpha there
+        share = torch.where(
+            present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0
+        )  # its alpha there
         update, d = client.seen - client.sent, task.d
         others, model = whole_without(down.w, client.seen, client.sent, update, share, client.round >= 0)
         # The shared vector begins with all parameters; averaged statistics, where there are any, give no direction.
         closeness = cosine(update[:d], others[:d])
-        loss, accuracy = task.evaluate(joined(task, self.keeps, client.own, model), data)
+        loss, accuracy = task.evaluate(joined(task, self.personal, client.own, model), data)
         error = 1 - accuracy if self.error == "accuracy" else loss
         count = client.measured + (down.round > 0)
         rate = torch.where(down.round > 0, 1 / count.clamp(min=1), 0)
@@ -120,11 +129,13 @@ class FedCE:
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(upload.weight[:, None] * upload.w, upload.weight)
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         means = averaging.mean(total.w, total.weight[:, None], server.w)  # [k, s]
         return Server(means.mean(0), total.weight, server.round + 1), {}
 
 
-def fedce(optimizer: Optimizer = Sgd(), epochs: int = 1, combine: str = "times", error: str = "accuracy") -> FedCE:
+def fedce(
+    optimizer: Optimizer = Sgd(), epochs: int = 1, combine: str = "times", error: str = "accuracy"
+) -> FedCE:
     """Published: the product, 1 epoch a round."""
     return FedCE(optimizer, epochs, combine, error)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.core import tree
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, faster, fresh
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import above, at_least
@@ -74,7 +74,9 @@ class FedPAC:
     head_speed: float = 10.0  # the head's learning rate, in multiples of the body's
     alignment: float = 1.0  # lambda
 
-    keeps: ClassVar[tuple[str, ...]] = ("head",)  # of the plain mean: heads go to the server, but are not averaged
+    personal: ClassVar[tuple[str, ...]] = (
+        "head",
+    )  # of the plain mean: heads go to the server, but are not averaged
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
@@ -82,51 +84,61 @@ class FedPAC:
         above(0, head_speed=self.head_speed)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.head_epochs + self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        centroids, head = task.first.new_zeros(table_shape(task)), task.layout.entries(task.first, "head")
+        centroids, head = task.initial.new_zeros(table_shape(task)), task.layout.entries(task.initial, "head")
         unknown = torch.zeros_like(centroids[:, 0], dtype=torch.bool)
-        return Server(part(task, self.keeps, task.first, home=False), head.repeat(clients, 1), centroids, unknown)
+        return Server(
+            part(task, self.personal, task.initial, local=False), head.repeat(clients, 1), centroids, unknown
+        )
 
     def client_init(self, task: Task) -> Client:
         moments = fresh_head(self.optimizer, task), fresh(self.optimizer, task)
-        return Client(part(task, (), task.first, home=True), *moments)
+        return Client(part(task, (), task.initial, local=True), *moments)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         w, centroids, known = (tree.repeat(t, len(ids)) for t in (server.w, server.centroids, server.known))
         return Down(w, server.heads[ids], centroids, known)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        return joined(task, self.keeps, torch.cat([down.head, client.own]), down.w)
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
+        return joined(task, self.personal, torch.cat([down.head, client.own]), down.w)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        start = self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        start = self.personal_model(task, client, down)
         before, n = class_sums(task, start, data), data.size.to(start.dtype)
         optimizers = faster(self.optimizer, self.head_speed), self.optimizer
         moments = client.head_moments, client.body_moments
         pulled = aligned(down.centroids, down.known, before, self.alignment)
-        w, *states, loss = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs, pulled)
-        after, body = class_sums(task, w, data), part(task, self.keeps, w, home=False)
+        w, *states, loss = head_then_body(
+            task, optimizers, start, moments, data, plan, self.head_epochs, pulled
+        )
+        after, body = class_sums(task, w, data), part(task, self.personal, w, local=False)
         means, spread = prior_means(before, n)
         upload = Upload(body, n, task.layout.entries(w, "head"), means, spread, after.features, after.counts)
-        return Turn(Client(part(task, (), w, home=True), *states), upload, w, {"loss": loss, "weight": n})
+        return ClientOutput(
+            Client(part(task, (), w, local=True), *states), upload, w, {"loss": loss, "weight": n}
+        )
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         rows = (upload.head, upload.means, upload.spread, torch.ones_like(upload.spread))
         tables = tree.placed(rows, id, server.heads.shape[0])
         return Total(upload.size * upload.w, upload.size, *tables, upload.features, upload.counts)
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """The mean body, the mean centroids, and for each client that reported the best mixture of those heads."""
-        body, figures = averaging.server_update(self, task, server, averaging.Total(total.w, total.size))
+        body, metrics = averaging.server_update(self, task, server, averaging.Total(total.w, total.size))
         centroids = centroids_of(total.features, total.counts, server.centroids)
         who = total.reported.nonzero()[:, 0]
         weights = combination(total.means[who].flatten(1), total.spread[who]).to(server.w.dtype)
         heads = server.heads.index_copy(0, who, weights @ total.heads[who])
-        figures["own_head"] = weights.diagonal().sum() / max(len(who), 1)  # how much of its own head a client keeps
-        return Server(body.w, heads, centroids, server.known | (total.counts > 0)), figures
+        metrics["own_head"] = weights.diagonal().sum() / max(
+            len(who), 1
+        )  # how much of its own head a client keeps
+        return Server(body.w, heads, centroids, server.known | (total.counts > 0)), metrics
 
 
 def fedpac(

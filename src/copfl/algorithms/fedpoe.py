@@ -10,7 +10,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Total, Upload
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.holdout import held_out, kept_back
 from copfl.core.optim import Optimizer, Sgd, State, begin, kept, train
 from copfl.core.task import Data, Experts, Plan, Task
@@ -55,8 +55,8 @@ class FedPOE:
     period: int = 20  # rounds between two stored models
     held: int = 5
 
-    keeps: ClassVar[tuple[str, ...]] = ()
-    passes = property(averaging.passes)
+    personal: ClassVar[tuple[str, ...]] = ()
+    total_epochs = property(averaging.total_epochs)
     downlink = averaging.everything
     summand = averaging.summand
 
@@ -67,59 +67,80 @@ class FedPOE:
             raise UsageError("held=1 leaves no sample to train on; it must be 0, or at least 2")
 
     def server_init(self, task: Task, clients: int) -> Server:
-        w = part(task, self.keeps, task.first, home=False)
+        w = part(task, self.personal, task.initial, local=False)
         return Server(w, w.repeat(self.stored, 1), self._birth(task), torch.zeros_like(self._birth(task)[0]))
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
-        logs, never = even(task.first, self.stored), task.first.new_zeros(())
-        return Client(task.first, own, moments, moments, logs, self._birth(task), never)
+        logs, never = even(task.initial, self.stored), task.initial.new_zeros(())
+        return Client(task.initial, own, moments, moments, logs, self._birth(task), never)
 
     def _birth(self, task: Task) -> Tensor:
         """0 for the first model, which is stored from the start; -1 for the empty places."""
         return -(torch.arange(self.stored, device=task.device) > 0).long()
 
-    def personal(self, task: Task, client: Client, down: Down) -> Experts:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
         return self._experts(task, client.local, client.own, down.w, down, client.logs)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         logs = self._weighed(task, client, down, data)
         plan = kept_back(plan, self.held) if self.held else plan
-        w = averaging.personal(self, task, client, down)
-        moments, local_moments = (begin(self.optimizer, m, w[: task.d]) for m in (client.moments, client.local_moments))
+        w = averaging.personal_model(self, task, client, down)
+        moments, local_moments = (
+            begin(self.optimizer, m, w[: task.d]) for m in (client.moments, client.local_moments)
+        )
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         local, local_moments, _ = train(task, self.optimizer, client.local, local_moments, data, plan)
-        own, shared = apart(task, self.keeps, w)
+        own, shared = apart(task, self.personal, w)
         states = kept(self.optimizer, moments), kept(self.optimizer, local_moments)
         trained = self._experts(task, local, own, shared, down, logs)
         upload = averaging.upload(self, task, w, data.size)
-        figures = {"loss": loss, "weight": upload.size, "own_share": trained.share[0], "mean_share": trained.share[1]}
-        return Turn(Client(local, own, *states, logs, down.birth, client.turns + 1), upload, trained, figures)
+        metrics = {
+            "loss": loss,
+            "weight": upload.size,
+            "own_share": trained.share[0],
+            "mean_share": trained.share[1],
+        }
+        return ClientOutput(
+            Client(local, own, *states, logs, down.birth, client.turns + 1), upload, trained, metrics
+        )
 
-    def _experts(self, task: Task, local: Tensor, own: Tensor, mean: Tensor, down: Down, logs: Logs) -> Experts:
-        models = [joined(task, self.keeps, own, shared) for shared in (mean, *down.bank)]
+    def _experts(
+        self, task: Task, local: Tensor, own: Tensor, mean: Tensor, down: Down, logs: Logs
+    ) -> Experts:
+        models = [joined(task, self.personal, own, shared) for shared in (mean, *down.bank)]
         return Experts(torch.stack([local, *models]), shares(logs, down.birth >= 0))
 
     def _weighed(self, task: Task, client: Client, down: Down, data: Data) -> Logs:
         """The log-weights after each expert has been tried on the samples that are held out."""
-        models, judges = self.personal(task, client, down).w, held_out(data, self.held) if self.held else data
+        models, judges = (
+            self.personal_model(task, client, down).w,
+            held_out(data, self.held) if self.held else data,
+        )
         found = losses(task, models, client.logs, down.birth >= 0, judges)
         # A model that was stored since is weighed as if it had been there from the start.
         caught_up = -self.rate * client.turns * found.single[2:]
         bank = torch.where(down.birth == client.birth, client.logs.bank, caught_up)
         return fallen(client.logs._replace(bank=bank), found, self.rate)
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
-        mean, figures = averaging.server_update(self, task, server, total)
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
+        mean, metrics = averaging.server_update(self, task, server, total)
         after = server.round + 1
         due, place = after % self.period == 0, after // self.period % self.stored
         here = (torch.arange(self.stored, device=after.device) == place) & due
         bank = torch.where(here[:, None], mean.w, server.bank)
-        return Server(mean.w, bank, torch.where(here, after, server.birth), after), figures
+        return Server(mean.w, bank, torch.where(here, after, server.birth), after), metrics
 
 
 def fedpoe(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, rate: float = 0.1, stored: int = 2, period: int = 20, held: int = 5
+    optimizer: Optimizer = Sgd(),
+    epochs: int = 1,
+    rate: float = 0.1,
+    stored: int = 2,
+    period: int = 20,
+    held: int = 5,
 ) -> FedPOE:
     """Published: 10 stored models, one every 20 steps, rate 1 / sqrt(steps), and only the last layer is trained."""
     return FedPOE(optimizer, epochs, rate, stored, period, held)

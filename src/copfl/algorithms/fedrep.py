@@ -9,7 +9,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
@@ -34,32 +34,36 @@ class FedRep:
     epochs: int = 1
     head_epochs: int = 10
 
-    keeps: ClassVar[tuple[str, ...]] = ("head",)
+    personal: ClassVar[tuple[str, ...]] = ("head",)
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
     server_update = averaging.server_update
-    personal = averaging.personal
+    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, head_epochs=self.head_epochs)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.head_epochs + self.epochs
 
     def client_init(self, task: Task) -> Client:
         own, moments = averaging.client_init(self, task)
         return Client(own, fresh_head(self.optimizer, task), moments)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        start, optimizers = self.personal(task, client, down), (self.optimizer, self.optimizer)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        start, optimizers = self.personal_model(task, client, down), (self.optimizer, self.optimizer)
         moments = client.head_moments, client.body_moments
-        w, heads, bodies, loss = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs)
-        after = Client(part(task, self.keeps, w, home=True), heads, bodies)
+        w, heads, bodies, loss = head_then_body(
+            task, optimizers, start, moments, data, plan, self.head_epochs
+        )
+        after = Client(part(task, self.personal, w, local=True), heads, bodies)
         upload = averaging.upload(self, task, w, data.size)
-        return Turn(after, upload, w, {"loss": loss, "weight": upload.size})
+        return ClientOutput(after, upload, w, {"loss": loss, "weight": upload.size})
 
 
 def fedrep(optimizer: Optimizer = Sgd(), epochs: int = 1, head_epochs: int = 10) -> FedRep:

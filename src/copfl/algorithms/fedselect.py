@@ -10,12 +10,12 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Server
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
 from copfl.errors import at_least
-from copfl.parts.pwpm import Pwpm, personal_share
+from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
 class Client(NamedTuple):
@@ -54,25 +54,29 @@ class FedSelect:
         at_least(1, epochs=self.epochs)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return 2 * self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        return Server(task.first)
+        return Server(task.initial)
 
     def client_init(self, task: Task) -> Client:
-        home, never = task.home(), torch.zeros_like(task.first[0], dtype=torch.int64)
-        return Client(task.first, home, home, fresh(self.optimizer, task), task.first[: task.d], never)
+        local, never = task.local(), torch.zeros_like(task.initial[0], dtype=torch.int64)
+        return Client(task.initial, local, local, fresh(self.optimizer, task), task.initial[: task.d], never)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return torch.where(client.held, client.w, down.w)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        w, mask = self.personal(task, client, down), client.mask
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        w, mask = self.personal_model(task, client, down), client.mask
         personal = mask[: task.d]
         moments = begin(self.optimizer, client.moments, w[: task.d])
         losses: list[Tensor] = []
-        for number, batches in enumerate(plan):  # personal, shared, personal, shared, ... each goes on from the last
+        for number, batches in enumerate(
+            plan
+        ):  # personal, shared, personal, shared, ... each goes on from the last
             active = ~personal if number % 2 else personal
             w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
             losses.append(loss)
@@ -81,21 +85,23 @@ class FedSelect:
         then = torch.where(self.growth.due(client.turns), w[: task.d], client.then)
         moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
         after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, then, client.turns + 1)
-        figures = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
-        figures |= personal_share(personal, change)._asdict()
-        return Turn(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, figures)
+        metrics = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
+        metrics |= personal_fraction(personal, change)._asdict()
+        return ClientOutput(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(upload.shared.values, (~upload.shared.personal).to(server.w.dtype))
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
         averaged = (total.sharers > 0)[: task.d].to(server.w.dtype).mean()
         return Server(averaging.mean(total.w, total.sharers, server.w)), {"averaged": averaged}
 
 
 def _growth(rate: float, budget: float, every: int, count: str) -> Pwpm:
-    return Pwpm(rate, budget, among="tensor", limit="check_before", count=count, warmup=every, every=every)
+    return Pwpm(
+        rate, budget, candidates="tensor", limit="check_before", count=count, warmup=every, interval=every
+    )
 
 
 def fedselect(
@@ -103,11 +109,11 @@ def fedselect(
     epochs: int = 1,
     rate: float = 0.25,
     budget: float = 0.8,
-    every: int = 3,
+    interval: int = 3,
     count: str = "all",
 ) -> FedSelect:
     """Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0).
 
     The optimizer and the epochs are those of the other algorithms here: methods are to be compared, not optimizers.
     """
-    return FedSelect(optimizer, epochs, _growth(rate, budget, every, count))
+    return FedSelect(optimizer, epochs, _growth(rate, budget, interval, count))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, begin, fresh, kept, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import above, at_least
@@ -65,40 +65,44 @@ class KTpFL:
         above(0, temperature=self.temperature)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        answers = task.first.new_zeros(clients, public_of(task).shape[0], task.classes)
+        answers = task.initial.new_zeros(clients, public_of(task).shape[0], task.classes)
         known = torch.zeros_like(answers[:, 0, 0], dtype=torch.bool)
         return Server(answers, known, answers.new_full((clients, clients), 1 / clients), answers)
 
     def client_init(self, task: Task) -> Client:
-        return Client(task.first, fresh(self.optimizer, task))
+        return Client(task.initial, fresh(self.optimizer, task))
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return Down(server.teachers[ids], server.known.any().expand(len(ids)))
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return client.w
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         public, w = public_of(task), client.w
         taught, pages = lesson(public, down.teacher, down.ready, self.batch)
         moments, distance = begin(self.optimizer, client.moments, w[: task.d]), distillation(self.temperature)
-        passes = (pages,) * self.distil_epochs
-        w, moments, apart = train(task, self.optimizer, w, moments, taught, passes, objective=distance)
-        moments = begin(self.optimizer, moments, w[: task.d])  # each phase starts afresh, unless states are kept
+        epochs = (pages,) * self.distil_epochs
+        w, moments, apart = train(task, self.optimizer, w, moments, taught, epochs, objective=distance)
+        moments = begin(
+            self.optimizer, moments, w[: task.d]
+        )  # each phase starts afresh, unless states are kept
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         after = Client(w, kept(self.optimizer, moments))
-        figures = {"loss": loss, "weight": torch.ones_like(loss), "distance": apart}
-        return Turn(after, Upload(softened(task, w, public, self.temperature)), w, figures)
+        metrics = {"loss": loss, "weight": torch.ones_like(loss), "distance": apart}
+        return ClientOutput(after, Upload(softened(task, w, public, self.temperature)), w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         row = (upload.answers, torch.ones_like(upload.answers[0, 0]))
         return Total(*tree.placed(row, id, server.known.shape[0]))
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """One step of the coefficients; those who did not take part are quoted with their last answers."""
         reported = total.reported > 0
         answers = torch.where(reported[:, None, None], total.answers, server.answers)

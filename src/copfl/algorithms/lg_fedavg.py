@@ -6,10 +6,12 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.core.optim import Optimizer, Sgd
 
 
-def lg_fedavg(optimizer: Optimizer = Sgd(), epochs: int = 1, keeps: tuple[str, ...] = ("body", "buffers")) -> FedAvg:
+def lg_fedavg(
+    optimizer: Optimizer = Sgd(), epochs: int = 1, personal: tuple[str, ...] = ("body", "buffers")
+) -> FedAvg:
     """FedAvg of the head alone; to share more layers, name the modules that it `keeps` instead of the body.
 
     The statistics belong to the body: they stay at home even where the task would average them.
     """
     # Paper: starts from a model that FedAvg trained first; here from scratch, as FedPAC and PFLlib run it.
-    return FedAvg(optimizer, epochs, keeps=keeps)
+    return FedAvg(optimizer, epochs, personal=personal)

@@ -8,4 +8,4 @@ from copfl.core.optim import Optimizer, Sgd
 
 def local(optimizer: Optimizer = Sgd(), epochs: int = 1) -> FedAvg:
     """Each client trains its own model on its own data; what travels is empty."""
-    return FedAvg(optimizer, epochs, keeps=("head", "body", "buffers"))
+    return FedAvg(optimizer, epochs, personal=("head", "body", "buffers"))

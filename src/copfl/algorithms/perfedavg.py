@@ -12,7 +12,7 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Client, Down, Upload
-from copfl.core.algorithm import Turn
+from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, begin, descend, mean_loss
 from copfl.core.task import Batch, Data, Plan, Task
 from copfl.errors import at_least
@@ -33,24 +33,26 @@ class PerFedAvg:
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 
-    keeps: ClassVar[tuple[str, ...]] = ()
+    personal: ClassVar[tuple[str, ...]] = ()
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
     summand = averaging.summand
     server_update = averaging.server_update
-    personal = averaging.personal
+    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         at_least(0, inner_rate=self.inner_rate, tune_steps=self.tune_steps)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return 2 * self.epochs
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        start = self.personal(task, client, down)
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        start = self.personal_model(task, client, down)
         w, moments = start, begin(self.optimizer, client.moments, start[: task.d])
         inner, outer = ([batch for batches in plan[first::2] for batch in batches] for first in (0, 1))
         losses = []
@@ -63,14 +65,14 @@ class PerFedAvg:
             tuned = self._ahead(task, start, data, batch)(tuned)
         tuned = torch.cat([tuned, w[task.d :]])  # one step's statistics would be those of another round
         upload = averaging.upload(self, task, w, data.size)
-        figures = {"loss": mean_loss(losses, outer), "weight": upload.size}
-        return Turn(averaging.after(self, task, w, moments), upload, tuned, figures)
+        metrics = {"loss": mean_loss(losses, outer), "weight": upload.size}
+        return ClientOutput(averaging.after(self, task, w, moments), upload, tuned, metrics)
 
     def _ahead(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
         """Parameters to parameters after one plain step on this batch; without real samples the gradient is 0."""
         x, y = task.batch(data, batch)
         buffers = w[task.d :]
-        return lambda p: p - self.inner_rate * task.gradient(p, buffers, x, y, batch.real)[0]
+        return lambda p: p - self.inner_rate * task.gradient(p, buffers, x, y, batch.valid)[0]
 
 
 def perfedavg(

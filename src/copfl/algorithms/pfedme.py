@@ -10,8 +10,8 @@ from torch import Tensor
 
 from copfl.algorithms import averaging
 from copfl.algorithms.averaging import Down, Server, Total, Upload
-from copfl.core.algorithm import Figures, Turn
-from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, has_real, kept, mean_loss, pull
+from copfl.core.algorithm import ClientOutput, Metrics
+from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, has_valid, kept, mean_loss, pull
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
 from copfl.parts.sharing import joined, part
@@ -38,8 +38,8 @@ class PFedMe:
     inner_steps: int = 5  # K
     server_rate: float = 1.0  # beta
 
-    keeps: ClassVar[tuple[str, ...]] = ()
-    passes = property(averaging.passes)
+    personal: ClassVar[tuple[str, ...]] = ()
+    total_epochs = property(averaging.total_epochs)
     server_init = averaging.server_init
     downlink = averaging.downlink
     summand = averaging.summand
@@ -50,17 +50,21 @@ class PFedMe:
 
     def client_init(self, task: Task) -> Client:
         never = torch.zeros((), dtype=torch.bool, device=task.device)
-        return Client(task.first, fresh(self.optimizer, task), never)
+        return Client(task.initial, fresh(self.optimizer, task), never)
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """theta_n; a newcomer has none yet and takes the broadcast."""
         return torch.where(client.started, client.theta, self._broadcast(task, client, down))
 
     def _broadcast(self, task: Task, client: Client, down: Down) -> Tensor:
-        return joined(task, self.keeps, part(task, self.keeps, client.theta, home=True), down.w)
+        return joined(task, self.personal, part(task, self.personal, client.theta, local=True), down.w)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
-        theta = self._broadcast(task, client, down)  # both start from the broadcast; theta then from batch to batch
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
+        theta = self._broadcast(
+            task, client, down
+        )  # both start from the broadcast; theta then from batch to batch
         w = theta[: task.d]
         moments = begin(self.optimizer, client.moments, w)
         batches, losses = [batch for batches in plan for batch in batches], []
@@ -68,18 +72,18 @@ class PFedMe:
             again, held = (batch,) * self.inner_steps, pull(self.pull, w)
             theta, moments, loss = descend(task, self.optimizer, theta, moments, data, again, adjust=held)
             # The envelope's gradient is pull * (w - theta): w <- w - eta * lambda * (w - theta).
-            w = torch.where(has_real(batch), w - self.rate * self.pull * (w - theta[: task.d]), w)
+            w = torch.where(has_valid(batch), w - self.rate * self.pull * (w - theta[: task.d]), w)
             losses.append(loss)
         after = Client(theta, kept(self.optimizer, moments), torch.ones_like(client.started))
         upload = averaging.upload(self, task, torch.cat([w, theta[task.d :]]), data.size)
-        return Turn(after, upload, theta, {"loss": mean_loss(losses, batches), "weight": upload.size})
+        return ClientOutput(after, upload, theta, {"loss": mean_loss(losses, batches), "weight": upload.size})
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """w <- (1 - beta) w + beta * mean."""
-        mean, figures = averaging.server_update(self, task, server, total)
+        mean, metrics = averaging.server_update(self, task, server, total)
         mixed = (1 - self.server_rate) * server.w + self.server_rate * mean.w
         # Shared statistics take the mean: a variance that is extrapolated beyond it may turn negative.
-        return Server(torch.cat([mixed[: task.d], mean.w[task.d :]])), figures
+        return Server(torch.cat([mixed[: task.d], mean.w[task.d :]])), metrics
 
 
 def pfedme(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from copfl.algorithms.averaging import Client, Down, Server, Total, Upload
 from copfl.algorithms.fedavg import FedAvg
-from copfl.core.algorithm import Figures, Turn
+from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least, unknown
@@ -38,7 +38,7 @@ class SplitNN:
         at_least(1, epochs=self.epochs)
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         return self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
@@ -50,23 +50,28 @@ class SplitNN:
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return Down(server.w.expand(len(ids), -1))
 
-    def personal(self, task: Task, client: Client, down: Down) -> Tensor:
-        return self._mean(task).personal(task, client, down)
+    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
+        return self._mean(task).personal_model(task, client, down)
 
-    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> Turn[Client, Upload]:
+    def client_update(
+        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Client, Upload]:
         turn = self._mean(task).client_update(task, client, down, data, plan)
-        width, visits = self._width(task, self.personal(task, client, down), data), data.size * self.epochs
+        width, visits = (
+            self._width(task, self.personal_model(task, client, down), data),
+            data.size * self.epochs,
+        )
         up, back = (FLOAT * width + LABEL) * visits, FLOAT * width * visits
-        return turn._replace(figures={**turn.figures, "bytes_up": up if width else back, "bytes_down": back})
+        return turn._replace(metrics={**turn.metrics, "bytes_up": up if width else back, "bytes_down": back})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return self._mean(task).summand(task, server, id, upload)
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         return self._mean(task).server_update(task, server, total)
 
     def _mean(self, task: Task) -> FedAvg:
-        return FedAvg(self.optimizer, self.epochs, keeps=held(task, self.cut))
+        return FedAvg(self.optimizer, self.epochs, personal=held(task, self.cut))
 
     def _width(self, task: Task, w: Tensor, data: Data) -> int:
         """How many numbers cross the cut for one sample; none if the server runs nothing."""
@@ -76,7 +81,7 @@ class SplitNN:
         module = task.module.get_submodule(self.cut)
         hook = module.register_forward_hook(lambda _, inputs, output: sizes.append(output.numel()))
         try:
-            alone = replace(task, beside=None)  # only the model itself has the module to look at
+            alone = replace(task, batched=None)  # only the model itself has the module to look at
             _, features = alone.forward(w, task.numbers(data.x[:1]))
         finally:
             hook.remove()

@@ -40,7 +40,7 @@ REFERENCES = {
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 
 
-class Notebook:
+class Cache:
     """What was worked out already, a small file each, so that a stopped audit goes on where it was."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -146,16 +146,21 @@ def run_audit(
     tables, partition = folder.tables(), folder.partition()
     done, planned = len(records.read(path / "rounds.jsonl")), int(tables["run"]["rounds"])
     if done < planned:
-        raise RunError(f"{path} has {done} of {planned} rounds; `copfl resume {path}` ends it, then it can be audited")
-    if (tried := tables["run"].get("look_at", "all")) != "all":
+        raise RunError(
+            f"{path} has {done} of {planned} rounds; `copfl resume {path}` ends it, then it can be audited"
+        )
+    if (tried := tables["run"].get("eval_models", "all")) != "all":
         raise UsageError(
-            f'{path} looked at less than an audit needs (look_at="{tried}"); run it again with --set run.look_at=all'
+            f'{path} evaluated less than an audit needs (eval_models="{tried}"); run it again with '
+            "--set run.eval_models=all"
         )
     own = str(tables["algorithm"].get("name", ""))
     if beside is None:
         beside = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
     if beside and not own:
-        raise UsageError("the run's algorithm is a Python value, so nothing can be run beside it; leave out --beside")
+        raise UsageError(
+            "the run's algorithm is a Python value, so nothing can be run beside it; leave out --beside"
+        )
     seed = int(tables["run"]["seed"])
     seeds = list(dict.fromkeys([seed, *seeds]))
     # One process, and states in memory: the result is the same, and the door stands open.
@@ -168,9 +173,9 @@ def run_audit(
         return prepare(layers, partition=partition, **values)
 
     first = experiment(seed)
-    marks = {**first.marks(), "rounds": planned, "copfl": __version__, "format": FORMAT}
-    mark = hashlib.sha256(json.dumps(marks, sort_keys=True).encode()).hexdigest()[:12]
-    book = Notebook((notes or path / "audit") / mark)
+    fingerprints = {**first.fingerprints(), "rounds": planned, "copfl": __version__, "format": FORMAT}
+    mark = hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()[:12]
+    book = Cache((notes or path / "audit") / mark)
     found = audit(
         experiment,
         seeds,
@@ -195,13 +200,13 @@ def audit(
     beside: Mapping[str, Callable[[int], Experiment]] | None = None,
     retrain: bool = True,
     sampling: Sampling = DEFAULT,
-    notebook: Notebook | None = None,
+    notebook: Cache | None = None,
     start: Callable[[int], Tick] | None = None,
     names: Sequence[str] | None = None,
     title: str = "",
 ) -> Audit:
     """The audit of the runs that `make` gives for each seed."""
-    book, others = notebook or Notebook(None), beside or {}
+    book, others = notebook or Cache(None), beside or {}
     first = make(seeds[0])
     runs = 1 + (first.clients if retrain else 0) + len(others)
     tick = (lambda rounds: None) if start is None else start(len(seeds) * runs * first.loop.rounds)
@@ -225,7 +230,7 @@ def _one_seed(
     others: Mapping[str, Callable[[int], Experiment]],
     retrain: bool,
     sampling: Sampling,
-    book: Notebook,
+    book: Cache,
     tick: Tick,
 ) -> Seed:
     def run(experiment: Experiment, gone: Sequence[int], name: str) -> Any:
@@ -272,7 +277,7 @@ def _one_seed(
     )
 
 
-def noted(book: Notebook, name: str, rounds: int, tick: Tick, work: Callable[[OnRound], Any]) -> Any:
+def noted(book: Cache, name: str, rounds: int, tick: Tick, work: Callable[[OnRound], Any]) -> Any:
     """What the work of so many rounds gives, or gave when it was done before."""
     known = book.recall(f"{name}-{rounds}")
     if known is not None:
@@ -283,7 +288,7 @@ def noted(book: Notebook, name: str, rounds: int, tick: Tick, work: Callable[[On
     return found
 
 
-def _watched(e: Experiment, seed: int, sampling: Sampling, book: Notebook, tick: Tick) -> Any:
+def _watched(e: Experiment, seed: int, sampling: Sampling, book: Cache, tick: Tick) -> Any:
     """The run, and the Shapley values of its rounds; each round's are noted as they are found."""
     label = hashlib.sha256(repr(sampling).encode()).hexdigest()[:8]
     run, values = f"seed-{seed}-run-{e.loop.rounds}", f"seed-{seed}-shapley-{label}-{e.loop.rounds}"
@@ -293,7 +298,7 @@ def _watched(e: Experiment, seed: int, sampling: Sampling, book: Notebook, tick:
         return {**known, "shapley": total}
     value, square, orders = np.zeros((e.clients, 2)), np.zeros((e.clients, 2)), 0
 
-    def see(number: int, moment: replay.Moment) -> None:
+    def see(number: int, moment: replay.RoundSnapshot) -> None:
         nonlocal orders
         name = f"seed-{seed}-shapley-{label}-round-{number}"
         found = book.recall(name)
@@ -322,7 +327,9 @@ def figures_of(result: Result) -> dict[str, Any]:
     return {
         "accuracy": _plain(_last(result.accuracy)),
         "broadcast": _plain(_last(result.accuracy_global)),
-        "figures": {name: [_plain(row) for row in result.figure(name)] for name in sorted(names, reverse=True)},
+        "figures": {
+            name: [_plain(row) for row in result.metric(name)] for name in sorted(names, reverse=True)
+        },
     }
 
 
@@ -366,4 +373,6 @@ def _with_error(gains: Numbers) -> tuple[float, float]:
     gains = gains[~np.isnan(gains)]
     if not len(gains):
         return math.nan, math.nan
-    return float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains))) if len(gains) > 1 else math.nan
+    return float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains))) if len(
+        gains
+    ) > 1 else math.nan

@@ -26,7 +26,9 @@ class Sampling(NamedTuple):
     truncate: float = 0.002  # what is within this of the whole is taken for the whole
     converge: float = 0.05  # enough when the standard errors are this small a part of the values
     seed: int = 0
-    at_once: int = 5  # steps of an order that are valued together, which is quicker; a cut may waste the last of them
+    at_once: int = (
+        5  # steps of an order that are valued together, which is quicker; a cut may waste the last of them
+    )
 
 
 DEFAULT = Sampling()
@@ -66,7 +68,9 @@ def exact(game: Game, players: Sequence[int]) -> Shares:
     for place, player in enumerate(players):
         for before in sets:
             if player not in before:
-                share = 1 / (count * math.comb(count - 1, len(before)))  # of the orders in which just these come before
+                share = 1 / (
+                    count * math.comb(count - 1, len(before))
+                )  # of the orders in which just these come before
                 value[place] += share * (worth[before | {player}] - worth[before])
     return Shares(value, np.zeros_like(value), 0, len(sets))
 

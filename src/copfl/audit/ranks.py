@@ -61,7 +61,9 @@ def correlation(measure: Measure, a: Sequence[Numbers], b: Sequence[Numbers]) ->
     rng = np.random.default_rng(0)  # the same table has the same interval
     clients = left.shape[1]
     drawn = rng.integers(0, clients, (DRAWS, clients))
-    again = _means(np.stack([measure(x[drawn], y[drawn]) for x, y in zip(left, right, strict=True)]))  # [draws]
+    again = _means(
+        np.stack([measure(x[drawn], y[drawn]) for x, y in zip(left, right, strict=True)])
+    )  # [draws]
     again = again[~np.isnan(again)]  # a draw of one client over and over has no order
     low, high = np.quantile(again, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)) if len(again) else (np.nan, np.nan)
     return Correlation(float(np.nanmean(value)), float(low), float(high))

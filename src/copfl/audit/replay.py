@@ -36,8 +36,8 @@ class Heard(NamedTuple):
 
 def at_the_door(engine: Mapping, hear: Callable[[Heard], Any]) -> Mapping:
     """The engine, with `hear` called for what its clients bring; what it gives back is what the server gets."""
-    if engine.name == "captured":  # a recording is played back without anybody standing there
-        engine = mapping.all_at_once(engine.chunk)
+    if engine.name == "cuda_graph":  # a recording is played back without anybody standing there
+        engine = mapping.vmap(engine.chunk)
 
     def over(f: Callable[[Any], Any], rows: Any) -> Any:
         found = engine.over(f, rows)
@@ -48,7 +48,9 @@ def at_the_door(engine: Mapping, hear: Callable[[Heard], Any]) -> Mapping:
 
 def silenced(parts: Any, keep: Tensor) -> Any:
     """The parts with zeros for those who are not kept, as for a client whose numbers are not finite."""
-    return tree.each(lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), parts)
+    return tree.each(
+        lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), parts
+    )
 
 
 def without(experiment: Experiment, gone: Sequence[int], on_round: OnRound | None = None) -> Result:
@@ -61,11 +63,13 @@ def without(experiment: Experiment, gone: Sequence[int], on_round: OnRound | Non
     def hear(heard: Heard) -> Any:
         return silenced(heard.parts, ~torch.isin(heard.ids, missing))
 
-    return execute(dataclasses.replace(experiment, engine=at_the_door(experiment.engine, hear)), None, on_round)
+    return execute(
+        dataclasses.replace(experiment, engine=at_the_door(experiment.engine, hear)), None, on_round
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moment:
+class RoundSnapshot:
     """A round between the clients' training and the server's step."""
 
     experiment: Experiment
@@ -85,8 +89,13 @@ class Moment:
         """
         if not who:
             return self.server
-        marks = [torch.tensor([int(n) in who for n in heard.ids], device=heard.ids.device) for heard in self.heard]
-        parts = (tree.total(silenced(heard.parts, keep)) for heard, keep in zip(self.heard, marks, strict=True))
+        fingerprints = [
+            torch.tensor([int(n) in who for n in heard.ids], device=heard.ids.device) for heard in self.heard
+        ]
+        parts = (
+            tree.total(silenced(heard.parts, keep))
+            for heard, keep in zip(self.heard, fingerprints, strict=True)
+        )
         e = self.experiment
         with torch.no_grad():
             return e.algorithm.server_update(e.task, self.server, tree.summed(parts))[0]
@@ -109,8 +118,8 @@ def accuracies(e: Experiment, servers: Sequence[Any], clients: Any) -> tuple[Num
 
     def look(given: tuple[Any, Any, Any]) -> tuple[Tensor, Tensor]:
         client, down, test = given
-        personal = algorithm.personal(task, client, down)
-        everybody = algorithm.personal(task, algorithm.client_init(task), down)
+        personal = algorithm.personal_model(task, client, down)
+        everybody = algorithm.personal_model(task, algorithm.client_init(task), down)
         if task.buffers == "local":
             everybody = with_statistics(task, everybody, personal)
         broadcast, own = (task.evaluate(model, test)[1].double() for model in (everybody, personal))
@@ -119,7 +128,7 @@ def accuracies(e: Experiment, servers: Sequence[Any], clients: Any) -> tuple[Num
 
     chunk = e.engine.chunk
     # Small models are looked at many at a time: what costs is the call, not the arithmetic.
-    many = 1 if e.engine.name == "one_by_one" else max(1, min(256, 2**24 // task.d) // min(chunk, e.clients))
+    many = 1 if e.engine.name == "sequential" else max(1, min(256, 2**24 // task.d) // min(chunk, e.clients))
     found = []
     for start in range(0, len(servers), many):
         block = servers[start : start + many]
@@ -144,7 +153,7 @@ class Watched(NamedTuple):
     same: bool  # whether the server that was worked out along the way is the run's own, bit by bit
 
 
-def watched(experiment: Experiment, see: Callable[[int, Moment], None]) -> Watched:
+def watched(experiment: Experiment, see: Callable[[int, RoundSnapshot], None]) -> Watched:
     """The run once more, with `see` called for every round (from 0) before the next begins."""
     e = experiment
     server, heard = e.algorithm.server_init(e.task, e.clients), list[Heard]()
@@ -157,7 +166,7 @@ def watched(experiment: Experiment, see: Callable[[int, Moment], None]) -> Watch
 
     def on_round(round: Any, seconds: float) -> None:
         nonlocal server
-        moment = Moment(e, server, list(heard), clients)
+        moment = RoundSnapshot(e, server, list(heard), clients)
         see(round.number, moment)
         server = moment.server_of(frozenset(moment.players))
         heard.clear()

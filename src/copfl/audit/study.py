@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from copfl.audit import audit as auditing
 from copfl.audit import ranks, replay, tables
-from copfl.audit.audit import LAST, SCORES, Audit, Notebook, Tick, even_shares, figures_of
+from copfl.audit.audit import LAST, SCORES, Audit, Cache, Tick, even_shares, figures_of
 from copfl.audit.games import DEFAULT, Sampling
 from copfl.audit.synthetic import (
     FEDCE,
@@ -78,7 +78,7 @@ def study(
     closer = sum(name in CLOSER for name in variants)
     runs = len(beside) + (1 + len(NAMES) + len(beside)) + len(variants) * (2 + len(ODD)) + closer
     tick = (lambda done: None) if start is None else start(len(seeds) * (runs * rounds + closer * long))
-    books = {name: Notebook(None if notes is None else notes / _folder(name)) for name in variants}
+    books = {name: Cache(None if notes is None else notes / _folder(name)) for name in variants}
     looks = {name: Looks(name, books[name], rounds, tick) for name in variants}
     first = variants[0]
     for name in beside:  # the audit finds their runs noted
@@ -106,7 +106,7 @@ class Looks(NamedTuple):
     """The runs of one variant, each carried out once."""
 
     name: str
-    book: Notebook
+    book: Cache
     rounds: int
     tick: Tick
 
@@ -117,7 +117,9 @@ class Looks(NamedTuple):
 
         def work(on_round: Any) -> Any:
             e = experiment(self.name, seed, kind, rounds)
-            return figures_of(execute(e, None, on_round) if gone is None else replay.without(e, [gone], on_round))
+            return figures_of(
+                execute(e, None, on_round) if gone is None else replay.without(e, [gone], on_round)
+            )
 
         name = f"seed-{seed}-{'run' if label == 'odd' else label}"
         return auditing.noted(self.book, name, rounds, self.tick, work)
@@ -197,7 +199,10 @@ def _cells(shares: Numbers) -> list[str]:
 
 def _costs(found: Study) -> Sheet:
     rows = [
-        [v.name, *(_percent(part[kind]) for part in (v.accuracy, v.broadcast) for kind in ("clean", "planted"))]
+        [
+            v.name,
+            *(_percent(part[kind]) for part in (v.accuracy, v.broadcast) for kind in ("clean", "planted")),
+        ]
         for v in found.variants
     ]
     return Sheet(
@@ -254,6 +259,8 @@ def as_json(found: Study) -> dict[str, Any]:
         "title": TITLE,
         "seeds": found.seeds,
         "clients": NAMES,
-        "variants": [{"name": v.name, **{kind: plain(getattr(v, kind)) for kind in kinds}} for v in found.variants],
+        "variants": [
+            {"name": v.name, **{kind: plain(getattr(v, kind)) for kind in kinds}} for v in found.variants
+        ],
         "audit": tables.as_json(found.audit),
     }

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from copfl.algorithms.copfl import copfl
 from copfl.algorithms.fedce import fedce
-from copfl.core.algorithm import AnyAlgorithm, Figures, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.task import Data, Plan, Task
 from copfl.data import datasets
 from copfl.data.partition import Partition
@@ -106,10 +106,10 @@ class FreeRider:
     algorithm: AnyAlgorithm
     riders: tuple[int, ...] = (RIDER,)
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
-    personal = base.personal_within
+    personal_model = base.personal_model_within
     summand = base.summand_within
 
     def server_init(self, task: Task, clients: int) -> Server:
@@ -119,11 +119,15 @@ class FreeRider:
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
         return Down(self.algorithm.downlink(server.server, ids), torch.isin(ids, riders))
 
-    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Task, client: Any, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-        return self.algorithm.client_update(Aimless(**fields, rides=down.rides), client, down.down, data, plan)
+        return self.algorithm.client_update(
+            Aimless(**fields, rides=down.rides), client, down.down, data, plan
+        )
 
-    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Figures]:
+    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Metrics]:
         inside, figures = self.algorithm.server_update(task, server.server, total)
         return Server(inside), figures
 
@@ -138,9 +142,11 @@ def experiment(variant: str, seed: int, kind: str = "odd", rounds: int = ROUNDS)
     dataset, partition = federation(_digits(), seed, odd=kind != "clean")
     algorithm = VARIANTS[variant]
     if kind != "clean":
-        algorithm = Attacked(algorithm, "noise", (RIDER,), 1.0, seed) if kind == "lied" else FreeRider(algorithm)
+        algorithm = (
+            Attacked(algorithm, "noise", (RIDER,), 1.0, seed) if kind == "lied" else FreeRider(algorithm)
+        )
     tables = {
-        "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "all_at_once", "mkldnn": "on"},
+        "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap", "mkldnn": "on"},
         "model": {"name": "mlp", "width": WIDTH},
     }
     return prepare([tables], algorithm=algorithm, data=dataset, partition=partition)

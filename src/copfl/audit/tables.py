@@ -66,7 +66,10 @@ MEASURES = (("Spearman's rho", ranks.spearman), ("Kendall's tau-b", ranks.kendal
 
 def _correlations(found: Audit, title: str, measure: ranks.Measure) -> Sheet:
     rows = [
-        [label(score), *(_interval(found.correlation(measure, score, reference)) for reference in found.references)]
+        [
+            label(score),
+            *(_interval(found.correlation(measure, score, reference)) for reference in found.references),
+        ]
         for score in found.scores
     ]
     return Sheet(
@@ -112,22 +115,26 @@ def _number(value: float) -> str:
 
 def remarks(found: Audit) -> list[str]:
     """What a reader must know of how it was found."""
-    said = []
+    update_of = []
     if not all(seed.same for seed in found.seeds):
-        said.append("The servers rebuilt from the uploads are not the run's own bit by bit; expect small differences.")
+        update_of.append(
+            "The servers rebuilt from the uploads are not the run's own bit by bit; expect small differences."
+        )
     if any(seed.repeated is False for seed in found.seeds):
-        said.append(
+        update_of.append(
             "The run did not come out here as its folder says (another machine or version?): audited is the repeat."
         )
     orders = sum(seed.orders for seed in found.seeds)
     how = found.sampling
     if orders:
-        said.append(f"Shapley values come from {orders} sampled orders, cut off within {100 * how.truncate:g} points.")
+        update_of.append(
+            f"Shapley values come from {orders} sampled orders, cut off within {100 * how.truncate:g} points."
+        )
     else:
-        said.append(
+        update_of.append(
             f"Shapley values are exact within each round; rounds that gain under {100 * how.truncate:g} points count 0."
         )
-    return said
+    return update_of
 
 
 def as_json(found: Audit) -> dict[str, Any]:
@@ -156,7 +163,11 @@ def as_json(found: Audit) -> dict[str, Any]:
         ],
         "mean": {
             kind: {name: numbers(found.mean(kind, name)) for name in names}
-            for kind, names in (("scores", found.scores), ("values", found.references), ("errors", found.references))
+            for kind, names in (
+                ("scores", found.scores),
+                ("values", found.references),
+                ("errors", found.references),
+            )
         },
         "correlations": [
             {
@@ -177,16 +188,16 @@ def as_json(found: Audit) -> dict[str, Any]:
     }
 
 
-def as_markdown(title: str, grids: Sequence[Sheet], said: Sequence[str]) -> str:
+def as_markdown(title: str, grids: Sequence[Sheet], update_of: Sequence[str]) -> str:
     """The grids as a Markdown page."""
     parts = [f"# {title}"]
     for grid in grids:
         lines = [grid.head, ["---", *["---:"] * (len(grid.head) - 1)], *grid.rows]
         parts += [f"## {grid.title}", "\n".join("| " + " | ".join(line) + " |" for line in lines), grid.below]
-    return "\n\n".join(part for part in [*parts, *said] if part) + "\n"
+    return "\n\n".join(part for part in [*parts, *update_of] if part) + "\n"
 
 
-def show(grids: Sequence[Sheet], said: Sequence[str], out: IO[str]) -> None:
+def show(grids: Sequence[Sheet], update_of: Sequence[str], out: IO[str]) -> None:
     """Writes the grids; plain text when `out` is not a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -202,14 +213,19 @@ def show(grids: Sequence[Sheet], said: Sequence[str], out: IO[str]) -> None:
         console.print(table)
         if grid.below:
             console.print(grid.below + "\n")
-    for one in said:
+    for one in update_of:
         console.print(one)
 
 
-def write(folder: Path, title: str, grids: Sequence[Sheet], said: Sequence[str], content: dict[str, Any]) -> list[Path]:
+def write(
+    folder: Path, title: str, grids: Sequence[Sheet], update_of: Sequence[str], content: dict[str, Any]
+) -> list[Path]:
     """The paths of audit.json and audit.md, once they are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"audit.json": json.dumps(content, indent=1) + "\n", "audit.md": as_markdown(title, grids, said)}
+    texts = {
+        "audit.json": json.dumps(content, indent=1) + "\n",
+        "audit.md": as_markdown(title, grids, update_of),
+    }
     for name, text in texts.items():
         write_bytes(folder / name, text.encode(), durable=False)
     return [folder / name for name in texts]

@@ -15,21 +15,31 @@ import typer
 def audit(
     run: Annotated[Path | None, typer.Argument(help="The folder of a run that has ended.")] = None,
     planted: Annotated[
-        bool, typer.Option("--planted", help="Instead of a run: digits with four clients that are known to be odd.")
+        bool,
+        typer.Option(
+            "--planted", help="Instead of a run: digits with four clients that are known to be odd."
+        ),
     ] = False,
     seeds: Annotated[
-        str | None, typer.Option(help="Such as 0,1,2: the same clients under more seeds. --planted: default 0,1,2.")
+        str | None,
+        typer.Option(help="Such as 0,1,2: the same clients under more seeds. --planted: default 0,1,2."),
     ] = None,
     beside: Annotated[
         str | None, typer.Option(help="Algorithms whose scores are tried too; default: fedce. Or none.")
     ] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain/--no-retrain", help="Train again without each client; a run for each of them.")
+        bool,
+        typer.Option(
+            "--retrain/--no-retrain", help="Train again without each client; a run for each of them."
+        ),
     ] = True,
     orders: Annotated[int, typer.Option(help="Sampled orders a round for Shapley values, at most.")] = 40,
-    truncate: Annotated[float, typer.Option(help="What gains less accuracy than this gains nothing.")] = 0.002,
+    truncate: Annotated[
+        float, typer.Option(help="What gains less accuracy than this gains nothing.")
+    ] = 0.002,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for audit.json and audit.md; default: the run's own.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for audit.json and audit.md; default: the run's own."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
@@ -56,7 +66,13 @@ def audit(
             folder = out or run
             names = None if beside is None else [] if beside == "none" else beside.split(",")
             found = auditing.run_audit(
-                run, seeds=more, beside=names, retrain=retrain, sampling=sampling, notes=folder / "audit", start=start
+                run,
+                seeds=more,
+                beside=names,
+                retrain=retrain,
+                sampling=sampling,
+                notes=folder / "audit",
+                start=start,
             )
             title, grids, said = f"Audit: {found.title}", tables.sheets(found), tables.remarks(found)
             content = tables.as_json(found)
@@ -75,7 +91,9 @@ def _seeds(text: str | None) -> list[int]:
     except ValueError:
         found = [-1]
     if any(seed < 0 for seed in found):
-        raise UsageError(f'--seeds "{text}" must be whole numbers from 0 on with commas between them, such as 0,1,2')
+        raise UsageError(
+            f'--seeds "{text}" must be whole numbers from 0 on with commas between them, such as 0,1,2'
+        )
     return found
 
 

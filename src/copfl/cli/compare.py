@@ -16,19 +16,28 @@ if TYPE_CHECKING:
 
 Seeds = Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2 or 0-4; default: 0,1,2.")]
 Dataset = Annotated[
-    str | None, typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function.")
+    str | None,
+    typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function."),
 ]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")]
-Scheme = Annotated[str | None, typer.Option("--partition", help="classes, dirichlet, iid, by_group, or a file.")]
-Optim = Annotated[str | None, typer.Option("--optimizer", help="sgd, adam or mamo for all; default: each one's own.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")
+]
+Scheme = Annotated[
+    str | None, typer.Option("--partition", help="classes, dirichlet, iid, by_group, or a file.")
+]
+Optim = Annotated[
+    str | None, typer.Option("--optimizer", help="sgd, adam or mamo for all; default: each one's own.")
+]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate for all.")]
 Clients = Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="How many rounds.")]
 Batch = Annotated[int | None, typer.Option("--batch", help="Samples per step.")]
-Participation = Annotated[float | None, typer.Option("--participation", help="Share of the clients in each round.")]
+Participation = Annotated[
+    float | None, typer.Option("--participation", help="Share of the clients in each round.")
+]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 Engine = Annotated[str | None, typer.Option("--engine", help="As in `copfl run`.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="As in `copfl run`.")]
@@ -49,15 +58,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JS
 def compare(
     algorithms: Annotated[
         list[str] | None,
-        typer.Option("--algorithms", "-a", help="Such as copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001,local."),
+        typer.Option(
+            "--algorithms", "-a", help="Such as copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001,local."
+        ),
     ] = None,
     seeds: Seeds = None,
     tune: Annotated[
-        list[str] | None, typer.Option("--tune", help="KEY=VALUE,VALUE: tried on a part of the training samples.")
+        list[str] | None,
+        typer.Option("--tune", help="KEY=VALUE,VALUE: tried on a part of the training samples."),
     ] = None,
     tune_seeds: Annotated[str | None, typer.Option(help="Seeds to tune on; default: the first.")] = None,
-    validation: Annotated[float | None, typer.Option(help="Share of the training samples; default: 0.2.")] = None,
-    reference: Annotated[str | None, typer.Option(help="The row to compare with; default: the first.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of the training samples; default: 0.2.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The row to compare with; default: the first.")
+    ] = None,
     dataset: Dataset = None,
     data_dir: DataDir = None,
     model: Model = None,
@@ -73,7 +89,8 @@ def compare(
     precision: Precision = None,
     settings: Settings = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A file with [[entry]] and [compare]; the line wins.")
+        Path | None,
+        typer.Option("--config", "-c", help="A file with [[entry]] and [compare]; the line wins."),
     ] = None,
     last: Last = None,
     jobs: Jobs = None,
@@ -117,7 +134,9 @@ def sweep(
         list[str] | None,
         typer.Option("--over", help="KEY=VALUE,VALUE such as copfl.rate=0.05,0.25; twice for a grid."),
     ] = None,
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
+    ] = None,
     seeds: Seeds = None,
     dataset: Dataset = None,
     data_dir: DataDir = None,
@@ -161,7 +180,9 @@ def sweep(
     chosen = [0, 1, 2] if seeds is None else entries.seeds_of(seeds)
     folder = out or Path("runs") / f"sweep-{_name(base)}"
     with stoppable(AGAIN):
-        found = comparing.sweep(values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options)
+        found = comparing.sweep(
+            values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options
+        )
     _show(found, folder, plots, quiet, as_json)
 
 
@@ -198,7 +219,10 @@ def _merged(first: Tables, second: Tables) -> Tables:
     result = dict(first)
     for title, table in second.items():
         before = first.get(title, {})
-        result[title] = {**(before if table.get("name", before.get("name")) == before.get("name") else {}), **table}
+        result[title] = {
+            **(before if table.get("name", before.get("name")) == before.get("name") else {}),
+            **table,
+        }
     return result
 
 
@@ -214,7 +238,9 @@ def _jobs(jobs: int | None, base: Tables) -> int:
     if jobs is not None:
         return jobs
     # On a GPU one run after the other in one process: start-up is paid once, and runs side by side share its memory.
-    return max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
+    return (
+        max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
+    )
 
 
 def _say(quiet: bool) -> Callable[[str], None] | None:

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Federations of real machines, by Flower.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    help="Federations of real machines, by Flower.", rich_markup_mode=None, no_args_is_help=True
+)
 
 Folder = Annotated[Path, typer.Argument(help="The app's folder.")]
 Set = Annotated[
@@ -18,16 +20,23 @@ Set = Annotated[
 ]
 Wire = Annotated[str | None, typer.Option(help="Numbers on the wire: fp32, fp16 or bf16.")]
 Rounds = Annotated[int | None, typer.Option(help="How many rounds in all.")]
-Secure = Annotated[bool | None, typer.Option("--secure/--insecure", help="Certificates and node keys, or none.")]
+Secure = Annotated[
+    bool | None, typer.Option("--secure/--insecure", help="Certificates and node keys, or none.")
+]
 
 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write the app.")],
-    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")] = "copfl",
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
+    ] = "copfl",
     model: Annotated[str, typer.Option("--model", "-m", help="A model's name, or module:function.")] = "cnn",
     data: Annotated[
-        str, typer.Option("--data", "-d", help="Data such as the nodes have: a name, an .npz file or an image folder.")
+        str,
+        typer.Option(
+            "--data", "-d", help="Data such as the nodes have: a name, an .npz file or an image folder."
+        ),
     ] = "digits",
     clients: Annotated[int, typer.Option(help="How many clients the federation has.")] = 3,
     host: Annotated[str, typer.Option(help="The server's address, as the nodes know it.")] = "127.0.0.1",
@@ -43,13 +52,17 @@ def init(
     config = _config(set_, wire=wire, rounds=rounds)
     where: dict[str, Any] = {"host": host, "port": port, "secure": secure}
     write(folder, algorithm=algorithm, model=model, data=data, clients=clients, config=config, **where)
-    print(f"{folder} is ready. Try it on this machine: copfl federate up {folder}\nThen see {folder / 'README.md'}")
+    print(
+        f"{folder} is ready. Try it on this machine: copfl federate up {folder}\nThen see {folder / 'README.md'}"
+    )
 
 
 @app.command()
 def up(
     folder: Folder,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes; default: as many as the app has clients.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="How many nodes; default: as many as the app has clients.")
+    ] = None,
     data: Annotated[str | None, typer.Option("--data", "-d", help="What to deal to the nodes.")] = None,
     partition: Annotated[str, typer.Option(help="How to deal it: dirichlet, iid, by_group.")] = "dirichlet",
     secure: Secure = None,
@@ -84,7 +97,9 @@ def resume(
 @app.command()
 def join(
     folder: Folder,
-    data: Annotated[str, typer.Option("--data", "-d", help="The newcomer's data: an .npz file or an image folder.")],
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="The newcomer's data: an .npz file or an image folder.")
+    ],
     run: Annotated[str | None, typer.Option(help="The finished run; default: the last one.")] = None,
     turns: Annotated[int, typer.Option(help="How many local turns the newcomer trains.")] = 3,
     state: Annotated[str | None, typer.Option(help="The newcomer's folder for its own model.")] = None,
@@ -94,7 +109,9 @@ def join(
 
     _need_flower()
     result = welcome(folder, data, state=state, run=run, turns=turns)
-    print(f"accuracy {result['accuracy_before']:.4f} before, {result['accuracy_after']:.4f} after {turns} local turns")
+    print(
+        f"accuracy {result['accuracy_before']:.4f} before, {result['accuracy_after']:.4f} after {turns} local turns"
+    )
 
 
 def _need_flower() -> None:

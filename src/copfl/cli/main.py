@@ -81,9 +81,12 @@ def _complain(message: str, code: int = 2) -> int:
 
 @app.command()
 def run(
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function.")
+        str | None,
+        typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function."),
     ] = None,
     data_dir: DataDir = None,
     model: Annotated[
@@ -92,7 +95,9 @@ def run(
     partition: Annotated[
         str | None, typer.Option(help="classes, dirichlet, iid, by_group, or a partition.json.")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or mamo; default: the algorithm's own.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam or mamo; default: the algorithm's own.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     clients: Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="How many rounds.")] = None,
@@ -100,30 +105,43 @@ def run(
     participation: Annotated[float | None, typer.Option(help="Share of the clients in each round.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, one_by_one, all_at_once or captured.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmap or cuda_graph.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that train clients, on a CPU; 0, the default: as many as pay.")
+        int | None,
+        typer.Option(help="Processes that train clients, on a CPU; 0, the default: as many as pay."),
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")
+    ] = None,
     attack: Annotated[
         str | None, typer.Option(help="Some clients lie: label_flip, sign_flip, scaled, noise or free_rider.")
     ] = None,
-    attackers: Annotated[float | None, typer.Option(help="Share of the clients that lie; default: 0.2.")] = None,
-    guard: Annotated[
+    attackers: Annotated[
+        float | None, typer.Option(help="Share of the clients that lie; default: 0.2.")
+    ] = None,
+    robust: Annotated[
         str | None, typer.Option(help="The server's answer to liars: clip, trimmed_mean or median.")
     ] = None,
     privacy: Annotated[
-        float | None, typer.Option(help="Clip and noise uploads: the noise on their sum, in units of privacy.clip.")
+        float | None,
+        typer.Option(help="Clip and noise uploads: the noise on their sum, in units of privacy.clip."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")
+    ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Settings that go together. paper: CO-PFL by the letter; plus: with levers and late masks."),
+        typer.Option(
+            help="Settings that go together. paper: CO-PFL by the letter; plus: with levers and late masks."
+        ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2.")
+        list[str] | None,
+        typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2."),
     ] = None,
     track: Annotated[
         list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or jsonl; may be repeated.")
@@ -149,8 +167,8 @@ def run(
     say("optimizer", name=optimizer, lr=lr)
     say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
     say("run", device=device, engine=engine, precision=precision, workers=workers, store=store)
-    say("attack", name=attack, share=attackers)
-    say("guard", name=guard)
+    say("attack", name=attack, fraction=attackers)
+    say("robust", name=robust)
     say("privacy", noise=privacy)
     for text in settings or []:
         title, key, value = configure.setting(text)
@@ -167,7 +185,9 @@ def run(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
-    rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="Go on to this many rounds in all.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", "-r", help="Go on to this many rounds in all.")
+    ] = None,
     track: Annotated[
         list[str] | None, typer.Option(help="One more tracker; those that the run has go on by themselves.")
     ] = None,
@@ -230,7 +250,8 @@ app.command()(auditing.audit)
 @data_app.command("check")
 def data_check(
     name: Annotated[
-        str | None, typer.Argument(help="A data set, an .npz file or an image folder; default: all that are known.")
+        str | None,
+        typer.Argument(help="A data set, an .npz file or an image folder; default: all that are known."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -263,7 +284,9 @@ def data_get(
 
     folder = _folder(data_dir)
     if folder is None:
-        raise UsageError("name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA")
+        raise UsageError(
+            "name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA"
+        )
     if not sys.stderr.isatty():
         print(download.get(name, folder, url=url))
         return
@@ -273,13 +296,16 @@ def data_get(
     columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         job = bar.add_task(name, total=None)
-        path = download.get(name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url)
+        path = download.get(
+            name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url
+        )
     print(path)
 
 
 @app.callback(invoke_without_command=True)
 def _start(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Personalised federated learning that knows who contributes what."""
     if version:
@@ -302,7 +328,9 @@ def _folder(data_dir: Path | None) -> Path | None:
     return data_dir or (Path(named) if named else None)
 
 
-def _executed(prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None) -> Result:
+def _executed(
+    prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None
+) -> Result:
     """The result, with a live bar on a terminal and nothing elsewhere; trackers are told of every round."""
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import Bar

@@ -12,7 +12,9 @@ import typer
 if TYPE_CHECKING:
     from copfl.experiment.inference import Answers
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders; the first is what the others are compared with.")]
+Runs = Annotated[
+    list[Path], typer.Argument(help="Run folders; the first is what the others are compared with.")
+]
 Run = Annotated[Path, typer.Argument(help="The run folder.")]
 Client = Annotated[int, typer.Option("--client", help="Which client's model, from 0.")]
 Format = Annotated[str, typer.Option("--format", help="safetensors, torch or onnx.")]
@@ -27,8 +29,12 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     runs: Runs,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: report.html in the run's folder.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder for each figure as PNG and SVG, for papers.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Default: report.html in the run's folder.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for each figure as PNG and SVG, for papers.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Write a page to look at: one HTML file, of one run or of several side by side."""
@@ -59,7 +65,9 @@ def watch(
     try:
         server = watching.server(pages, port)
     except (OSError, OverflowError) as error:
-        raise UsageError(f"cannot listen on port {port} ({error}); name another with --port, 0 for any") from error
+        raise UsageError(
+            f"cannot listen on port {port} ({error}); name another with --port, 0 for any"
+        ) from error
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C ends it)", flush=True)
     if show:
@@ -91,8 +99,12 @@ def export(
 def predict(
     run: Run,
     client: Client,
-    data: Annotated[Path, typer.Option("--data", help="An .npz file with x, and y where the labels are known.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="An .npz file for classes and probabilities.")] = None,
+    data: Annotated[
+        Path, typer.Option("--data", help="An .npz file with x, and y where the labels are known.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="An .npz file for classes and probabilities.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask one client's model: a line per sample with its class and how sure the model is."""
@@ -106,7 +118,11 @@ def predict(
         _write_answers(answers, out)
     if as_json:
         sure = answers.probabilities.max(1).tolist()
-        print(json.dumps({"accuracy": answers.accuracy, "classes": [names[c] for c in answers.classes], "sure": sure}))
+        print(
+            json.dumps(
+                {"accuracy": answers.accuracy, "classes": [names[c] for c in answers.classes], "sure": sure}
+            )
+        )
     elif out is None:
         for number, (label, row) in enumerate(zip(answers.classes, answers.probabilities, strict=True)):
             print(f"{number}\t{names[label]}\t{row.max():.3f}")
@@ -116,7 +132,9 @@ def predict(
 
 def personalize(
     run: Run,
-    data: Annotated[Path, typer.Option("--data", help="An .npz file with x and y; every fifth is for testing.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="An .npz file with x and y; every fifth is for testing.")
+    ],
     epochs: Annotated[int, typer.Option(help="Times over the newcomer's data.")] = 5,
     lr: Annotated[float | None, typer.Option(help="Learning rate; default: the run's own.")] = None,
     seed: Annotated[int, typer.Option(help="The order of the samples follows from it.")] = 0,

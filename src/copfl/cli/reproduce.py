@@ -28,33 +28,43 @@ def reproduce(
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     chunk: Annotated[
-        int, typer.Option(min=0, help="Clients side by side, where processes share a GPU; 0: what is free decides.")
+        int,
+        typer.Option(
+            min=0, help="Clients side by side, where processes share a GPU; 0: what is free decides."
+        ),
     ] = 0,
     seeds: Annotated[
-        str | None, typer.Option(help="How many, from the item's first on; or which, such as 3-7; default: the item's.")
+        str | None,
+        typer.Option(help="How many, from the item's first on; or which, such as 3-7; default: the item's."),
     ] = None,
     budget: Annotated[str, typer.Option(help="full: 200 rounds; short: 60 rounds.")] = "full",
     protocol: Annotated[str, typer.Option(help="paper, equal or both.")] = "both",
     column: Annotated[
-        list[str] | None, typer.Option("--column", help="Only this column, such as cifar10-10; may be repeated.")
+        list[str] | None,
+        typer.Option("--column", help="Only this column, such as cifar10-10; may be repeated."),
     ] = None,
     row: Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop when they are over; the same command goes on.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
+        Path | None,
+        typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA."),
     ] = None,
     results: Annotated[Path, typer.Option(help="The records of the runs.")] = RESULTS,
     runs: Annotated[Path, typer.Option(help="Run folders, for going on in the middle of a run.")] = RUNS,
-    docs: Annotated[Path, typer.Option(help="Where --from-records writes reproduction.md and reproduction/.")] = DOCS,
+    docs: Annotated[
+        Path, typer.Option(help="Where --from-records writes reproduction.md and reproduction/.")
+    ] = DOCS,
     from_records: Annotated[
         bool, typer.Option("--from-records", help="Run nothing: write the pages out of the records.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Run nothing: say what is missing.")] = False,
     taken_in: Annotated[
         list[Path] | None,
-        typer.Option("--import", help="Take over this run folder of `copfl compare`, if the item asks for it."),
+        typer.Option(
+            "--import", help="Take over this run folder of `copfl compare`, if the item asks for it."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -78,7 +88,12 @@ def reproduce(
     for odd in kept.odd:
         say(f"copfl: not used: {odd}")
     left, problems = 0, list[str]()
-    shared: dict[str, Any] = {"store": kept, "folder": runs, "place": _place(device, chunk, data_dir), "say": say}
+    shared: dict[str, Any] = {
+        "store": kept,
+        "folder": runs,
+        "place": _place(device, chunk, data_dir),
+        "say": say,
+    }
     session = batch.Sitting(**shared, end=math.inf if minutes is None else clock + 60 * minutes)
     for whole in [experiments.read(name) for name in (experiments.names() if item == "all" else [item])]:
         chosen = _only(whole, column, row)
@@ -183,7 +198,8 @@ def _write(
     if front.exists() and f"<!-- {stem} -->" in (text := front.read_text("utf-8")):
         linked = [f"reproduction/{name}" for name in names]
         made = (
-            pages.summary(seen, how, linked) + f"\nMore, down to every seed: [{item.title}](reproduction/{page.name})."
+            pages.summary(seen, how, linked)
+            + f"\nMore, down to every seed: [{item.title}](reproduction/{page.name})."
         )
         write_bytes(front, pages.put(text, stem, made).encode())
         written.append(front)
@@ -191,7 +207,13 @@ def _write(
 
 
 def _import(
-    item: Item, budget: str, protocols: list[str], seeds: list[int], folders: list[Path], kept: Store, say: Any
+    item: Item,
+    budget: str,
+    protocols: list[str],
+    seeds: list[int],
+    folders: list[Path],
+    kept: Store,
+    say: Any,
 ) -> None:
     """Takes over finished runs of `copfl compare` that are what the item asks for, setting by setting."""
     from copfl.errors import CopflError

@@ -117,13 +117,18 @@ def sweep(
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}
     if not grid:
-        raise UsageError("there is nothing to sweep over; name a key and its values: --over copfl.rate=0.05,0.25")
+        raise UsageError(
+            "there is nothing to sweep over; name a key and its values: --over copfl.rate=0.05,0.25"
+        )
     if ("run", "seed") in grid:
         raise UsageError("--over run.seed: name the seeds with --seeds; the table is of means over them")
     rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
     checked(Entry(name, name, {}))
     _checked(rows, base, [table for table, _ in grid], last, jobs)
-    final = [[job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s) for s in seeds] for row in rows]
+    final = [
+        [job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s) for s in seeds]
+        for row in rows
+    ]
     prepare([final[0][0].tables])
     outcomes = _outcomes(final, last, jobs, say)
     table = [Row(entry, runs) for entry, runs in zip(rows, outcomes, strict=True)]
@@ -141,11 +146,15 @@ def _silent(line: str) -> None:
     """Says nothing."""
 
 
-def _checked(rows: Sequence[Entry], base: BaseTables, titles: Sequence[str], last: int, jobs: int) -> list[str]:
+def _checked(
+    rows: Sequence[Entry], base: BaseTables, titles: Sequence[str], last: int, jobs: int
+) -> list[str]:
     """The labels, if the entries and what is set for all of them make a table."""
     at_least(1, last=last, jobs=jobs)
     if not rows:
-        raise UsageError("there is nothing to compare; name some algorithms, such as --algorithms copfl,fedavg,local")
+        raise UsageError(
+            "there is nothing to compare; name some algorithms, such as --algorithms copfl,fedavg,local"
+        )
     if "algorithm" in base:
         raise UsageError("[algorithm] is for one run; name the algorithms with --algorithms or as [[entry]]")
     if "seed" in base.get("run", {}):
@@ -153,14 +162,18 @@ def _checked(rows: Sequence[Entry], base: BaseTables, titles: Sequence[str], las
     labels = [row.label for row in rows]
     for label in labels:
         if labels.count(label) > 1:
-            raise UsageError(f'two rows are called "{label}"; leave one out, or give them labels in a file: [[entry]]')
+            raise UsageError(
+                f'two rows are called "{label}"; leave one out, or give them labels in a file: [[entry]]'
+            )
     check_titles(rows, base, [*base, *titles])
     return labels
 
 
 def _outcomes(plan: list[list[Job]], last: int, jobs: int, say: Say | None) -> list[list[Outcome]]:
     """What every run found, a list per entry; they are carried out where they are not there yet."""
-    everything = [job for row in zip(*plan, strict=True) for job in row]  # seed by seed: all rows grow together
+    everything = [
+        job for row in zip(*plan, strict=True) for job in row
+    ]  # seed by seed: all rows grow together
     all_done(everything, jobs, say or _silent)
     check_common(everything)
     return [[outcome_of(job, last) for job in row] for row in plan]
@@ -200,5 +213,7 @@ def _tuning_notes(rows: Sequence[Row], base: BaseTables, grid: Grid) -> list[str
     budgets = {len(row.tuned.trials) for row in rows}
     if len(budgets) > 1:
         told = ", ".join(f"{row.label} {len(row.tuned.trials)}" for row in rows)
-        notes.append(f"The rows did not try equally many settings ({told}): those with more had an advantage.")
+        notes.append(
+            f"The rows did not try equally many settings ({told}): those with more had an advantage."
+        )
     return notes

@@ -39,7 +39,9 @@ def entry_of(text: str) -> Entry:
     name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no border
     name = name.strip()
     if ":" in name or "=" in name:
-        raise UsageError(f'entry "{text}" must look like NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none')
+        raise UsageError(
+            f'entry "{text}" must look like NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none'
+        )
     settings: Tables = {}
     for option in options:
         key, _, value = option.partition("=")
@@ -78,7 +80,9 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not (equals and key.strip()):
-            raise UsageError(f'{option} "{text}" must look like KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3')
+            raise UsageError(
+                f'{option} "{text}" must look like KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3'
+            )
         if key.strip() in result:
             raise UsageError(f"{option} names {key.strip()} twice; give all its values at once")
         result[key.strip()] = [_value(value) for value in split(values)]
@@ -96,7 +100,9 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
                 f'{option}: the key "{path}" must be {", ".join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch'
             )
         if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
-            raise UsageError(f"{option} {path} must have several values, none of them twice: {path}=VALUE,VALUE")
+            raise UsageError(
+                f"{option} {path} must have several values, none of them twice: {path}=VALUE,VALUE"
+            )
         grid[place] = list(found)
     return grid
 
@@ -128,10 +134,14 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     for part in split(text):
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         if ends is None:
-            raise UsageError(f'{option} "{text}": "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
+            raise UsageError(
+                f'{option} "{text}": "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4'
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last - first >= MOST_SEEDS:
-            raise UsageError(f'{option} "{text}" names {last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed')
+            raise UsageError(
+                f'{option} "{text}" names {last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed'
+            )
         seeds += range(first, last + 1)
     return check_seeds(seeds, option)
 
@@ -139,7 +149,9 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
     if not seeds:
-        raise UsageError(f"{option} names no seed; name one at least, better three or more, such as {option} 0,1,2")
+        raise UsageError(
+            f"{option} names no seed; name one at least, better three or more, such as {option} 0,1,2"
+        )
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{option} names a seed twice: {', '.join(map(str, seeds))}")
     return list(seeds)
@@ -148,7 +160,9 @@ def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
 def layers(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> list[Tables]:
     """The layers of `resolve` for an entry: what is set for all, as far as it concerns it, and what is set for it."""
     own = applies(entry, base)
-    plain = {title: dict(t) for title, t in base.items() if title not in ALGORITHMS and title not in OPTIMIZERS}
+    plain = {
+        title: dict(t) for title, t in base.items() if title not in ALGORITHMS and title not in OPTIMIZERS
+    }
     titled = {title: dict(t) for title, t in base.items() if title in own}
     chosen: Tables = {"optimizer": {"name": own[1]}}
     return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
@@ -166,7 +180,9 @@ def concerns(entry: Entry, base: Mapping[str, Mapping[str, Any]], title: str) ->
     return title in applies(entry, base) or not (title in ALGORITHMS or title in OPTIMIZERS)
 
 
-def check_titles(entries: Sequence[Entry], base: Mapping[str, Mapping[str, Any]], titles: Sequence[str]) -> None:
+def check_titles(
+    entries: Sequence[Entry], base: Mapping[str, Mapping[str, Any]], titles: Sequence[str]
+) -> None:
     """Nothing, if every table is for some entry."""
     for title in titles:
         if not any(concerns(entry, base, title) for entry in entries):
@@ -182,7 +198,14 @@ class File(NamedTuple):
     options: dict[str, Any]  # the table [compare]
 
 
-OPTIONS = {"seeds": list, "tune": dict, "tune_seeds": list, "validation": float, "reference": str, "last": int}
+OPTIONS = {
+    "seeds": list,
+    "tune": dict,
+    "tune_seeds": list,
+    "validation": float,
+    "reference": str,
+    "last": int,
+}
 
 
 def read_file(path: Path) -> File:
@@ -198,7 +221,9 @@ def read_file(path: Path) -> File:
     given, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:
         if not isinstance(table, dict):
-            raise UsageError(f'{path}: "{name}" stands outside any table; it belongs under [compare] or [run]')
+            raise UsageError(
+                f'{path}: "{name}" stands outside any table; it belongs under [compare] or [run]'
+            )
     for name, value in options.items():
         if name not in OPTIONS:
             raise unknown("option in [compare]:", name, OPTIONS)
@@ -214,7 +239,9 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
         raise unknown("key in [[entry]]:", key, ("name", "label", "settings"))
     name, own = str(given.get("name", "")), given.get("settings", {})
     if not isinstance(own, dict):
-        raise UsageError(f"{path}: the settings of {name} must be a table, such as settings = {{ score = 'none' }}")
+        raise UsageError(
+            f"{path}: the settings of {name} must be a table, such as settings = {{ score = 'none' }}"
+        )
     settings: Tables = {}
     for key, value in own.items():
         if isinstance(value, dict):

@@ -32,15 +32,23 @@ def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") 
     if len(left) < len(distinct):
         say(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
     problems, clock = [], time.monotonic()
-    with contextlib.closing(_carried_out(left, processes)) as outcomes:  # or the processes would outlive an error here
+    with contextlib.closing(
+        _carried_out(left, processes)
+    ) as outcomes:  # or the processes would outlive an error here
         for count, (job, problem) in enumerate(outcomes, 1):
             if problem:
                 problems.append(problem)
             gone = time.monotonic() - clock
-            how = f"failed: {problem}" if problem else f"done, about {span(gone / count * (len(left) - count))} left"
+            how = (
+                f"failed: {problem}"
+                if problem
+                else f"done, about {span(gone / count * (len(left) - count))} left"
+            )
             say(f"[{count}/{len(left)} {what}] {job.label}, seed {job.seed}: {how}")
     if problems:
-        raise RunError(f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}")
+        raise RunError(
+            f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}"
+        )
 
 
 def _carried_out(jobs: Sequence[Job], processes: int) -> Generator[tuple[Job, Problem], None, None]:
@@ -69,7 +77,9 @@ def _side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[Job, P
     try:
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs,))  # a daemon could have no processes of its own
+            process = context.Process(
+                target=_work, args=(theirs,)
+            )  # a daemon could have no processes of its own
             process.start()
             theirs.close()
             ours.send(waiting[0])

@@ -64,7 +64,8 @@ def _without(tables: Mapping[str, Mapping[str, Any]], *dropped: Mapping[str, set
     """The tables without some keys, as a file gives them back: without what is None, and with lists for tuples."""
     gone = {(title, key) for part in dropped for title, keys in part.items() for key in keys}
     kept = {
-        title: {k: v for k, v in t.items() if v is not None and (title, k) not in gone} for title, t in tables.items()
+        title: {k: v for k, v in t.items() if v is not None and (title, k) not in gone}
+        for title, t in tables.items()
     }
     plain: Tables = json.loads(json.dumps(kept, default=str))
     return plain
@@ -78,7 +79,9 @@ def finished(job: Job) -> bool:
     try:
         # What was left open is decided when the run begins, by what suits the machine.
         left_open = {"device", "chunk"} | {key for key, value in job.tables["run"].items() if value == "auto"}
-        found, wanted = (_without(tables, FREE, {"run": left_open}) for tables in (folder.tables(), job.tables))
+        found, wanted = (
+            _without(tables, FREE, {"run": left_open}) for tables in (folder.tables(), job.tables)
+        )
         for other in (found, wanted):
             other["partition"] = {}  # partition.json says it better
         if found != wanted:
@@ -117,17 +120,20 @@ def carry_out(job: Job) -> None:
     with claimed(job.path, new=not RunFolder(job.path).begun) as held:
         try:
             experiment = reopen(held) if held.begun else prepare([job.tables])
-            execute(experiment, LeanFolder(job.path, start=started_with(experiment), rounds=experiment.loop.rounds))
+            execute(
+                experiment,
+                LeanFolder(job.path, start=started_with(experiment), rounds=experiment.loop.rounds),
+            )
         except RunError as error:
             raise damaged(job, error) from error
 
 
 def started_with(experiment: Experiment) -> dict[str, str]:
     """Fingerprints of what a run of the experiment begins with, as `start_of` gives them back."""
-    first = experiment.task.first.detach().cpu().numpy().tobytes()
+    first = experiment.task.initial.detach().cpu().numpy().tobytes()
     return {
         "partition": experiment.federation.partition.fingerprint[:16],
-        "samples": experiment.marks()["samples"],
+        "samples": experiment.fingerprints()["samples"],
         "first": hashlib.sha256(first).hexdigest()[:16],
     }
 
@@ -144,17 +150,19 @@ class LeanFolder(RunFolder):
     pause: float = PAUSE
     clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # when there was a checkpoint last
 
-    def begin(self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]) -> None:
+    def begin(
+        self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]
+    ) -> None:
         super().begin(tables, partition, {**about, "start": dict(self.start)})
 
-    def checkpoint(self, state: simulate.State, marks: Mapping[str, str]) -> None:
+    def checkpoint(self, state: simulate.State, fingerprints: Mapping[str, str]) -> None:
         if state.round == self.rounds:  # the run has ended, so its checkpoint goes
             shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
             return
         possible = importlib.util.find_spec("safetensors") is not None
         due = time.monotonic() - self.clock[0] >= self.pause
         if due and possible:
-            super().checkpoint(state, marks)
+            super().checkpoint(state, fingerprints)
             self.clock[0] = time.monotonic()
 
     def save_models(self, *given: Any) -> None:

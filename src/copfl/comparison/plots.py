@@ -95,7 +95,8 @@ def clients(comparison: Comparison) -> Figure:
         (against,) = (row for row in rows if row.label == comparison.reference)
         base = [run.clients["accuracy"] for run in against.outcomes]
         gains = [
-            [100 * (run.clients["accuracy"] - b) for run, b in zip(row.outcomes, base, strict=True)] for row in rows
+            [100 * (run.clients["accuracy"] - b) for run, b in zip(row.outcomes, base, strict=True)]
+            for row in rows
         ]
         _dots(axes[0, 1], rows, gains)
         axes[0, 1].axvline(0, color="black", linewidth=0.8)
@@ -127,7 +128,9 @@ def heat_map(comparison: Comparison) -> Figure:
     image = axes.imshow(grid, cmap="viridis", aspect="auto")
     middle = (grid.min() + grid.max()) / 2
     for (i, j), value in np.ndenumerate(grid):
-        axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black")
+        axes.text(
+            j, i, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black"
+        )
     axes.set_xticks(range(len(across_values)), [str(value) for value in across_values])
     axes.set_yticks(range(len(down_values)), [str(value) for value in down_values])
     axes.set(xlabel=".".join(across), ylabel=".".join(down))

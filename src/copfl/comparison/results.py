@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.comparison.jobs import Job
-from copfl.core.algorithm import LOOKS
+from copfl.core.algorithm import EVAL_MODELS
 from copfl.errors import DataError, RunError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
 from copfl.stats import Numbers
 
 
-def accuracies(look_at: str) -> tuple[str, ...]:
+def accuracies(eval_models: str) -> tuple[str, ...]:
     """The accuracies that such looks find."""
-    return tuple(f"accuracy{model}" for model in LOOKS[look_at])
+    return tuple(f"accuracy{model}" for model in EVAL_MODELS[eval_models])
 
 
 ACCURACIES = accuracies("all")
@@ -60,9 +60,11 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
     partition = RunFolder(job.path).partition()
     tested = np.array([len(part) > 0 for part in partition.test])
     if not tested.any():
-        raise DataError(f"{job.label}, seed {job.seed}: no client has samples to be tested on; use another partition")
+        raise DataError(
+            f"{job.label}, seed {job.seed}: no client has samples to be tested on; use another partition"
+        )
     looks = [line for line in lines if "accuracy" in line["per_client"]]
-    liars = np.nan_to_num(records.table(lines, "hostile", partition.clients)).any(0)
+    liars = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
     tables, broken = {}, 0
     for name in ACCURACIES:
         values = records.table(looks, name, partition.clients)
@@ -78,7 +80,9 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
             wrong = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
             row[wrong] = 0.0
             broken += int(wrong.sum()) if name == "accuracy" else 0
-        tables[name] = np.where(liars, math.nan, values)  # what an attack makes of its own clients is nobody's concern
+        tables[name] = np.where(
+            liars, math.nan, values
+        )  # what an attack makes of its own clients is nobody's concern
     shown = ~np.isnan(tables["accuracy"]).all(1)  # of a few clients in a round, none may have test samples
     return Outcome(
         clients={name: last_looks(values, last) for name, values in tables.items()},

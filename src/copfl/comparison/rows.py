@@ -17,7 +17,9 @@ class Row:
     entry: Entry
     outcomes: list[Outcome]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
-    differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference itself
+    differences: dict[str, Difference] = field(
+        default_factory=dict
+    )  # by accuracy; none for the reference itself
 
     @property
     def label(self) -> str:

@@ -36,7 +36,9 @@ def _percent(value: Spread) -> str:
 
 def _bytes(value: Spread) -> str:
     power = max((p for p in (0, 3, 6, 9) if value.mean >= 10**p), default=0)
-    return f"{value.mean / 10**power:.3g} {dict(zip((0, 3, 6, 9), ('B', 'kB', 'MB', 'GB'), strict=True))[power]}"
+    return (
+        f"{value.mean / 10**power:.3g} {dict(zip((0, 3, 6, 9), ('B', 'kB', 'MB', 'GB'), strict=True))[power]}"
+    )
 
 
 def _seconds(value: Spread) -> str:
@@ -96,7 +98,11 @@ def _differences(comparison: Comparison) -> Sheet:
         if gain is not None
     ]
     level = f"{100 * LEVEL:.0f} %"
-    alone = " One seed says nothing about the next: nothing is distinguishable." if len(comparison.seeds) < 2 else ""
+    alone = (
+        " One seed says nothing about the next: nothing is distinguishable."
+        if len(comparison.seeds) < 2
+        else ""
+    )
     return Sheet(
         f"Difference to {comparison.reference}, personal accuracy after local training, in points",
         ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"],
@@ -151,9 +157,14 @@ def as_text(comparison: Comparison, width: int = 100) -> str:
     for sheet in sheets(comparison):
         grid = [sheet.head, *sheet.rows]
         widths = [max(len(row[i]) for row in grid) for i in range(len(sheet.head))]
-        right = [i > 0 and all(row[i][:1] in "+-[0123456789" for row in sheet.rows) for i in range(len(sheet.head))]
+        right = [
+            i > 0 and all(row[i][:1] in "+-[0123456789" for row in sheet.rows) for i in range(len(sheet.head))
+        ]
         sides = [">" if numbers else "<" for numbers in right]
-        lines = ["  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip() for row in grid]
+        lines = [
+            "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)).rstrip()
+            for row in grid
+        ]
         below = textwrap.wrap(sheet.below, width)
         parts.append("\n".join([sheet.title, "", lines[0], "-" * max(map(len, lines)), *lines[1:], *below]))
     parts += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
@@ -192,12 +203,21 @@ def as_csv(comparison: Comparison) -> str:
     writer.writerow(head)
     for row in comparison.rows:
         figures, gains = row.figures(), row.differences
-        line: list[object] = [row.label, row.entry.name, described(row.entry.settings), described(row.tuned.chosen)]
+        line: list[object] = [
+            row.label,
+            row.entry.name,
+            described(row.entry.settings),
+            described(row.tuned.chosen),
+        ]
         line += [len(row.tuned.trials), len(comparison.seeds)]
         line += [_cell(number) for name in COLUMNS for number in figures[name]]
         for name in ACCURACIES:
             gain = gains.get(name)
-            line += [""] * len(ends) if gain is None else [_cell(v) for v in (gain.mean, *gain.seeds, *gain.clients)]
+            line += (
+                [""] * len(ends)
+                if gain is None
+                else [_cell(v) for v in (gain.mean, *gain.seeds, *gain.clients)]
+            )
         writer.writerow([*line, gains["accuracy"].verdict if gains else ""])
     return out.getvalue()
 
@@ -226,7 +246,9 @@ def _row(row: Row) -> dict[str, Any]:
         "algorithm": row.entry.name,
         "settings": row.entry.settings,
         "chosen": row.tuned.chosen,
-        "trials": [{"settings": trial.settings, "validation_accuracy": trial.accuracy} for trial in row.tuned.trials],
+        "trials": [
+            {"settings": trial.settings, "validation_accuracy": trial.accuracy} for trial in row.tuned.trials
+        ],
         "mean": {name: _plain(figure.mean) for name, figure in figures.items()},
         "spread": {name: _plain(figure.spread) for name, figure in figures.items()},
         "per_seed": {name: [_plain(v) for v in values] for name, values in row.per_seed().items()},

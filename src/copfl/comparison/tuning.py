@@ -70,7 +70,9 @@ def tuned(
     all_done: Callable[[Sequence[Job]], None],
 ) -> list[Tuned]:
     """What every entry tried and chose."""
-    files = [saved(folder, validation_of(entries.layers(rows[0], base), seed, fraction), seed) for seed in seeds]
+    files = [
+        saved(folder, validation_of(entries.layers(rows[0], base), seed, fraction), seed) for seed in seeds
+    ]
     plans: list[list[tuple[Tables, list[Job]]]] = []
     for entry in rows:
         plans.append([])
@@ -96,7 +98,9 @@ def at_an_end(chosen: Tables, grid: Grid) -> list[str]:
     """What was chosen at an end of the values tried, beyond which there may be a better one; such as "lr=0.1"."""
     found = []
     for (table, key), values in grid.items():
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        numbers = [
+            value for value in values if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
         value = chosen.get(table, {}).get(key)
         if len(numbers) > 1 and value in (min(numbers), max(numbers)):
             found.append(f"{key}={value:g}")

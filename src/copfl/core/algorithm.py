@@ -25,16 +25,16 @@ D = TypeVar("D")
 U = TypeVar("U")
 T = TypeVar("T")
 
-Figures = dict[str, Tensor]  # scalars for the record
+Metrics = dict[str, Tensor]  # scalars for the record
 
 
-class Turn(NamedTuple, Generic[C, U]):
+class ClientOutput(NamedTuple, Generic[C, U]):
     """What one client's turn in a round gives."""
 
     client: C  # stays at the client
     upload: U  # travels
     trained: Personal  # what the client predicts with right after training; looked at and dropped
-    figures: Figures  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing;
+    metrics: Metrics  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing;
     # "bytes_up" and "bytes_down" only where messages cross in the middle of a turn; else Upload and Down are counted
 
 
@@ -42,7 +42,7 @@ class Algorithm(Protocol[S, C, D, U, T]):
     """A frozen dataclass of parts and numbers, with these methods. None of them keeps or changes anything."""
 
     @property
-    def passes(self) -> int:
+    def total_epochs(self) -> int:
         """How many times one turn goes over the client's data; the plan holds as many."""
 
     def server_init(self, task: Task, clients: int) -> S:
@@ -54,16 +54,16 @@ class Algorithm(Protocol[S, C, D, U, T]):
     def downlink(self, server: S, ids: Tensor) -> D:
         """What the server sends, a row per client in `ids`."""
 
-    def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> Turn[C, U]:
+    def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> ClientOutput[C, U]:
         """One client's turn. No Python branch on a tensor's value: it runs under vmap."""
 
     def summand(self, task: Task, server: S, id: Tensor, upload: U) -> T:
         """What this upload adds to the round's total; every field adds up."""
 
-    def server_update(self, task: Task, server: S, total: T) -> tuple[S, Figures]:
+    def server_update(self, task: Task, server: S, total: T) -> tuple[S, Metrics]:
         """The server after the round, and figures about the whole federation."""
 
-    def personal(self, task: Task, client: C, down: D) -> Personal:
+    def personal_model(self, task: Task, client: C, down: D) -> Personal:
         """What this client predicts with once it has the broadcast, before it trains."""
 
 
@@ -72,29 +72,33 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 # What a look may try, by the ending of its figures' names: the client's model after its turn, before it, and the model
 # for everybody. Each is one more pass over the test samples.
-Tried = tuple[str, ...]
-LOOKS: dict[str, Tried] = {"all": ("", "_before", "_global"), "own": ("", "_before"), "after": ("",)}
+EvalModels = tuple[str, ...]
+EVAL_MODELS: dict[str, EvalModels] = {
+    "all": ("", "_before", "_global"),
+    "personal": ("", "_before"),
+    "final": ("",),
+}
 
 
 def look(
     algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, trained: Personal, test: Data,
-    tried: Tried = LOOKS["all"],
-) -> Figures:  # fmt: skip
+    tried: EvalModels = EVAL_MODELS["all"],
+) -> Metrics:  # fmt: skip
     """Accuracy and loss of these models on a client's test samples."""
 
     def model(name: str) -> Personal:
         if name == "_before":
-            return algorithm.personal(task, client, down)
+            return algorithm.personal_model(task, client, down)
         if name == "_global":
-            everybody = algorithm.personal(task, algorithm.client_init(task), down)
+            everybody = algorithm.personal_model(task, algorithm.client_init(task), down)
             # A model from outside is tried with the client's own statistics.
             return with_statistics(task, everybody, trained) if task.buffers == "local" else everybody
         return trained
 
-    figures = {}
+    metrics = {}
     for name in tried:
         loss, accuracy = task.evaluate(model(name), test)
         known = torch.isfinite(loss) & (test.size > 0)  # no samples or a broken model: nan, not a number
-        figures[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
-        figures[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)
-    return figures
+        metrics[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
+        metrics[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)
+    return metrics

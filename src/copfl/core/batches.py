@@ -32,7 +32,7 @@ def hashed(*counters: int | Bits) -> Bits:
 
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, HOSTILE, NOISE = range(8)
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
 
 
 def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]:
@@ -50,7 +50,7 @@ def plan(
     sizes: Sequence[int] | NDArray[np.int64],
     *,
     batch: int,
-    passes: int,
+    epochs: int,
     augment: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
@@ -62,7 +62,7 @@ def plan(
     who = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
     largest = int(size.max())
-    which = np.arange(passes, dtype=np.uint64)[None, :, None]
+    which = np.arange(epochs, dtype=np.uint64)[None, :, None]
     place = np.arange(largest, dtype=np.uint64)[None, None, :]
     keys = hashed(seed, ORDER, round, who, which, place)  # [N, passes, largest]
     outside = np.broadcast_to(np.arange(largest)[None, None, :] >= size[:, None, None], keys.shape)
@@ -91,9 +91,9 @@ def plan(
         index = order[part] if belongs is None else np.where(belongs, order[part], 0)
         return Batch(
             index=tensor(index),
-            real=None if belongs is None else tensor(belongs),
+            valid=None if belongs is None else tensor(belongs),
             shift=None if shifts is None else tensor(shifts[part]),
             flip=None if flips is None else tensor(flips[part]),
         )
 
-    return tuple(tuple(step(which, start) for start in range(0, largest, batch)) for which in range(passes))
+    return tuple(tuple(step(which, start) for start in range(0, largest, batch)) for which in range(epochs))

@@ -14,7 +14,7 @@ def kept_back(plan: Plan, every: int = 5, which: Tensor | None = None) -> Plan:
 
     def shorter(batch: Batch) -> Batch:
         ours = batch.index % every != held
-        return batch._replace(real=ours if batch.real is None else batch.real & ours)
+        return batch._replace(valid=ours if batch.valid is None else batch.valid & ours)
 
     return tuple(tuple(shorter(batch) for batch in one) for one in plan)
 

@@ -47,7 +47,9 @@ class Layout:
 
     def split_head(self, part: Tensor) -> dict[str, Tensor]:
         """The head's tensors by name, cut out of its entries alone."""
-        return self._cut(part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)])
+        return self._cut(
+            part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)]
+        )
 
     def entries(self, w: Tensor, *parts: str) -> Tensor:
         """The entries of w in these parts of the model."""
@@ -63,7 +65,9 @@ class Layout:
     def _cut(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
         sizes, rows = self.sizes, part.shape[:-1]
         pieces = torch.split(part, [sizes[i] for i in which], -1) if which else ()
-        return {self.names[i]: piece.view(*rows, *self.shapes[i]) for i, piece in zip(which, pieces, strict=True)}
+        return {
+            self.names[i]: piece.view(*rows, *self.shapes[i]) for i, piece in zip(which, pieces, strict=True)
+        }
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector, from the tensors by name."""
@@ -89,9 +93,12 @@ class Layout:
             ]
             if part not in ("head", "norms") and not any(chosen):
                 tops = sorted({name.split(".")[0] for name in self.names})
-                raise UsageError(f'no part "{part}" in the model. Known: head, body, norms, buffers, {", ".join(tops)}')
+                raise UsageError(
+                    f'no part "{part}" in the model. Known: head, body, norms, buffers, {", ".join(tops)}'
+                )
         pieces = [
-            torch.full((size,), choice, dtype=torch.bool) for size, choice in zip(self.sizes, chosen, strict=True)
+            torch.full((size,), choice, dtype=torch.bool)
+            for size, choice in zip(self.sizes, chosen, strict=True)
         ]
         return torch.cat(pieces)
 

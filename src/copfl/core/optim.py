@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.task import Batch, Data, Objective, Pass, Task, cross_entropy
+from copfl.core.task import Batch, Data, Epoch, Objective, Task, cross_entropy
 from copfl.errors import UsageError, above
 from copfl.kernels.fused import elementwise, mostly, of_many_steps
 
@@ -32,7 +32,9 @@ class Optimizer(Protocol):
     def init(self, parameters: Tensor) -> State:
         """The state before the first step."""
 
-    def step(self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
+    def step(
+        self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None
+    ) -> tuple[Tensor, State]:
         """The parameters and the state after one step, in tensors of their own: they may be written to afterwards."""
 
     def forget(self, state: State, entries: Tensor) -> State:
@@ -59,9 +61,13 @@ class Sgd:
     def init(self, parameters: Tensor) -> Velocity:
         return Velocity(torch.zeros_like(parameters) if self.momentum else ())
 
-    def step(self, parameters: Tensor, grad: Tensor, state: Velocity, active: Tensor | None) -> tuple[Tensor, Velocity]:
+    def step(
+        self, parameters: Tensor, grad: Tensor, state: Velocity, active: Tensor | None
+    ) -> tuple[Tensor, Velocity]:
         speed = state.speed if isinstance(state.speed, Tensor) else None
-        w, *faster = elementwise(_sgd, parameters, grad, speed, active, self.lr, self.momentum, self.weight_decay)
+        w, *faster = elementwise(
+            _sgd, parameters, grad, speed, active, self.lr, self.momentum, self.weight_decay
+        )
         return w, Velocity(faster[0] if faster else ())
 
     def forget(self, state: Velocity, entries: Tensor) -> Velocity:
@@ -69,7 +75,13 @@ class Sgd:
 
 
 def _sgd(
-    w: Tensor, grad: Tensor, speed: Tensor | None, active: Tensor | None, lr: float, momentum: float, decay: float
+    w: Tensor,
+    grad: Tensor,
+    speed: Tensor | None,
+    active: Tensor | None,
+    lr: float,
+    momentum: float,
+    decay: float,
 ) -> tuple[Tensor, ...]:
     if decay:
         grad = torch.add(grad, w, alpha=decay)
@@ -107,7 +119,9 @@ class Adam:
         zeros = torch.zeros_like(parameters)
         return Moments(zeros, zeros.clone(), parameters.new_zeros(()))
 
-    def step(self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None) -> tuple[Tensor, Moments]:
+    def step(
+        self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None
+    ) -> tuple[Tensor, Moments]:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
         t = state.t + 1
@@ -146,16 +160,18 @@ def kept(optimizer: Optimizer, state: State) -> State:
 
 def fresh(optimizer: Optimizer, task: Task) -> State:
     """What of the state is in the record of a client that has never trained."""
-    return kept(optimizer, optimizer.init(task.first[: task.d]))
+    return kept(optimizer, optimizer.init(task.initial[: task.d]))
 
 
 def faster(optimizer: Optimizer, factor: float) -> Optimizer:
     """The same optimizer at a multiple of its learning rate; the state of the one is the state of the other."""
     if isinstance(optimizer, Scaled):
-        return Scaled(faster(optimizer.optimizer, factor), optimizer.pace)
+        return Scaled(faster(optimizer.optimizer, factor), optimizer.lr_factor)
     lr = getattr(optimizer, "lr", None)
     if not isinstance(lr, float) or not dataclasses.is_dataclass(optimizer) or isinstance(optimizer, type):
-        raise UsageError(f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr")
+        raise UsageError(
+            f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr"
+        )
     return dataclasses.replace(optimizer, lr=factor * lr)
 
 
@@ -164,7 +180,7 @@ class Scaled:
     """The optimizer with its steps, and so its learning rate, multiplied by a number that only a round knows."""
 
     optimizer: Optimizer
-    pace: Tensor  # []
+    lr_factor: Tensor  # []
 
     @property
     def keep(self) -> bool:
@@ -173,16 +189,18 @@ class Scaled:
     def init(self, parameters: Tensor) -> State:
         return self.optimizer.init(parameters)
 
-    def step(self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None) -> tuple[Tensor, State]:
+    def step(
+        self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None
+    ) -> tuple[Tensor, State]:
         moved, state = self.optimizer.step(parameters, grad, state, active)
-        return elementwise(_scaled, parameters, moved, self.pace)[0], state
+        return elementwise(_scaled, parameters, moved, self.lr_factor)[0], state
 
     def forget(self, state: State, entries: Tensor) -> State:
         return self.optimizer.forget(state, entries)
 
 
-def _scaled(start: Tensor, end: Tensor, pace: Tensor) -> tuple[Tensor]:
-    return (start + pace * (end - start),)
+def _scaled(start: Tensor, end: Tensor, lr_factor: Tensor) -> tuple[Tensor]:
+    return (start + lr_factor * (end - start),)
 
 
 class Learnt(Protocol):
@@ -196,7 +214,13 @@ class Learnt(Protocol):
         """The samples and labels of one step."""
 
     def gradient(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        y: Tensor,
+        valid: Tensor | None,
+        objective: Objective,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch."""
 
@@ -215,7 +239,7 @@ def descend(
     w: Tensor,
     state: State,
     data: Data,
-    batches: Pass,
+    batches: Epoch,
     *,
     active: Tensor | None = None,
     objective: Objective = cross_entropy,
@@ -233,14 +257,14 @@ def descend(
     for batch in batches:
         x, y = task.batch(data, batch)
         point = parameters if at is None else at(parameters)
-        grad, value, after = task.gradient(point, buffers, x, y, batch.real, objective)
+        grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
         if adjust is not None:
             grad = adjust(parameters, grad)
         moved, next_state = optimizer.step(parameters, grad, state, active)
-        if batch.real is None:
+        if batch.valid is None:
             parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
         else:
-            some = batch.real.any()
+            some = batch.valid.any()
             parameters, buffers, state = tree.each(
                 partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
             )
@@ -249,11 +273,17 @@ def descend(
 
 
 def train(
-    task: Learnt, optimizer: Optimizer, w: Tensor, state: State, data: Data, passes: tuple[Pass, ...], **how: Any
+    task: Learnt,
+    optimizer: Optimizer,
+    w: Tensor,
+    state: State,
+    data: Data,
+    epochs: tuple[Epoch, ...],
+    **how: Any,
 ) -> Trained:
     """`descend` over several passes, with the mean of their losses."""
     losses = []
-    for batches in passes:
+    for batches in epochs:
         w, state, loss = descend(task, optimizer, w, state, data, batches, **how)
         losses.append(loss)
     return Trained(w, state, torch.stack(losses).mean() if losses else w.new_zeros(()))
@@ -264,14 +294,18 @@ def pull(weight: float, centre: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda parameters, grad: grad + weight * (parameters - centre)
 
 
-def has_real(batch: Batch) -> Tensor:
+def has_valid(batch: Batch) -> Tensor:
     """Whether the batch holds a real sample, for a loop that calls `descend` step by step."""
-    return torch.ones((), dtype=torch.bool, device=batch.index.device) if batch.real is None else batch.real.any()
+    return (
+        torch.ones((), dtype=torch.bool, device=batch.index.device)
+        if batch.valid is None
+        else batch.valid.any()
+    )
 
 
 def mean_loss(losses: Sequence[Tensor], batches: Sequence[Batch]) -> Tensor:
     """The mean of the steps' losses, over the steps whose batch holds a real sample."""
-    counts = torch.stack([has_real(batch).to(losses[0].dtype) for batch in batches])
+    counts = torch.stack([has_valid(batch).to(losses[0].dtype) for batch in batches])
     return (torch.stack(list(losses)) * counts).sum() / counts.sum().clamp(min=1)
 
 

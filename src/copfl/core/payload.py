@@ -19,17 +19,17 @@ from copfl.core.task import Data, Task
 from copfl.core.tree import Masked
 from copfl.errors import UsageError
 
-CLAIMS = ("size", "score", "weight")
-ANSWERS = ("w", "shared")
+WEIGHT_FIELDS = ("size", "score", "weight")
+VECTOR_FIELDS = ("w", "shared")
 
 
-class Said(NamedTuple):
+class Update(NamedTuple):
     """One upload, beside what it answers."""
 
     received: Tensor  # [s], the broadcast; zero where personal
     sent: Tensor  # [s]; zero where personal
     personal: Tensor | None  # [s] bool; None: all of it is shared
-    claim: Tensor | None  # how much it wants to count; None: everybody counts the same
+    reported_weight: Tensor | None  # how much it wants to count; None: everybody counts the same
 
     @property
     def change(self) -> Tensor:
@@ -41,34 +41,36 @@ def inside(down: Any) -> Any:
     return inside(down.down) if hasattr(down, "down") else down
 
 
-def said(down: Any, upload: Any) -> Said:
+def update_of(down: Any, upload: Any) -> Update:
     """What the upload says, beside the broadcast that it answers."""
     down = inside(down)
-    if not hasattr(down, "w") or not any(hasattr(upload, name) for name in ANSWERS):
+    if not hasattr(down, "w") or not any(hasattr(upload, name) for name in VECTOR_FIELDS):
         raise UsageError(
             "attacks, guards and privacy work on the weights that a client sends back; this algorithm's messages hold "
             f"{', '.join(upload._fields)}; choose another algorithm, or leave them out"
         )
-    claim = next((getattr(upload, name) for name in CLAIMS if hasattr(upload, name)), None)
+    reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):
         values, personal = upload.shared
-        return Said(torch.where(personal, 0, down.w), values, personal, claim)
-    return Said(down.w, upload.w, None, claim)
+        return Update(torch.where(personal, 0, down.w), values, personal, reported_weight)
+    return Update(down.w, upload.w, None, reported_weight)
 
 
-def saying(upload: Any, said: Said) -> Any:
+def with_update(upload: Any, update_of: Update) -> Any:
     """The upload with this to say instead."""
-    if said.personal is None:
-        upload = upload._replace(w=said.sent)
+    if update_of.personal is None:
+        upload = upload._replace(w=update_of.sent)
     else:
-        upload = upload._replace(shared=Masked(torch.where(said.personal, 0, said.sent), said.personal))
-    return claiming(upload, said.claim)
+        upload = upload._replace(
+            shared=Masked(torch.where(update_of.personal, 0, update_of.sent), update_of.personal)
+        )
+    return with_reported_weight(upload, update_of.reported_weight)
 
 
-def claiming(record: Any, claim: Tensor | None) -> Any:
+def with_reported_weight(record: Any, reported_weight: Tensor | None) -> Any:
     """The record with another claim, if it holds one."""
-    name = next((name for name in CLAIMS if hasattr(record, name)), None)
-    return record if name is None or claim is None else record._replace(**{name: claim})
+    name = next((name for name in WEIGHT_FIELDS if hasattr(record, name)), None)
+    return record if name is None or reported_weight is None else record._replace(**{name: reported_weight})
 
 
 def broadcast(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
@@ -76,14 +78,18 @@ def broadcast(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
     return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
 
 
-def example(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1) -> Any:
+def example(
+    algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
+) -> Any:
     """An upload as this algorithm makes them, from client 0's turn over two made-up samples."""
     kind = torch.uint8 if len(shape) == 3 else torch.float32
     samples = torch.zeros((2, *shape), dtype=kind, device=task.device)
     labels = torch.zeros(2, dtype=torch.int64, device=task.device)
     data = Data(samples, labels, torch.tensor(2, device=task.device))
-    order = plan(0, 0, [0], [2], batch=2, passes=algorithm.passes, augment=augment, device=task.device)
+    order = plan(0, 0, [0], [2], batch=2, epochs=algorithm.total_epochs, augment=augment, device=task.device)
     server = algorithm.server_init(task, clients)
     down = tree.row(algorithm.downlink(server, torch.tensor([0], device=task.device)), 0)
     with torch.no_grad():
-        return algorithm.client_update(task, algorithm.client_init(task), down, data, tree.row(order, 0)).upload
+        return algorithm.client_update(
+            task, algorithm.client_init(task), down, data, tree.row(order, 0)
+        ).upload

@@ -16,7 +16,7 @@ from copfl.kernels.topk import count, count_of_each
 
 T = TypeVar("T")
 
-STRETCHES = 16
+SEGMENTS = 16
 SMALL = 64  # a tensor of at most so many numbers is never narrowed on the wire
 
 
@@ -129,7 +129,7 @@ def placed(tree: T, id: Tensor, clients: int) -> T:
 def add(a: T, b: T) -> T:
     """The sum of two trees, tensor by tensor; what is Gathered is put side by side."""
     sums = zip(leaves(a), leaves(b), gathered(a), strict=True)
-    return rebuild(a, [torch.cat([x, y]) if keeps else x + y for x, y, keeps in sums])
+    return rebuild(a, [torch.cat([x, y]) if personal else x + y for x, y, personal in sums])
 
 
 def summed(trees: Iterable[T]) -> T:
@@ -144,7 +144,9 @@ def summed(trees: Iterable[T]) -> T:
 def wide(tree: T) -> T:
     """In double precision, where the order of adding up leaves no trace; but for what is Gathered."""
     pairs = zip(leaves(tree), gathered(tree), strict=True)
-    return rebuild(tree, [t.double() if t.is_floating_point() and not keeps else t for t, keeps in pairs])
+    return rebuild(
+        tree, [t.double() if t.is_floating_point() and not personal else t for t, personal in pairs]
+    )
 
 
 def narrow(tree: T, kinds: Sequence[torch.dtype]) -> T:
@@ -154,7 +156,9 @@ def narrow(tree: T, kinds: Sequence[torch.dtype]) -> T:
 
 def total(tree: T) -> T:
     """The sum of a tree of rows over the clients; what is Gathered is put side by side."""
-    return rebuild(tree, [t.flatten(0, 1) if k else _sum(t) for t, k in zip(leaves(tree), gathered(tree), strict=True)])
+    return rebuild(
+        tree, [t.flatten(0, 1) if k else _sum(t) for t, k in zip(leaves(tree), gathered(tree), strict=True)]
+    )
 
 
 def _sum(rows: Tensor) -> Tensor:
@@ -197,8 +201,8 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
         whole += (personal.numel() + 7) // 8
         changed = personal if base is None else personal ^ base
         # In stretches, for what compresses well in one layer need not in another.
-        size = max(1.0, changed.numel() / STRETCHES)
-        counts = count_of_each(changed, _stretches(changed))
+        size = max(1.0, changed.numel() / SEGMENTS)
+        counts = count_of_each(changed, _segments(changed))
         share = (counts.double() / size).clamp(max=1.0)  # they differ by one entry in length
         bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
         sent = sent + bits * size / 8
@@ -211,19 +215,19 @@ def finite(tree: object, device: torch.device | None = None) -> Tensor:
     return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
 
 
-def mask_mark(tree: object) -> int | Tensor:
+def mask_fingerprint(tree: object) -> int | Tensor:
     """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
-    found = [count_of_each(m.personal, _stretches(m.personal)) for m in _masked(tree)]
+    found = [count_of_each(m.personal, _segments(m.personal)) for m in _masked(tree)]
     if not found:
         return 0
-    places = torch.arange(1, len(found) * STRETCHES + 1, device=found[0].device)
+    places = torch.arange(1, len(found) * SEGMENTS + 1, device=found[0].device)
     return (torch.cat(found) * (2654435761 * places % 2**24)).sum()
 
 
-def _stretches(vector: Tensor) -> tuple[int, ...]:
+def _segments(vector: Tensor) -> tuple[int, ...]:
     """The sizes of STRETCHES parts of nearly equal length."""
-    size, more = divmod(len(vector), STRETCHES)
-    return tuple(size + (place < more) for place in range(STRETCHES))
+    size, more = divmod(len(vector), SEGMENTS)
+    return tuple(size + (place < more) for place in range(SEGMENTS))
 
 
 def _masked(tree: object) -> Iterator[Masked]:

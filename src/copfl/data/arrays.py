@@ -31,7 +31,9 @@ def npz_file(path: Path, *, augment: bool = False) -> Dataset:
     return from_arrays(**arrays, name=path.stem, augment=augment)
 
 
-def image_folder(path: Path, *, size: int | None = None, gray: bool = False, augment: bool = False) -> Dataset:
+def image_folder(
+    path: Path, *, size: int | None = None, gray: bool = False, augment: bool = False
+) -> Dataset:
     """A folder <class>/*.png|jpg, of which every fifth is test, or {train,test}/<class>/*.png|jpg, all at one size."""
     if size is not None:
         check_whole("size", size, 1, reading.LARGEST_IMAGE_SIDE)
@@ -98,7 +100,9 @@ def from_arrays(
     else:
         held = held_out(train.y, 1, 5)
         if not held.any():
-            raise DataError("too few samples to hold a test part back: give x_test and y_test, or five of one class")
+            raise DataError(
+                "too few samples to hold a test part back: give x_test and y_test, or five of one class"
+            )
         train, test = _taken(train, ~held), _taken(train, held)
         note = "; ".join(filter(None, (note, f"every fifth sample of a class is test: {len(test):,}")))
     if (train.x.shape[1:], train.x.dtype) != (test.x.shape[1:], test.x.dtype):
@@ -111,7 +115,9 @@ def from_arrays(
         train,
         test,
         classes=_names(classes, "label", train.y, test.y),
-        groups=() if train.group is None or test.group is None else _names(groups, "group", train.group, test.group),
+        groups=()
+        if train.group is None or test.group is None
+        else _names(groups, "group", train.group, test.group),
         mean=mean,
         std=std,
         augment=augment,
@@ -159,10 +165,14 @@ def _checked(x: ArrayLike, y: ArrayLike, group: ArrayLike | None, suffix: str) -
     if x.ndim < 2:
         raise DataError(f"x{suffix} has shape {list(x.shape)}; [n, ...] with at least two axes was expected")
     if x.size == 0:
-        raise DataError(f"x{suffix} is empty, of shape {list(x.shape)}; at least one sample of a value was expected")
+        raise DataError(
+            f"x{suffix} is empty, of shape {list(x.shape)}; at least one sample of a value was expected"
+        )
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         bad = int(np.argwhere(~finite)[0][0])
-        raise DataError(f"x{suffix} holds NaN or infinity, first in sample {bad}; every value must be a finite number")
+        raise DataError(
+            f"x{suffix} holds NaN or infinity, first in sample {bad}; every value must be a finite number"
+        )
     numbers = _checked_numbers(y, f"y{suffix}", len(x))
     groups = None if group is None else _checked_numbers(group, f"group{suffix}", len(x))
     return Samples(_channels_first(x), numbers, groups)
@@ -171,9 +181,13 @@ def _checked(x: ArrayLike, y: ArrayLike, group: ArrayLike | None, suffix: str) -
 def _checked_numbers(values: NDArray[Any], what: str, length: int) -> NDArray[np.int64]:
     """Labels or groups [n] as int64."""
     if values.dtype.kind not in "iu":
-        raise DataError(f"{what} has dtype {values.dtype}; whole numbers were expected: {what}.astype('int64')")
+        raise DataError(
+            f"{what} has dtype {values.dtype}; whole numbers were expected: {what}.astype('int64')"
+        )
     if values.shape != (length,):
-        raise DataError(f"{what} has shape {list(values.shape)}, but there are {length:,} samples: expected [{length}]")
+        raise DataError(
+            f"{what} has shape {list(values.shape)}, but there are {length:,} samples: expected [{length}]"
+        )
     if values.min() < 0 or values.max() >= MOST_CLASSES:
         bad = values.min() if values.min() < 0 else values.max()
         raise DataError(f"{what} holds {bad}; numbers from 0 to {MOST_CLASSES - 1:,} were expected")
@@ -236,10 +250,14 @@ def _torch_arrays(dataset: Any, which: str) -> tuple[NDArray[Any], NDArray[np.in
             xs.append(np.asarray(x))
             ys.append(operator.index(y))
         except (TypeError, ValueError) as why:
-            raise DataError(f"item {position} of the {which} set is no pair (x, whole number): {why}") from why
+            raise DataError(
+                f"item {position} of the {which} set is no pair (x, whole number): {why}"
+            ) from why
         if xs[-1].shape != xs[0].shape:
             shapes = f"{list(xs[-1].shape)}, the first {list(xs[0].shape)}"
-            raise DataError(f"item {position} of the {which} set has shape {shapes}; all must be of one shape")
+            raise DataError(
+                f"item {position} of the {which} set has shape {shapes}; all must be of one shape"
+            )
     if not xs:
         raise DataError(f"the {which} set is empty")
     return np.stack(xs), np.array(ys, dtype=np.int64)

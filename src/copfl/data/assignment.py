@@ -55,7 +55,12 @@ class Partition:
             if not len(train):
                 raise DataError(f"client {client} has no train samples; use fewer clients or more data")
             for part in (train, test):
-                if part.dtype != np.int64 or part.ndim != 1 or (part < 0).any() or len(np.unique(part)) < len(part):
+                if (
+                    part.dtype != np.int64
+                    or part.ndim != 1
+                    or (part < 0).any()
+                    or len(np.unique(part)) < len(part)
+                ):
                     raise DataError(f"client {client}: indices are distinct int64 numbers from 0 on")
 
     @property
@@ -68,7 +73,10 @@ class Partition:
         return hashlib.sha256(_canonical(self._record()).encode()).hexdigest()
 
     def _record(self) -> dict[str, Any]:
-        parts = {"train": [part.tolist() for part in self.train], "test": [part.tolist() for part in self.test]}
+        parts = {
+            "train": [part.tolist() for part in self.train],
+            "test": [part.tolist() for part in self.test],
+        }
         record = {"scheme": self.scheme, "keywords": dict(self.keywords), "test_from": self.test_from}
         return {**record, "notes": list(self.notes), **parts}
 
@@ -98,7 +106,9 @@ class Partition:
         except OSError as error:
             raise DataError(f"cannot read the partition {path}: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is cut short or damaged, not JSON ({error}); make the partition again") from error
+            raise DataError(
+                f"{path} is cut short or damaged, not JSON ({error}); make the partition again"
+            ) from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise DataError(f'{path} is not a partition of this version of copfl (no "format": "{FORMAT}")')
         try:
@@ -107,7 +117,9 @@ class Partition:
         except (DataError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{path} holds no valid partition ({error!r}); make it again") from error
         if not intact:
-            raise DataError(f"{path} was changed after it was saved (its SHA-256 differs); make the partition again")
+            raise DataError(
+                f"{path} was changed after it was saved (its SHA-256 differs); make the partition again"
+            )
         return restored
 
     def tested(self, dataset: Dataset) -> Samples:
@@ -116,7 +128,10 @@ class Partition:
 
     def check(self, dataset: Dataset) -> None:
         """None, if the data set has all these samples; a DataError if it was made for another."""
-        for name, parts, split in (("train", self.train, dataset.train), ("test", self.test, self.tested(dataset))):
+        for name, parts, split in (
+            ("train", self.train, dataset.train),
+            ("test", self.test, self.tested(dataset)),
+        ):
             last = max((int(part.max()) for part in parts if len(part)), default=-1)
             if last >= len(split):
                 raise DataError(
@@ -185,7 +200,11 @@ def _drawing(split: Partition, dataset: Dataset, width: int, rows: int = 24) -> 
     lines = [f"{split.scheme}: {split.clients} clients, {train.sum()} train and {test.sum()} {word} samples"]
     shown = np.arange(split.clients)
     if split.clients > rows:
-        per_client = {"train samples": train, f"{word} samples": test, "classes": (table.train > 0).sum(axis=1)}
+        per_client = {
+            "train samples": train,
+            f"{word} samples": test,
+            "classes": (table.train > 0).sum(axis=1),
+        }
         for what, values in per_client.items():
             low, middle, high = np.quantile(values, (0, 0.5, 1)).astype(int)
             lines.append(f"{what} per client: {low} to {high}, median {middle}")
@@ -197,7 +216,9 @@ def _drawing(split: Partition, dataset: Dataset, width: int, rows: int = 24) -> 
     if table.train_groups is not None:
         for row, client in enumerate(shown):
             own = np.flatnonzero(table.train_groups[client])
-            right[row] += f" {name_of(dataset.groups, own[0])[:12]}" if len(own) == 1 else f" {len(own)} groups"
+            right[row] += (
+                f" {name_of(dataset.groups, own[0])[:12]}" if len(own) == 1 else f" {len(own)} groups"
+            )
     room = max(1, width - len(left[0]) - max(map(len, right)))
     kinds = len(dataset.classes)
     merged = -(-kinds // room)  # classes in a column
@@ -214,4 +235,6 @@ def _drawing(split: Partition, dataset: Dataset, width: int, rows: int = 24) -> 
     column = f"a column is {merged} classes" if merged > 1 else "a column is a class"
     lines.append(f"{column}, █ is {counts.max()} train samples")
     lines += split.notes
-    return "\n".join(short for line in lines for short in (textwrap.wrap(line, width) if len(line) > width else [line]))
+    return "\n".join(
+        short for line in lines for short in (textwrap.wrap(line, width) if len(line) > width else [line])
+    )

@@ -29,7 +29,9 @@ def corrupt(images: Images, corruption: str, severity: int, rng: np.random.Gener
     if isinstance(severity, bool) or not isinstance(severity, int) or not 1 <= severity <= 5:
         raise UsageError(f"severity is {severity!r}; it must be a whole number from 1 (mild) to 5 (strong)")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise UsageError(f"images are {images.dtype} {list(images.shape)}; they must be uint8 [n, height, width, 3]")
+        raise UsageError(
+            f"images are {images.dtype} {list(images.shape)}; they must be uint8 [n, height, width, 3]"
+        )
     apply = CORRUPTIONS[corruption]
     parts = [apply(images[start : start + CHUNK], severity, rng) for start in range(0, len(images), CHUNK)]
     return np.concatenate(parts) if parts else images.copy()
@@ -41,7 +43,9 @@ def corrupt(images: Images, corruption: str, severity: int, rng: np.random.Gener
 def gaussian_noise(images: Images, severity: int, rng: np.random.Generator) -> Images:
     """Images with normal noise added to every value."""
     spread = (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1]
-    return _to_bytes(_to_unit(images) + np.float32(spread) * rng.standard_normal(images.shape, dtype=np.float32))
+    return _to_bytes(
+        _to_unit(images) + np.float32(spread) * rng.standard_normal(images.shape, dtype=np.float32)
+    )
 
 
 def shot_noise(images: Images, severity: int, rng: np.random.Generator) -> Images:
@@ -95,7 +99,9 @@ def zoom_blur(images: Images, severity: int, rng: np.random.Generator) -> Images
     """Images averaged with enlargements of themselves, in steps of one per cent."""
     steps = (5, 10, 15, 20, 25)[severity - 1]
     n, height, width, channels = images.shape
-    blur = np.eye(height * width, dtype=np.float32)  # one linear map for the whole average, the plain image included
+    blur = np.eye(
+        height * width, dtype=np.float32
+    )  # one linear map for the whole average, the plain image included
     for step in range(steps + 1):
         factor = 1 + step / 100
         blur += np.kron(_enlarge(height, factor), _enlarge(width, factor))
@@ -202,7 +208,9 @@ def elastic_transform(images: Images, severity: int, rng: np.random.Generator) -
         field = rng.uniform(-1, 1, (n, height, width, 2)).astype(np.float32)
         shift = shift + strength * width * _blur(field, smoothness * width, truncate=3)
     return _to_bytes(
-        _sample(_to_unit(images), np.arange(height)[:, None] + shift[..., 0], np.arange(width) + shift[..., 1])
+        _sample(
+            _to_unit(images), np.arange(height)[:, None] + shift[..., 0], np.arange(width) + shift[..., 1]
+        )
     )
 
 
@@ -214,7 +222,9 @@ def pixelate(images: Images, severity: int, rng: np.random.Generator) -> Images:
     height, width = images.shape[1:3]
     small = int(width * scale), int(height * scale)
     box = Image.Resampling.BOX
-    return np.stack([np.asarray(Image.fromarray(i).resize(small, box).resize((width, height), box)) for i in images])
+    return np.stack(
+        [np.asarray(Image.fromarray(i).resize(small, box).resize((width, height), box)) for i in images]
+    )
 
 
 def jpeg_compression(images: Images, severity: int, rng: np.random.Generator) -> Images:

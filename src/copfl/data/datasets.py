@@ -20,7 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data import reading
-from copfl.data.arrays import check_flag, check_whole, held_out, image_folder, npz_file, rank_within_class, statistics
+from copfl.data.arrays import (
+    check_flag,
+    check_whole,
+    held_out,
+    image_folder,
+    npz_file,
+    rank_within_class,
+    statistics,
+)
 from copfl.data.arrays import from_arrays as from_arrays  # these two are asked for here, too
 from copfl.data.arrays import from_torch as from_torch
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
@@ -61,7 +69,9 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
         loader, place, how = npz_file, path, ""
     elif os.path.exists(path) or len(path.parts) > 1 or path.suffix:
         found = "is neither a .npz file nor a folder" if os.path.exists(path) else "does not exist"
-        raise DataError(f"{path} {found}; data of your own is a .npz file with x and y, or a folder of images")
+        raise DataError(
+            f"{path} {found}; data of your own is a .npz file with x and y, or a folder of images"
+        )
     else:
         raise unknown("data set", name, DATASETS)
     _check_options(name, loader, options)
@@ -261,10 +271,13 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
 
 
 DATASETS = {
-    "digits": Source(digits, "1,797 handwritten digits, 8 x 8, 10 classes; comes with scikit-learn, needs no files"),
+    "digits": Source(
+        digits, "1,797 handwritten digits, 8 x 8, 10 classes; comes with scikit-learn, needs no files"
+    ),
     "cifar10": Source(cifar10, "CIFAR-10: 60,000 colour images, 32 x 32, 10 classes"),
     "cifar10c": Source(
-        cifar10c, "CIFAR-10 under 15 corruptions, the groups; published or made from CIFAR-10 (severity=1..5, all=true)"
+        cifar10c,
+        "CIFAR-10 under 15 corruptions, the groups; published or made from CIFAR-10 (severity=1..5, all=true)",
     ),
     "cinic10": Source(cinic10, "CINIC-10: 32 x 32, 10 classes, from CIFAR-10 and ImageNet, the groups"),
     "mini_imagenet": Source(mini_imagenet, "Mini-ImageNet: 100 classes, 84 x 84 or size=32, 64, ..."),
@@ -323,16 +336,22 @@ def _published_corruptions(folder: Path) -> tuple[list[Images], NDArray[np.int64
         raise DataError(f"{place} lacks {', '.join(f'{name}.npy' for name in missing)}")
     labels = found["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
-        raise DataError(f"labels.npy in {place} is {labels.dtype} {list(labels.shape)}; int64 [50000] was expected")
+        raise DataError(
+            f"labels.npy in {place} is {labels.dtype} {list(labels.shape)}; int64 [50000] was expected"
+        )
     by_severity = labels.astype(np.int64).reshape(5, -1)
     if (by_severity != by_severity[0]).any() or by_severity.min() < 0 or by_severity.max() > 9:
-        raise DataError(f"labels.npy in {place} must hold the labels of the base images, 0 to 9, five times over")
+        raise DataError(
+            f"labels.npy in {place} must hold the labels of the base images, 0 to 9, five times over"
+        )
     arrays: list[Images] = []
     for name in CORRUPTIONS:
         array = found[name]
         if array.dtype != np.uint8 or array.shape != (len(labels), 32, 32, 3):
             given = f"{array.dtype} {list(array.shape)}"
-            raise DataError(f"{name}.npy in {place} is {given}; uint8 [{len(labels)}, 32, 32, 3] was expected")
+            raise DataError(
+                f"{name}.npy in {place} is {given}; uint8 [{len(labels)}, 32, 32, 3] was expected"
+            )
         arrays.append(array.view(np.uint8))
     return arrays, by_severity[0]
 

@@ -29,12 +29,15 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {
-    "cifar10": Published("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    "cifar10": Published(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"
+    ),
     "cifar10c": Published(
         "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar", "56bf5dcef84df0e2308c6dcbcbbd8499"
     ),
     "cinic10": Published(
-        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        "6ee4d0c996905fe93221de577967a372",
     ),
 }
 
@@ -71,7 +74,9 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
     if target.exists():
         found = md5_of(target)
         if found != md5:
-            raise DataError(f"{target} is there, but has md5 {found} instead of {md5}; delete it and get it again")
+            raise DataError(
+                f"{target} is there, but has md5 {found} instead of {md5}; delete it and get it again"
+            )
         return target
     part, shown = target.with_name(target.name + ".part"), _shown(url)
     try:
@@ -87,10 +92,14 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
         os.replace(part, target)
     except urllib.error.HTTPError as why:
         with why:
-            raise DataError(f"{shown} answers {why.code} {why.reason}; name another address with --url") from why
+            raise DataError(
+                f"{shown} answers {why.code} {why.reason}; name another address with --url"
+            ) from why
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as why:
         reason = getattr(why, "reason", None) or why
-        raise DataError(f"{shown} cannot be reached: {reason}. Run the same command again to go on from there") from why
+        raise DataError(
+            f"{shown} cannot be reached: {reason}. Run the same command again to go on from there"
+        ) from why
     except OSError as why:
         raise DataError(f"{part} cannot be written: {why.strerror or why}") from why
     return target

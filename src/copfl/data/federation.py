@@ -18,8 +18,12 @@ from copfl.errors import DataError
 class Split:
     """One split: samples in one pool on the device, handed out as the padded rows of the clients that are asked for."""
 
-    def __init__(self, samples: Samples, indices: Sequence[NDArray[np.int64]], device: torch.device | str) -> None:
-        used, place = np.unique(np.concatenate(indices), return_inverse=True)  # only what somebody holds travels
+    def __init__(
+        self, samples: Samples, indices: Sequence[NDArray[np.int64]], device: torch.device | str
+    ) -> None:
+        used, place = np.unique(
+            np.concatenate(indices), return_inverse=True
+        )  # only what somebody holds travels
         cuts = np.cumsum([len(index) for index in indices])[:-1]
         self.indices = np.split(place.astype(np.int64), cuts)
         self.sizes = np.array([len(index) for index in indices], np.int64)
@@ -32,7 +36,9 @@ class Split:
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Data:
         """These clients' samples, a row per client, filled up to the largest of them."""
         key = tuple(int(n) for n in ids)
-        if self._last is None or self._last[0] != key:  # with full participation the rows are the same every round
+        if (
+            self._last is None or self._last[0] != key
+        ):  # with full participation the rows are the same every round
             sizes = self.sizes[list(key)]
             index = np.zeros((len(key), int(sizes.max(initial=1))), np.int64)
             for place, client in enumerate(key):
@@ -74,5 +80,5 @@ class Federation:
 
 def label_counts(data: Data, classes: int) -> Tensor:
     """How many real samples of each class one client holds."""
-    real = torch.arange(data.y.shape[0], device=data.y.device) < data.size
-    return (torch.nn.functional.one_hot(data.y, classes) * real[:, None]).sum(0)
+    valid = torch.arange(data.y.shape[0], device=data.y.device) < data.size
+    return (torch.nn.functional.one_hot(data.y, classes) * valid[:, None]).sum(0)

@@ -29,9 +29,13 @@ def find_pictures(folder: Path, root: str) -> list[Picture]:
         pictures = [p for split in ("train", "test") for p in folder_pictures(place / split, split)]
     else:
         archives = [path for suffix in (".tar.gz", ".tar") if (path := folder / f"{root}{suffix}").is_file()]
-        archives += [path for path in sorted(folder.glob("*.tar")) if path not in archives and _begins_in(path, root)]
+        archives += [
+            path for path in sorted(folder.glob("*.tar")) if path not in archives and _begins_in(path, root)
+        ]
         if not archives:
-            raise DataError(f"{folder} holds neither {root}/ nor {root}.tar nor another .tar with a folder {root}/")
+            raise DataError(
+                f"{folder} holds neither {root}/ nor {root}.tar nor another .tar with a folder {root}/"
+            )
         place = archives[0]
         pictures = sorted(_archived_pictures(place), key=lambda p: (p.split, p.label, p.file))
     if not pictures:
@@ -80,5 +84,7 @@ def labels_of(pictures: Sequence[Picture], classes: Sequence[str], split: str) -
     labels = np.array([number[picture.label] for picture in pictures], dtype=np.int64)
     if missing := sorted(set(classes) - {picture.label for picture in pictures}):
         named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise DataError(f"{split}/ lacks images of {len(missing)} classes ({named}); both splits must hold every class")
+        raise DataError(
+            f"{split}/ lacks images of {len(missing)} classes ({named}); both splits must hold every class"
+        )
     return labels

@@ -20,7 +20,17 @@ from copfl.data.assignment import Indices, Partition, Table, count_by, group_cou
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, UsageError, unknown
 
-__all__ = ["SCHEMES", "Partition", "Table", "by_group", "classes", "dirichlet", "hold_out", "iid", "partition"]
+__all__ = [
+    "SCHEMES",
+    "Partition",
+    "Table",
+    "by_group",
+    "classes",
+    "dirichlet",
+    "hold_out",
+    "iid",
+    "partition",
+]
 
 STREAM = 0x70617274  # "part": keeps these draws apart from every other use of the same seed
 
@@ -54,7 +64,9 @@ def classes(
     if min(per_client, train_per_class, test_per_class) < 1:
         raise UsageError("per_client, train_per_class and test_per_class are at least 1")
     if distinct and per_client > kinds:
-        raise UsageError(f'per_client is at most {kinds}, the number of classes of "{dataset.name}"; got {per_client}')
+        raise UsageError(
+            f'per_client is at most {kinds}, the number of classes of "{dataset.name}"; got {per_client}'
+        )
     # Paper: follows FedSelect, whose deal may give a client the same class twice. We swap until nobody has that;
     # distinct=False restores it.
     held = _deal(rng, clients, per_client, kinds, distinct)
@@ -70,7 +82,13 @@ def classes(
 
 
 def dirichlet(
-    dataset: Dataset, clients: int, seed: int, *, concentration: float = 0.3, minimum: int = 2, test: str = "same"
+    dataset: Dataset,
+    clients: int,
+    seed: int,
+    *,
+    concentration: float = 0.3,
+    minimum: int = 2,
+    test: str = "same",
 ) -> Partition:
     """Every class spread over the clients in Dirichlet proportions, nobody below ``minimum`` train samples.
 
@@ -86,7 +104,9 @@ def dirichlet(
     _enough(dataset, clients, minimum)
     shape = (len(dataset.classes), clients)
     # A Gamma(a) variate is a Gamma(a+1) one times U^(1/a): in logarithms it survives a = 1e-6, where the plain is 0.
-    weights = np.log(rng.standard_gamma(concentration + 1, shape)) + np.log(1 - rng.random(shape)) / concentration
+    weights = (
+        np.log(rng.standard_gamma(concentration + 1, shape)) + np.log(1 - rng.random(shape)) / concentration
+    )
     train = _spread(rng, dataset.train.y, weights, minimum)
     if test == "same":
         own = count_by(train, dataset.train.y, len(dataset.classes)).T
@@ -94,7 +114,9 @@ def dirichlet(
             (own.sum(axis=1) > 0)[dataset.test.y]
         )  # nobody is tested on a class that nobody trains on
         if not len(usable):
-            raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" ignores classes')
+            raise DataError(
+                f'"{dataset.name}" has no test samples of its train classes; test="iid" ignores classes'
+            )
         spread = _spread(rng, dataset.test.y[usable], np.log(np.maximum(own, 1e-300)), 1)
         tests = [usable[part] for part in spread]
     else:
@@ -120,11 +142,15 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Partition:
     test: list[list[Indices]] = [[] for _ in range(clients)]
     notes: list[str] = []
     for position, group in enumerate(present):
-        holders = range(position % clients, clients, len(present))  # several, or one that has other groups as well
+        holders = range(
+            position % clients, clients, len(present)
+        )  # several, or one that has other groups as well
         ours, theirs = np.flatnonzero(train_group == group), np.flatnonzero(test_group == group)
         name, many = name_of(dataset.groups, group), len(holders)
         if len(ours) < many:
-            raise DataError(f'group "{name}" has {len(ours)} train samples for {many} clients; use fewer clients')
+            raise DataError(
+                f'group "{name}" has {len(ours)} train samples for {many} clients; use fewer clients'
+            )
         if len(theirs) < many:
             notes.append(f'test: {len(theirs)} samples of group "{name}" serve {many} client(s)')
         for parts, pool in ((train, ours), (test, theirs)):
@@ -162,7 +188,9 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
         train.append(np.sort(part[~chosen]))
         test.append(np.sort(part[chosen]))
     note = f"validation: {fraction} of each client's train samples, seed {seed}"
-    return replace(partition, train=tuple(train), test=tuple(test), test_from="train", notes=(*partition.notes, note))
+    return replace(
+        partition, train=tuple(train), test=tuple(test), test_from="train", notes=(*partition.notes, note)
+    )
 
 
 # --- shuffling and dealing
@@ -179,7 +207,9 @@ def _begin(dataset: Dataset, clients: int, seed: int) -> np.random.Generator:
     if clients < 1:
         raise UsageError(f"there is at least 1 client; got {clients}")
     if not len(dataset.train) or not len(dataset.test):
-        raise DataError(f'"{dataset.name}" has {len(dataset.train)} train and {len(dataset.test)} test samples')
+        raise DataError(
+            f'"{dataset.name}" has {len(dataset.train)} train and {len(dataset.test)} test samples'
+        )
     return _generator(seed)
 
 
@@ -216,14 +246,20 @@ def _joined(parts: Sequence[Sequence[Indices]]) -> list[Indices]:
 
 
 def _finish(
-    train: Sequence[Indices], test: Sequence[Indices], scheme: str, keywords: Mapping[str, Any], notes: Sequence[str]
+    train: Sequence[Indices],
+    test: Sequence[Indices],
+    scheme: str,
+    keywords: Mapping[str, Any],
+    notes: Sequence[str],
 ) -> Partition:
     """The partition: sorted, without duplicates, nobody untested."""
     ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
     made = Partition(ours, theirs, scheme, keywords, notes=tuple(notes))
     for client, part in enumerate(made.test):
         if not len(part):
-            raise DataError(f"there are no test samples of what client {client} holds; use fewer clients or more data")
+            raise DataError(
+                f"there are no test samples of what client {client} holds; use fewer clients or more data"
+            )
     return made
 
 
@@ -277,20 +313,32 @@ def _cut(
             start = 0 if common else rank * got
             parts[client[slot]].append(pool[start : start + got])
     kind = "classes" if of_client is None else "classes of a group"
-    notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"] if shared else []
+    notes = (
+        [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
+        if shared
+        else []
+    )
     if short:
         got, have, many, key = min(short)
         what = f'class "{name_of(dataset.classes, key // groups)}"'
         if of_client is not None:
             what += f' in group "{name_of(dataset.groups, key % groups)}"'
             whom = f"{many} clients {size} each" if many > 1 else f"a client {size}"
-            remedy = f"lower {side}_per_class to {got} or use fewer clients" if got else "use fewer clients or groups"
+            remedy = (
+                f"lower {side}_per_class to {got} or use fewer clients"
+                if got
+                else "use fewer clients or groups"
+            )
             raise DataError(f"{have} {side} samples of {what} do not give {whom}; {remedy}")
-        notes.append(f"{side}: {len(short)} {kind} have fewer than {size} samples per client, {what} only {got}")
+        notes.append(
+            f"{side}: {len(short)} {kind} have fewer than {size} samples per client, {what} only {got}"
+        )
     return _joined(parts), notes
 
 
-def _spread(rng: np.random.Generator, y: Indices, weights: NDArray[np.float64], minimum: int) -> list[Indices]:
+def _spread(
+    rng: np.random.Generator, y: Indices, weights: NDArray[np.float64], minimum: int
+) -> list[Indices]:
     """Every sample with one client: first ``minimum`` for each, then the rest in proportion to exp(weights).
 
     ``weights`` is [classes, clients]. The first samples, too, are of the classes a client has most weight in, as far
@@ -307,7 +355,9 @@ def _spread(rng: np.random.Generator, y: Indices, weights: NDArray[np.float64], 
     liking = np.cumsum(liking / liking.sum(axis=0), axis=0)
     draws = rng.random((minimum, clients))
     wish = sum((draws > liking[kind] for kind in range(kinds - 1)), np.zeros(draws.shape, np.int64)).ravel()
-    refused = np.concatenate([wanting[size:] for wanting, size in zip(_buckets(rng, wish, kinds), sizes, strict=True)])
+    refused = np.concatenate(
+        [wanting[size:] for wanting, size in zip(_buckets(rng, wish, kinds), sizes, strict=True)]
+    )
     left = sizes - np.minimum(np.bincount(wish, minlength=kinds), sizes)
     wish[refused] = rng.permutation(np.repeat(np.arange(kinds), left))[: len(refused)]
     counts = np.bincount(wish * clients + np.tile(np.arange(clients), minimum), minlength=kinds * clients)

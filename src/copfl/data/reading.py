@@ -106,7 +106,9 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Inert]:
             if (module, name) not in _PICKLED_NUMPY:
-                raise DataError(f"{source} is refused: its pickle asks for {module}.{name}, which no data file needs")
+                raise DataError(
+                    f"{source} is refused: its pickle asks for {module}.{name}, which no data file needs"
+                )
             return Inert
 
     try:
@@ -127,7 +129,9 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
 def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8]:
     """The uint8 array [n, columns] that `unpickle` left as a record."""
     match getattr(record, "state", None):
-        case (_, (int(rows), int(width)), _, False | 0, bytes(raw)) if width == columns and len(raw) == rows * columns:
+        case (_, (int(rows), int(width)), _, False | 0, bytes(raw)) if (
+            width == columns and len(raw) == rows * columns
+        ):
             return np.frombuffer(raw, dtype=np.uint8).reshape(rows, columns)
     raise DataError(f"{source} holds no image array of the form uint8 [n, {columns}]")
 
@@ -149,7 +153,9 @@ def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         # Packed zeros can grow a thousandfold: a small file must not fill the memory.
         limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
         if total > limit:
-            raise DataError(f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted for its size")
+            raise DataError(
+                f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted for its size"
+            )
         for entry in entries:
             source = f"{path} ({entry.filename})"
             with archive.open(entry) as file:
@@ -183,7 +189,10 @@ def decode(raw: bytes, source: str, size: tuple[int, int] | None, gray: bool = F
 
 
 def decode_all(
-    images: Sequence[tuple[str, Callable[[], bytes]]], size: tuple[int, int], gray: bool = False, resize: bool = True
+    images: Sequence[tuple[str, Callable[[], bytes]]],
+    size: tuple[int, int],
+    gray: bool = False,
+    resize: bool = True,
 ) -> NDArray[np.uint8]:
     """Encoded images (name, read) as uint8 [n, channels, height, width]; without `resize`, another size is an error."""
     decoded = np.empty((len(images), 1 if gray else 3, *size), dtype=np.uint8)
@@ -193,10 +202,14 @@ def decode_all(
         pixels = decode(read(), name, size if resize else None, gray)
         if pixels.shape[1:] != size:
             height, width = pixels.shape[1:]
-            raise DataError(f"{name} is an image of {width} x {height} pixels; {size[1]} x {size[0]} were expected")
+            raise DataError(
+                f"{name} is an image of {width} x {height} pixels; {size[1]} x {size[0]} were expected"
+            )
         decoded[position] = pixels
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow lets go of the interpreter lock while it decodes
+    with ThreadPoolExecutor(
+        os.cpu_count()
+    ) as pool:  # Pillow lets go of the interpreter lock while it decodes
         for _ in pool.map(put, range(len(images))):
             pass
     return decoded
@@ -221,7 +234,9 @@ class _StrictTarInfo(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictTarInfo:
         info = super().frombuf(buf, encoding, errors)
-        if not info.isreg() and info.size > MIB:  # long names and the like, which tarfile reads into memory at once
+        if (
+            not info.isreg() and info.size > MIB
+        ):  # long names and the like, which tarfile reads into memory at once
             raise tarfile.ReadError(f"a header claims {info.size:,} bytes of name")
         return info
 
@@ -235,12 +250,16 @@ def _opened_image(raw: bytes, source: str) -> Iterator[Image.Image]:
         with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
             if max(image.size) > LARGEST_IMAGE_SIDE:
                 size, side = f"{image.width:,} x {image.height:,}", f"{LARGEST_IMAGE_SIDE:,}"
-                raise DataError(f"{source} is an image of {size} pixels; at most {side} x {side} are accepted")
+                raise DataError(
+                    f"{source} is an image of {size} pixels; at most {side} x {side} are accepted"
+                )
             yield image
     except DataError:
         raise
     except Exception as why:  # Pillow's decoders raise whatever they stumble over
-        raise DataError(f"{source} is not a readable PNG or JPEG image ({type(why).__name__}: {why})") from why
+        raise DataError(
+            f"{source} is not a readable PNG or JPEG image ({type(why).__name__}: {why})"
+        ) from why
 
 
 def _md5() -> Any:
@@ -255,12 +274,16 @@ def _npy_header(file: IO[bytes], source: str, end: int) -> tuple[tuple[int, ...]
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran_order, dtype = read(file)
     if dtype.hasobject:
-        raise DataError(f"{source} holds Python objects; numbers were expected: save the array with a numeric dtype")
+        raise DataError(
+            f"{source} holds Python objects; numbers were expected: save the array with a numeric dtype"
+        )
     if fortran_order and len(shape) > 1:
         raise DataError(f"{source} is in Fortran order; save it with numpy.ascontiguousarray(array)")
     claimed, present = math.prod(shape) * dtype.itemsize, end - file.tell()
     if min(shape, default=0) < 0 or claimed != present:
-        raise DataError(f"{source} claims {list(shape)} of {dtype} = {claimed:,} bytes, but holds {present:,}")
+        raise DataError(
+            f"{source} claims {list(shape)} of {dtype} = {claimed:,} bytes, but holds {present:,}"
+        )
     return shape, dtype
 
 

@@ -97,9 +97,11 @@ def processes(
     if most < 2:
         return 1
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
-    if not _room(states * record + 8 * most * task.first.nbytes) or not _sendable((algorithm, task)):
+    if not _room(states * record + 8 * most * task.initial.nbytes) or not _sendable((algorithm, task)):
         return 1
-    return most if seconds(algorithm, task, federation, choice, batch, enough=PAYS / turns) * turns > PAYS else 1
+    return (
+        most if seconds(algorithm, task, federation, choice, batch, enough=PAYS / turns) * turns > PAYS else 1
+    )
 
 
 def _room(size: int) -> bool:
@@ -135,10 +137,10 @@ def seconds(
     """
     engine = choice.engine
     part = np.arange(min(engine.chunk, federation.clients))
-    task = task.for_many() if engine.name != "one_by_one" else task
+    task = task.with_batching() if engine.name != "sequential" else task
     ids = torch.from_numpy(part)
     sizes, augment = federation.train.sizes[part], federation.dataset.augment
-    order = plan(0, 0, part, sizes, batch=batch, passes=algorithm.passes, augment=augment)
+    order = plan(0, 0, part, sizes, batch=batch, epochs=algorithm.total_epochs, augment=augment)
     steps = max(map(len, order))
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
@@ -173,7 +175,11 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        for option, value in (
+            (-4, 0),
+            (-1, 2**31 - 1),
+            (-2, 2**26),
+        ):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(option, value)
 
 

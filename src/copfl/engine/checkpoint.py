@@ -72,16 +72,22 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise RunError(f"there is no checkpoint at {path}; the run ended before its first one, so start it again")
+        raise RunError(
+            f"there is no checkpoint at {path}; the run ended before its first one, so start it again"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             text, checksum = json.loads((file.metadata() or {})["copfl"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         about: dict[str, Any] = json.loads(text)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+        raise RunError(
+            f"{path} is damaged ({error}); restore it from a copy, or start the run again"
+        ) from error
     if checksum != _checksum(tensors, text):
-        raise RunError(f"{path} is damaged (its checksum differs); restore it from a copy, or start the run again")
+        raise RunError(
+            f"{path} is damaged (its checksum differs); restore it from a copy, or start the run again"
+        )
     return tensors, about
 
 
@@ -94,4 +100,6 @@ def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
             about: dict[str, Any] = json.loads(json.loads((file.metadata() or {})["copfl"])[0])
             return file.get_tensor(name) if name in file.keys() else None, about  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}); restore it from a copy, or start the run again") from error
+        raise RunError(
+            f"{path} is damaged ({error}); restore it from a copy, or start the run again"
+        ) from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Figures, Tried, look
+from copfl.core.algorithm import AnyAlgorithm, EvalModels, Metrics, look
 from copfl.core.task import Data, Plan, Task
 from copfl.engine.cuda_graph import Recorder
 from copfl.kernels.fused import LONG, either_rows, mostly_rows, quick
@@ -29,7 +29,7 @@ class Given(NamedTuple):
     data: Data
     test: Data
     plan: Plan
-    first: Tensor | None = None  # the weights that everybody starts from, where they are not the same for all rows
+    initial: Tensor | None = None  # the initial weights, where they are not the same for all rows
 
 
 class Turned(NamedTuple):
@@ -37,7 +37,7 @@ class Turned(NamedTuple):
 
     client: Any
     upload: Any
-    figures: Figures
+    metrics: Metrics
 
 
 class Brought(NamedTuple):
@@ -53,7 +53,7 @@ class Done(NamedTuple):
 
     client: Any
     total: Any  # the sum of their summands
-    figures: Figures
+    metrics: Metrics
 
 
 def as_it_is(f: Callable[[A], B], given: A, variant: object) -> B:
@@ -75,24 +75,24 @@ class Mapping(NamedTuple):
             self.call.forget()
 
 
-def one_by_one() -> Mapping:
+def sequential() -> Mapping:
     """Client after client: plain PyTorch, the reference, and what a debugger wants."""
-    return Mapping("one_by_one", 1, alone)
+    return Mapping("sequential", 1, alone)
 
 
-def all_at_once(chunk: int = 64) -> Mapping:
+def vmap(chunk: int = 64) -> Mapping:
     """Up to `chunk` clients side by side in one program, by vmap."""
-    return Mapping("all_at_once", chunk, vectorised)
+    return Mapping("vmap", chunk, vectorised)
 
 
-def captured(chunk: int = 64) -> Mapping:
+def cuda_graph(chunk: int = 64) -> Mapping:
     """All at once, the program recorded in the first round as a CUDA graph and replayed in the others."""
-    return Mapping("captured", chunk, vectorised, Recorder(_lasting))
+    return Mapping("cuda_graph", chunk, vectorised, Recorder(_lasting))
 
 
 def _lasting(done: Sequence[Done]) -> Any:
     """What is kept beyond the next chunk; the clients' records are taken over by the store before that."""
-    return tuple((one.total, one.figures) for one in done)
+    return tuple((one.total, one.metrics) for one in done)
 
 
 def alone(f: Callable[[A], B], rows: A) -> B:
@@ -123,7 +123,7 @@ class Chunk(NamedTuple):
     plan: Plan
 
 
-def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: Tried) -> Done:
+def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, look: EvalModels) -> Done:
     """These clients' turns, their summands added up.
 
     A client whose upload or own record is not finite is left out of the round: it adds nothing and keeps the state it
@@ -133,24 +133,28 @@ def together(algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk
 
 
 def abreast(
-    algorithm: AnyAlgorithm, tasks: Sequence[Task], mapping: Mapping, chunks: Sequence[Chunk], look: Tried
+    algorithm: AnyAlgorithm,
+    tasks: Sequence[Task],
+    mapping: Mapping,
+    chunks: Sequence[Chunk],
+    look: EvalModels,
 ) -> tuple[Done, ...]:
     """`together` for clients of several federations of one kind in one program, each with a server of its own."""
     alone = len(chunks) == 1
 
     def rows_of(task: Task, chunk: Chunk) -> Given:
         down = algorithm.downlink(chunk.server, chunk.ids)
-        first = None if alone else tree.repeat(task.first, len(chunk.ids))
+        first = None if alone else tree.repeat(task.initial, len(chunk.ids))
         return Given(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, first)
 
     def one_turn(given: Given) -> Turned:
-        task = tasks[0] if given.first is None else replace(tasks[0], first=given.first)
+        task = tasks[0] if given.initial is None else replace(tasks[0], initial=given.initial)
         return turn(algorithm, task, given, look)
 
     def run(chunks: Sequence[Chunk]) -> tuple[Done, ...]:
         rows = tree.concatenate([rows_of(task, chunk) for task, chunk in zip(tasks, chunks, strict=True)])
         turned: Turned = mapping.over(one_turn, rows)
-        healthy = turned.figures["healthy"] > 0
+        healthy = turned.metrics["healthy"] > 0
         turned = turned._replace(client=kept(healthy, turned.client, rows.client))
         sizes = [len(chunk.ids) for chunk in chunks]
         return tuple(map(total_of, tasks, chunks, tree.split(turned, sizes)))
@@ -158,28 +162,33 @@ def abreast(
     def total_of(task: Task, chunk: Chunk, turned: Turned) -> Done:
         rows = Brought(chunk.ids, turned.upload, turned.client)
         summands = mapping.over(lambda one: algorithm.summand(task, chunk.server, one.id, one.upload), rows)
-        return Done(turned.client, added_up(turned.figures["healthy"] > 0, summands), turned.figures)
+        return Done(turned.client, added_up(turned.metrics["healthy"] > 0, summands), turned.metrics)
 
     with torch.no_grad():
         result: tuple[Done, ...] = mapping.call(run, tuple(chunks), look)
         return result
 
 
-def turn(algorithm: AnyAlgorithm, task: Task, given: Given, tried: Tried) -> Turned:
+def turn(algorithm: AnyAlgorithm, task: Task, given: Given, tried: EvalModels) -> Turned:
     """One client's turn: train, look at these models. Whether what came of it is finite is the figure "healthy"."""
     done = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
     healthy = tree.finite((done.client, done.upload), given.id.device)
-    figures = {name: figure.to(torch.float64) for name, figure in done.figures.items()}
-    figures["healthy"] = healthy.to(torch.float64)
+    metrics = {name: metric.to(torch.float64) for name, metric in done.metrics.items()}
+    metrics["healthy"] = healthy.to(torch.float64)
     nothing = torch.zeros((), dtype=torch.float64, device=given.id.device)
     masks, sent = tree.mask_bytes(done.upload, given.client, done.client)
-    figures.setdefault("bytes_up", nothing + tree.nbytes(done.upload) - masks + sent)  # split learning counts its own
-    figures.setdefault("bytes_down", nothing + tree.nbytes(given.down))
+    metrics.setdefault(
+        "bytes_up", nothing + tree.nbytes(done.upload) - masks + sent
+    )  # split learning counts its own
+    metrics.setdefault("bytes_down", nothing + tree.nbytes(given.down))
     if masks:  # the round loop takes them off again where the server holds the very mask already
-        figures["mask_bytes"], figures["mask_mark"] = nothing + sent, nothing + tree.mask_mark(done.upload)
+        metrics["mask_bytes"], metrics["mask_fingerprint"] = (
+            nothing + sent,
+            nothing + tree.mask_fingerprint(done.upload),
+        )
     if tried:
-        figures |= look(algorithm, task, given.client, given.down, done.trained, given.test, tried)
-    return Turned(done.client, done.upload, figures)
+        metrics |= look(algorithm, task, given.client, given.down, done.trained, given.test, tried)
+    return Turned(done.client, done.upload, metrics)
 
 
 def added_up(healthy: Tensor, total: T) -> T:
@@ -187,7 +196,9 @@ def added_up(healthy: Tensor, total: T) -> T:
     if not healthy.is_cuda:
         return tree.total(total if bool(healthy.all()) else tree.each(lambda t: _only(healthy, t), total))
     gathered = tree.gathered(total)
-    return tree.rebuild(total, [_sum(healthy, t, keeps) for t, keeps in zip(tree.leaves(total), gathered, strict=True)])
+    return tree.rebuild(
+        total, [_sum(healthy, t, personal) for t, personal in zip(tree.leaves(total), gathered, strict=True)]
+    )
 
 
 def _only(healthy: Tensor, rows: Tensor) -> Tensor:

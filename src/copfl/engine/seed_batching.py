@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 
 from copfl.core import tree
-from copfl.core.algorithm import Tried
+from copfl.core.algorithm import EvalModels
 from copfl.core.batches import MODEL, hashed
 from copfl.engine.mapping import Chunk, Done, abreast
-from copfl.engine.simulate import Crew, Ids, Setting, State, chunk_of
+from copfl.engine.simulate import Executor, Ids, Setting, State, chunk_of
 from copfl.errors import UsageError
 
 R = TypeVar("R")
@@ -37,7 +37,7 @@ def _kind(setting: Setting) -> tuple[object, ...]:
     return repr(algorithm), task.layout, tuple(shapes), sizes, mapping.name, batch, id(task.public)
 
 
-def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Crew], R]]) -> list[R]:
+def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Executor], R]]) -> list[R]:
     """What each simulation returns when it is called with its crew; what goes wrong in one is raised here.
 
     They must have as many rounds as each other, and look when the others do. All clients are trained in the thread that
@@ -79,7 +79,9 @@ def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Crew], 
 
 
 def _shapes(chunk: Chunk) -> tuple[object, ...]:
-    return tuple((t.shape[1:], t.dtype) for t in tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan)))
+    return tuple(
+        (t.shape[1:], t.dtype) for t in tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan))
+    )
 
 
 class _Stopped(Exception):
@@ -94,7 +96,7 @@ class _Bundle:
         self.moving = threading.Condition()
         self.chunks: dict[int, Chunk] = {}
         self.done: dict[int, Done] = {}
-        self.calls: dict[int, tuple[int, Tried]] = {}  # the round, and which models a look tries
+        self.calls: dict[int, tuple[int, EvalModels]] = {}  # the round, and which models a look tries
         self.ended = 0
         self.stopped = False
 
@@ -111,7 +113,9 @@ class _Bundle:
                     raise UsageError("simulations that go in step must have the same number of rounds")
                 chunks = [self.chunks[n] for n in range(len(tasks))]
                 if len({_shapes(chunk) for chunk in chunks}) > 1 or len(set(self.calls.values())) > 1:
-                    raise UsageError("simulations that go in step must ask for the same rounds, looks and steps")
+                    raise UsageError(
+                        "simulations that go in step must ask for the same rounds, looks and steps"
+                    )
                 ((round, look),) = set(self.calls.values())
                 with torch.random.fork_rng([tasks[0].device] if tasks[0].device.type == "cuda" else []):
                     torch.manual_seed(int(hashed(self.settings[0].seed, MODEL, round)))
@@ -126,7 +130,7 @@ class _Seat:
     def __init__(self, bundle: _Bundle, n: int) -> None:
         self.bundle, self.n = bundle, n
 
-    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
         bundle, n = self.bundle, self.n
         for part in parts:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from copfl.core import tree
-from copfl.core.algorithm import LOOKS, AnyAlgorithm, Figures, Tried
+from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm, EvalModels, Metrics
 from copfl.core.batches import MODEL, choose, hashed, plan
 from copfl.core.task import Task
 from copfl.data.federation import Federation
@@ -58,17 +58,19 @@ class Setting(NamedTuple):
     batch: int
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """Who trains the clients: this process, several (workers.py), or one for several simulations (in_step.py)."""
 
-    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
 
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
     """The state before the first round, with the clients in memory, or on `disk` in this file."""
     held = torch.full((clients,), torch.nan, dtype=torch.float64)
-    store: Store = MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
+    store: Store = (
+        MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
+    )
     return State(algorithm.server_init(task, clients), store, held)
 
 
@@ -83,58 +85,62 @@ def simulate(
     seed: int = 0,
     batch: int = 32,
     participation: float = 1.0,
-    look_every: int = 1,
-    look_at: str = "all",
-    crew: Crew | None = None,
+    eval_every: int = 1,
+    eval_models: str = "all",
+    executor: Executor | None = None,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then what the next round starts from.
 
     Everything random is a function of the seed, the round and the client, so the loop can stop and go on anywhere.
     """
     if not 0 < participation <= 1:
-        raise UsageError(f"participation={participation} must be above 0 and at most 1: it is a share of the clients")
-    for name, value, least in (("batch", batch, 1), ("look_every", look_every, 1), ("seed", seed, 0)):
+        raise UsageError(
+            f"participation={participation} must be above 0 and at most 1: it is a share of the clients"
+        )
+    for name, value, least in (("batch", batch, 1), ("eval_every", eval_every, 1), ("seed", seed, 0)):
         if value < least:
             raise UsageError(f"{name}={value} must be at least {least}")
-    if look_at not in LOOKS:
-        raise unknown("look_at", look_at, LOOKS)
-    tried = LOOKS[look_at]
+    if eval_models not in EVAL_MODELS:
+        raise unknown("eval_models", eval_models, EVAL_MODELS)
+    tried = EVAL_MODELS[eval_models]
     count = max(1, math.ceil(participation * federation.clients - 1e-9))
-    crew = crew or Alone(Setting(algorithm, task, federation, mapping, seed, batch))
+    executor = executor or InProcess(Setting(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
-        due = (state.round + 1) % look_every == 0 or state.round + 1 == rounds
+        due = (state.round + 1) % eval_every == 0 or state.round + 1 == rounds
         look = tried if due else ()
         ids = choose(seed, state.round, federation.clients, count)
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
-        figures: list[Figures] = []
+        metrics: list[Metrics] = []
         # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
-        total = tree.summed(_totals(crew.turns(state, parts, look), figures))
+        total = tree.summed(_totals(executor.turns(state, parts, look), metrics))
         # 2. The server sees the total and nothing else.
         with torch.no_grad():
             state.server, whole = algorithm.server_update(task, state.server, total)
         state.round += 1
         # 3. The figures come to the host once a round.
-        per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(figures).items()}
+        per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(metrics).items()}
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _shares(per_client["weight"], per_client["healthy"])
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
 
 
-def _totals(turns: Iterator[Done], figures: list[Figures]) -> Iterator[Any]:
+def _totals(turns: Iterator[Done], metrics: list[Metrics]) -> Iterator[Any]:
     """What each part adds to the total; its figures are noted."""
     for done in turns:
-        figures.append(done.figures)
+        metrics.append(done.metrics)
         yield done.total
 
 
-def _leave_out_masks(state: State, ids: Ids, figures: dict[str, np.ndarray[Any, np.dtype[np.float64]]]) -> None:
+def _leave_out_masks(
+    state: State, ids: Ids, metrics: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+) -> None:
     """Takes the masks that the server holds already off the bytes, as the wire does, and notes which it holds now."""
-    if "mask_mark" not in figures:
+    if "mask_fingerprint" not in metrics:
         return
-    marks, sizes = figures.pop("mask_mark"), figures.pop("mask_bytes")
+    fingerprints, sizes = metrics.pop("mask_fingerprint"), metrics.pop("mask_bytes")
     held = state.held.numpy()
-    figures["bytes_up"] = figures["bytes_up"] - np.where(held[ids] == marks, sizes, 0)
-    held[ids] = np.where(figures["healthy"] > 0, marks, held[ids])
+    metrics["bytes_up"] = metrics["bytes_up"] - np.where(held[ids] == fingerprints, sizes, 0)
+    held[ids] = np.where(metrics["healthy"] > 0, fingerprints, held[ids])
 
 
 def _shares(
@@ -145,14 +151,14 @@ def _shares(
     return counted / counted.sum() if counted.sum() > 0 else counted
 
 
-class Alone:
+class InProcess:
     """The crew of one process. Where a GPU has no room for a part, half as many clients go together from then on."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.most = setting.mapping.chunk
 
-    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
         """What the turns of each part leave, or of smaller ones, in the order of the ids."""
         left = np.concatenate(parts)
         while len(left):
@@ -166,7 +172,7 @@ class Alone:
             left = left[len(part) :]
             yield done
 
-    def _tried(self, state: State, part: Ids, look: Tried) -> Done | None:
+    def _tried(self, state: State, part: Ids, look: EvalModels) -> Done | None:
         """None: there is no room, and nothing has changed."""
         try:
             return together_of(self.setting, state.server, state.clients, state.round, part, look)
@@ -186,7 +192,9 @@ class Alone:
         return None
 
 
-def together_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: Tried) -> Done:
+def together_of(
+    setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: EvalModels
+) -> Done:
     """The turns of some clients, their totals already added up; their records go back to the store."""
     chunk = chunk_of(setting, server, clients, round, part)
     if setting.task.device.type == "cpu":
@@ -206,6 +214,8 @@ def chunk_of(setting: Setting, server: Any, clients: Store, round: int, part: Id
     ids = torch.from_numpy(part).to(task.device)
     order = plan(
         seed, round, part, federation.train.sizes[part],
-        batch=batch, passes=algorithm.passes, augment=federation.dataset.augment, device=task.device,
+        batch=batch, epochs=algorithm.total_epochs, augment=federation.dataset.augment, device=task.device,
     )  # fmt: skip
-    return Chunk(server, ids, clients.rows(ids), federation.train.rows(part), federation.test.rows(part), order)
+    return Chunk(
+        server, ids, clients.rows(ids), federation.train.rows(part), federation.test.rows(part), order
+    )

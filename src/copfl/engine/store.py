@@ -180,7 +180,10 @@ def _bytes(t: Tensor) -> bytes:
 
 def _sizes(like: Any) -> list[int]:
     """How many bytes each tensor of a record takes."""
-    return [-(-t.numel() // 8) if t.dtype == torch.bool else t.numel() * t.element_size() for t in tree.leaves(like)]
+    return [
+        -(-t.numel() // 8) if t.dtype == torch.bool else t.numel() * t.element_size()
+        for t in tree.leaves(like)
+    ]
 
 
 def _unpacked(content: bytearray, like: Any) -> Any:

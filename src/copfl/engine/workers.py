@@ -21,7 +21,7 @@ import torch.multiprocessing  # teaches multiprocessing to share tensors between
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import Tried
+from copfl.core.algorithm import EvalModels
 from copfl.engine.autotune import keep_freed_memory, mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import Done
 from copfl.engine.simulate import Ids, Setting, State, together_of
@@ -37,7 +37,7 @@ class Workers:
     def __init__(self, setting: Setting, state: State, count: int) -> None:
         state.clients.share()
         self.server = tree.each(shared, state.server)
-        self.trays = [_tray(4 * setting.task.first.nbytes) for _ in range(count)]  # space for some vectors
+        self.trays = [_tray(4 * setting.task.initial.nbytes) for _ in range(count)]  # space for some vectors
         self.setting, self.store = setting, state.clients
         self.processes: list[Any] = []
         self.lines: list[Connection] = []
@@ -74,7 +74,7 @@ class Workers:
             process.close()
         self.lines, self.processes = [], []
 
-    def turns(self, state: State, parts: Sequence[Ids], look: Tried) -> Iterator[Done]:
+    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
         """What the turns of each part leave, in the order of the parts."""
         tree.each(lambda mine, new: mine.copy_(new), self.server, state.server)
         waiting = list(enumerate(parts))[::-1]
@@ -85,7 +85,9 @@ class Workers:
                 for line in self.lines:
                     if line not in busy and waiting:
                         busy[line], part = waiting.pop()
-                        with contextlib.suppress(BrokenPipeError):  # a worker that died is noticed as its line is read
+                        with contextlib.suppress(
+                            BrokenPipeError
+                        ):  # a worker that died is noticed as its line is read
                             line.send((state.round, part, look))
                 for ready in wait(list(busy)):
                     assert isinstance(ready, Connection)
@@ -121,7 +123,9 @@ def _work(line: Connection, tray: Tensor, setting: Setting, store: Store, server
             line.send_bytes(_turns(setting, store, server, round, part, look, tray))
 
 
-def _turns(setting: Setting, store: Store, server: Any, round: int, part: Ids, look: Tried, tray: Tensor) -> bytes:
+def _turns(
+    setting: Setting, store: Store, server: Any, round: int, part: Ids, look: EvalModels, tray: Tensor
+) -> bytes:
     """What the turns leave, or what went wrong, as bytes and what is on the tray."""
     try:
         return _packed(together_of(setting, server, store, round, part, look), tray)

@@ -30,7 +30,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables
 from copfl.experiment.settings import AROUND, PRECISIONS, Loop, resolve
-from copfl.wrappers.addons import levered
+from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import Attacked, attacked
 from copfl.wrappers.privacy import Private, check_sums
 
@@ -68,7 +68,8 @@ class Experiment:
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
-            "side_by_side": self.task.beside is not None,  # else vmap alone, which a GPU does at half the speed or less
+            "batched_model": self.task.batched
+            is not None,  # else vmap alone, which a GPU does at half the speed or less
             "algorithm": repr(self.algorithm),
             **({"attackers": list(self.algorithm.attackers)} if isinstance(self.algorithm, Attacked) else {}),
             "data": self.federation.dataset.note,
@@ -76,10 +77,12 @@ class Experiment:
             # For a reader that has neither the data nor the model: what is trained, and who holds how much of what.
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
-            "held": [" ".join(map(str, row)) for row in self.federation.partition.table(data).train.tolist()],
+            "label_counts": [
+                " ".join(map(str, row)) for row in self.federation.partition.table(data).train.tolist()
+            ],
         }
 
-    def marks(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """What a checkpoint and the run that goes on from it must have in common, as fingerprints."""
         free = {
             "rounds",
@@ -95,10 +98,15 @@ class Experiment:
             "code",
         }
         kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
-        if kept["run"].get("look_at") == "all":  # as in run folders that are older than the choice
-            del kept["run"]["look_at"]
+        if kept["run"].get("eval_models") == "all":  # as in run folders that are older than the choice
+            del kept["run"]["eval_models"]
         data = self.federation.dataset  # what it is counts, not what it is called
-        kept["data"] = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
+        kept["data"] = {
+            "classes": len(data.classes),
+            "mean": data.mean,
+            "std": data.std,
+            "augment": data.augment,
+        }
         kept["partition"] = {"sha256": self.federation.partition.fingerprint}
         samples = hashlib.sha256()
         for split in (self.federation.train, self.federation.test):
@@ -124,7 +132,9 @@ def prepare(
     torch.set_num_threads(loop.threads)
     device = device_of(loop.device)
     if loop.workers > 1 and device.type != "cpu":
-        raise UsageError(f"workers={loop.workers} is for the CPU; a GPU trains all clients of a round in one process")
+        raise UsageError(
+            f"workers={loop.workers} is for the CPU; a GPU trains all clients of a round in one process"
+        )
     if loop.workers > 1 and loop.threads > 1:
         raise UsageError(f"workers={loop.workers} have one thread each; leave out threads={loop.threads}")
     precision = ("tf32" if device.type == "cuda" else "fp32") if loop.precision == "auto" else loop.precision
@@ -145,29 +155,33 @@ def prepare(
         task = dataclasses.replace(task, public=federation.unheld(wanted))
     algorithm = _around(algorithm, given, task, federation, loop)
     engine = _engine(loop, task, federation, algorithm)
-    if engine.name != "one_by_one":
+    if engine.name != "sequential":
         samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
-        task = task.for_many(torch.bfloat16 if precision == "bf16" else None, samples)
-    if precision == "bf16" and task.beside is None:
+        task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, samples)
+    if precision == "bf16" and task.batched is None:
         raise UsageError(
             "precision bf16 is for engines that train many clients at once, and for models made of known layers"
         )
-    loop = dataclasses.replace(loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision)
+    loop = dataclasses.replace(
+        loop, device=str(device), engine=engine.name, chunk=engine.chunk, precision=precision
+    )
     loop = dataclasses.replace(loop, mkldnn="on" if autotune.mkldnn_enabled() else "off")
     if loop.workers == 0:
         loop = dataclasses.replace(loop, workers=_workers(loop, task, federation, algorithm, engine))
     return Experiment(algorithm, task, federation, engine, loop, {**given, "run": vars(loop)})
 
 
-def _around(algorithm: AnyAlgorithm, given: Tables, task: Task, federation: Federation, loop: Loop) -> AnyAlgorithm:
+def _around(
+    algorithm: AnyAlgorithm, given: Tables, task: Task, federation: Federation, loop: Loop
+) -> AnyAlgorithm:
     """The algorithm with what stands around it: the guard at the server, noise at the clients, and those who lie."""
     if not any(kind in given for kind in AROUND):
         return algorithm
     shape, augment = federation.shape, federation.dataset.augment
-    if "levers" in given:
-        algorithm = levered(algorithm, **given["levers"])
-    if "guard" in given:
-        algorithm = config.guarded(given["guard"]["name"], algorithm, _options(given["guard"]))
+    if "addons" in given:
+        algorithm = with_addons(algorithm, **given["addons"])
+    if "robust" in given:
+        algorithm = config.with_robust_rule(given["robust"]["name"], algorithm, _options(given["robust"]))
     if "privacy" in given:
         check_sums(algorithm, task, example(algorithm, task, shape, augment, 2))
         count = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
@@ -175,7 +189,9 @@ def _around(algorithm: AnyAlgorithm, given: Tables, task: Task, federation: Fede
     if "attack" in given:
         name, options = given["attack"]["name"], _options(given["attack"])
         algorithm = attacked(algorithm, name, federation.clients, **options, seed=loop.seed)
-    tried = example(algorithm, task, shape, augment, federation.clients)  # what does not fit is found before the run
+    tried = example(
+        algorithm, task, shape, augment, federation.clients
+    )  # what does not fit is found before the run
     server = algorithm.server_init(task, federation.clients)
     with torch.no_grad():
         total = algorithm.summand(task, server, torch.tensor(0, device=task.device), tried)
@@ -236,27 +252,33 @@ def _engine(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgori
         autotune.keep_freed_memory()
     participants = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
     chunk = loop.chunk or _chunk(task, participants)
-    alone, many = mapping.one_by_one(), mapping.all_at_once(chunk)
+    alone, many = mapping.sequential(), mapping.vmap(chunk)
     cuda = task.device.type == "cuda"
-    usual = mapping.captured(chunk) if cuda else many if task.d < 1_000_000 else alone
-    engines = {"one_by_one": alone, "all_at_once": many, "captured": mapping.captured(chunk), "auto": usual}
+    usual = mapping.cuda_graph(chunk) if cuda else many if task.d < 1_000_000 else alone
+    engines = {"sequential": alone, "vmap": many, "cuda_graph": mapping.cuda_graph(chunk), "auto": usual}
     engine = engines[loop.engine]
     data = federation.train.rows([0])
     problem = _problem(task, engine, data)
-    if problem and engine.name != "one_by_one" and not _problem(task, alone, data):
+    if problem and engine.name != "sequential" and not _problem(task, alone, data):
         if loop.engine == "auto":
             return alone
-        raise UsageError(f"the model cannot be trained for many clients at once ({problem}); use --engine one_by_one")
+        raise UsageError(
+            f"the model cannot be trained for many clients at once ({problem}); use --engine sequential"
+        )
     if problem:
         shape = list(federation.shape)
-        raise UsageError(f"the model does not fit samples of shape {shape}: {problem}; name another with --model")
+        raise UsageError(
+            f"the model does not fit samples of shape {shape}: {problem}; name another with --model"
+        )
     if loop.engine != "auto" or cuda:
         return engine
     enabled = autotune.mkldnn_enabled()
     switches = (True, False) if loop.mkldnn == "auto" and enabled else (enabled,)
     others = [e for e in (alone, many) if e is not engine and not _problem(task, e, data)]
     ways = [autotune.Choice(e, switch) for e in (engine, *others) for switch in switches]
-    chosen = autotune.choose(algorithm, task, federation, ways, batch=loop.batch, turns=participants * loop.rounds)
+    chosen = autotune.choose(
+        algorithm, task, federation, ways, batch=loop.batch, turns=participants * loop.rounds
+    )
     autotune.set_mkldnn(chosen.mkldnn)
     return chosen.engine
 
@@ -269,7 +291,14 @@ def _workers(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgor
     states = federation.clients if loop.store == "memory" else 0
     way = autotune.Choice(engine, autotune.mkldnn_enabled())
     return autotune.processes(
-        algorithm, task, federation, way, batch=loop.batch, participants=participants, rounds=loop.rounds, states=states
+        algorithm,
+        task,
+        federation,
+        way,
+        batch=loop.batch,
+        participants=participants,
+        rounds=loop.rounds,
+        states=states,
     )
 
 
@@ -295,8 +324,14 @@ def _problem(task: Task, engine: Engine, data: Data) -> str:
 
     try:
         with torch.no_grad(), torch.random.fork_rng(cuda_of(task)):
-            logits, _ = engine.over(step, (task.first[None], data))
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # what torch and models say
+            logits, _ = engine.over(step, (task.initial[None], data))
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # what torch and models say
         if no_room(error):
             raise RunError(
                 "the GPU has no room to try the model on two samples; others fill it (nvidia-smi shows who), or the "

@@ -16,8 +16,9 @@ from typing import Any
 
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.errors import UsageError, unknown
+from copfl.experiment.migration import migrated
 from copfl.parts.mamo import Mamo
-from copfl.wrappers.robust import GUARDS
+from copfl.wrappers.robust import ROBUST_RULES
 
 Tables = dict[str, dict[str, Any]]  # by title, as in a TOML file
 
@@ -45,7 +46,9 @@ def _known(cached: Any, factory: Callable[..., Any]) -> Mapping[str, Any]:
 @lru_cache(maxsize=256)
 def _defaults(factory: Callable[..., Any]) -> Mapping[str, Any]:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {name: p.default for name, p in inspect.signature(factory).parameters.items() if p.kind not in kinds}
+    return {
+        name: p.default for name, p in inspect.signature(factory).parameters.items() if p.kind not in kinds
+    }
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +106,10 @@ def _fit(name: str, value: Any, hint: Any) -> Any:
 
 
 def algorithm_of(
-    registry: Mapping[str, Callable[..., Any]], name: str, given: Mapping[str, Any], optimizer: Mapping[str, Any]
+    registry: Mapping[str, Callable[..., Any]],
+    name: str,
+    given: Mapping[str, Any],
+    optimizer: Mapping[str, Any],
 ) -> Any:
     """The algorithm by name, with its own keywords and with the optimizer that another table describes."""
     if name not in registry:
@@ -127,11 +133,11 @@ def optimizer_of(factory: Callable[..., Any], given: Mapping[str, Any]) -> Optim
     return OPTIMIZERS[name](**numbers)
 
 
-def guarded(name: str, algorithm: Any, options: Mapping[str, Any]) -> Any:
+def with_robust_rule(name: str, algorithm: Any, options: Mapping[str, Any]) -> Any:
     """The algorithm with the guard of this name around it, its options checked."""
-    if name not in GUARDS:
-        raise unknown("guard", name, GUARDS)
-    return GUARDS[name](algorithm, **checked("guard", GUARDS[name], options, ("algorithm",)))
+    if name not in ROBUST_RULES:
+        raise unknown("robust", name, ROBUST_RULES)
+    return ROBUST_RULES[name](algorithm, **checked("robust", ROBUST_RULES[name], options, ("algorithm",)))
 
 
 def setting(text: str) -> tuple[str, str, Any]:
@@ -142,7 +148,10 @@ def setting(text: str) -> tuple[str, str, Any]:
         raise UsageError(f'--set "{text}" must look like TABLE.KEY=VALUE, such as --set copfl.rate=0.15')
     try:
         return table, key, _toml_of(f"v = {value.strip()}")["v"]
-    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits, or brackets without end
+    except (
+        ValueError,
+        RecursionError,
+    ):  # no TOML, or a number of thousands of digits, or brackets without end
         return table, key, value.strip()
 
 
@@ -189,9 +198,13 @@ def read_file(path: Path) -> Tables:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}; give the run.toml of a run") from error
+        raise UsageError(
+            f"cannot read {path}: {error.strerror or error}; give the run.toml of a run"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is damaged or no run file: it is not text; give the run.toml of a run") from error
+        raise UsageError(
+            f"{path} is damaged or no run file: it is not text; give the run.toml of a run"
+        ) from error
     return read_toml(text, str(path))
 
 
@@ -200,10 +213,12 @@ def read_toml(text: str, source: str) -> Tables:
     try:
         tables = _toml_of(text)
     except (ValueError, RecursionError) as error:  # what is no TOML, and numbers or brackets without end
-        raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}; mend it there") from error
+        raise UsageError(
+            f"{source} is damaged or no run file: it is not valid TOML: {error}; mend it there"
+        ) from error
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UsageError(
                 f'{source}: "{name}" stands outside any table; a run file has tables such as [run] and [algorithm]'
             )
-    return tables
+    return migrated(tables)

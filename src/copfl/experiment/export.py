@@ -54,7 +54,9 @@ def _safetensors(trained: Trained, model: Personal) -> bytes:
 
 def _torch(trained: Trained, model: Personal) -> bytes:
     if isinstance(model, Experts):
-        raise UsageError("the client predicts with a mixture of models, which no one state dict holds; use onnx")
+        raise UsageError(
+            "the client predicts with a mixture of models, which no one state dict holds; use onnx"
+        )
     file = io.BytesIO()
     torch.save(named_tensors(trained.experiment.task, model), file)
     return file.getvalue()
@@ -72,7 +74,9 @@ class Predictor(nn.Module):
         self.nets = nn.ModuleList()
         for w in weights:
             net = copy.deepcopy(task.module)
-            net.load_state_dict(named_tensors(task, w), strict=False)  # whole-number buffers keep their values
+            net.load_state_dict(
+                named_tensors(task, w), strict=False
+            )  # whole-number buffers keep their values
             self.nets.append(net)
         self.eval()
 

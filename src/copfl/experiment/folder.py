@@ -70,7 +70,9 @@ class RunFolder:
         """Where the clients' states are, if they are kept on disk."""
         return self.path / "checkpoint" / "clients.bin"
 
-    def begin(self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]) -> None:
+    def begin(
+        self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]
+    ) -> None:
         """Writes what is known before the first round."""
         partition.save(self.path / "partition.json")
         versions = {
@@ -102,7 +104,9 @@ class RunFolder:
         tables = config.read_file(self.path / "run.toml")
         first, *rest = (self.path / "run.toml").read_text("utf-8").split("\n")
         if first.endswith(ENDS) and END not in rest:  # cut between two lines it would still be TOML
-            raise RunError(f"{self.path / 'run.toml'} is cut short; restore it from a copy, or start the run again")
+            raise RunError(
+                f"{self.path / 'run.toml'} is cut short; restore it from a copy, or start the run again"
+            )
         for kind in ("algorithm", "data", "partition", "model", "run"):
             if kind not in tables:
                 raise RunError(
@@ -126,17 +130,19 @@ class RunFolder:
         if rounds < done:
             raise RunError(f"{self.path} has {done} rounds already; rounds={rounds} must be at least as many")
 
-    def checkpoint(self, state: simulate.State, marks: Mapping[str, str]) -> None:
+    def checkpoint(self, state: simulate.State, fingerprints: Mapping[str, str]) -> None:
         """Writes the whole state, so that `restore` can go on from here; `marks` say what run it is of."""
-        checkpoint.save(self._state, _everything(state), {"round": state.round, **marks})
+        checkpoint.save(self._state, _everything(state), {"round": state.round, **fingerprints})
         state.clients.settled()
 
-    def restore(self, state: simulate.State, marks: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[float]]:
+    def restore(
+        self, state: simulate.State, fingerprints: Mapping[str, str]
+    ) -> tuple[list[dict[str, Any]], list[float]]:
         """The records and seconds up to the checkpoint, with the state set to it and the files cut back to it."""
         lines = records.read(self.path / "rounds.jsonl")
         if self._state.exists():
             trees, about = checkpoint.load(self._state, _everything(state))
-            for what, mark in marks.items():
+            for what, mark in fingerprints.items():
                 if about.get(what) != mark:
                     raise RunError(
                         f"the {what} of {self.path} are not those of its checkpoint: run.toml or the data were changed "
@@ -163,7 +169,9 @@ class RunFolder:
         for n in range(clients):
             ids = torch.tensor([n], device=task.device)
             client = tree.row(state.clients.rows(ids), 0)
-            personal = algorithm.personal(task, client, tree.row(algorithm.downlink(state.server, ids), 0))
+            personal = algorithm.personal_model(
+                task, client, tree.row(algorithm.downlink(state.server, ids), 0)
+            )
             path = self.path / "models" / f"client-{n:04d}.safetensors"
             files.write_bytes(path, save(named_tensors(task, personal)), durable=False)
 
@@ -220,7 +228,9 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            mine = os.path.samestat(os.fstat(lock), os.stat(path / LOCK))  # and not one that its owner has removed
+            mine = os.path.samestat(
+                os.fstat(lock), os.stat(path / LOCK)
+            )  # and not one that its owner has removed
         except (BlockingIOError, FileNotFoundError):
             mine = False
         if not mine:
@@ -251,7 +261,9 @@ def _check_free(folder: RunFolder) -> None:
     """Nothing, if a run may begin here: the folder is new, empty, or left by a run that was stopped as it began."""
     path = folder.path
     if folder.begun:
-        raise RunError(f"{path} already holds a run; use `copfl resume {path}`, or name another folder with --out")
+        raise RunError(
+            f"{path} already holds a run; use `copfl resume {path}`, or name another folder with --out"
+        )
     try:
         names = {entry.name for entry in path.iterdir()}
     except FileNotFoundError:

@@ -32,7 +32,7 @@ class Answers(NamedTuple):
     accuracy: float | None  # where the labels were given
 
 
-class Newcomer(NamedTuple):
+class NewClient(NamedTuple):
     """A model fitted to a client that was not there, and its accuracy on that client's own test samples."""
 
     model: Personal
@@ -78,7 +78,7 @@ class Trained:
         experts = [self.experiment.task.layout.join(parts[number]) for number in sorted(parts)]
         return Experts(torch.stack(experts), tensors["share"])
 
-    def newcomer(self) -> torch.Tensor:
+    def new_client(self) -> torch.Tensor:
         """The model that a client which has never taken part gets from the server."""
         e = self.experiment
         like = {"server": e.algorithm.server_init(e.task, e.clients)}
@@ -87,7 +87,7 @@ class Trained:
         fresh = e.algorithm.client_init(e.task)
         models = []
         for row in range(min(2, e.clients)):
-            model = e.algorithm.personal(e.task, fresh, tree.row(down, row))
+            model = e.algorithm.personal_model(e.task, fresh, tree.row(down, row))
             if isinstance(model, Experts):
                 raise UsageError(
                     "this algorithm's clients predict with a mixture of models; there is no single one to fit"
@@ -105,33 +105,41 @@ class Trained:
         for start in range(0, len(x), 500):
             with torch.no_grad():
                 logs.append(
-                    self.experiment.task.answers(model, torch.from_numpy(np.ascontiguousarray(x[start : start + 500])))
+                    self.experiment.task.answers(
+                        model, torch.from_numpy(np.ascontiguousarray(x[start : start + 500]))
+                    )
                 )
         probabilities = torch.cat(logs).double().exp().numpy()
         classes = probabilities.argmax(1)
         return Answers(classes, probabilities, None if y is None else float((classes == y).mean()))
 
-    def personalize(self, dataset: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0) -> Newcomer:
+    def personalize(
+        self, dataset: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0
+    ) -> NewClient:
         """The newcomer's model, trained on the train samples of this data set alone, for some epochs."""
         e = self.experiment
         if epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1")
         optimizer: Optimizer | None = getattr(e.algorithm, "optimizer", None)
         if optimizer is None:
-            raise UsageError("the run's algorithm has no optimizer of its own, so a newcomer cannot be trained with it")
+            raise UsageError(
+                "the run's algorithm has no optimizer of its own, so a newcomer cannot be trained with it"
+            )
         if lr is not None:
             optimizer = dataclasses.replace(optimizer, lr=lr)  # type: ignore[type-var]
-        w = self.newcomer()
+        w = self.new_client()
         splits = [dataset.train, dataset.test]
-        ours, theirs = (Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s))) for s in splits)
-        batches = plan(seed, 0, [e.clients], [len(dataset.train)], batch=e.loop.batch, passes=epochs)
+        ours, theirs = (
+            Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s))) for s in splits
+        )
+        batches = plan(seed, 0, [e.clients], [len(dataset.train)], batch=e.loop.batch, epochs=epochs)
         moments = begin(optimizer, optimizer.init(w[: e.task.d]), w[: e.task.d])
         with torch.no_grad():
             accuracy = [float(e.task.evaluate(w, theirs)[1])]
             for batch in tree.row(batches, 0):
                 w, moments, _ = train(e.task, optimizer, w, moments, ours, (batch,))
                 accuracy.append(float(e.task.evaluate(w, theirs)[1]))
-        return Newcomer(w, accuracy, len(dataset.train), len(dataset.test))
+        return NewClient(w, accuracy, len(dataset.train), len(dataset.test))
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
         """The samples of an .npz file, checked against the run's own, and whether they came with labels."""
@@ -153,7 +161,9 @@ class Trained:
                 f"{own.dtype} {list(own.shape[1:])}; they must be alike"
             )
         if max(int(found.train.y.max()), int(found.test.y.max())) >= classes:
-            raise DataError(f"{path} has labels above {classes - 1}; the run knows classes 0 to {classes - 1}")
+            raise DataError(
+                f"{path} has labels above {classes - 1}; the run knows classes 0 to {classes - 1}"
+            )
         return found, known
 
 
@@ -162,5 +172,5 @@ def load(path: Path, **values: Any) -> Trained:
     folder = RunFolder(path)
     tables = folder.tables()
     precision = "fp64" if tables["run"].get("precision") == "fp64" else "fp32"
-    here = {"run": {"device": "cpu", "engine": "one_by_one", "chunk": 0, "precision": precision}}
+    here = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
     return Trained(path, prepare([tables, here], partition=folder.partition(), **values))

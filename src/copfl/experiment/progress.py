@@ -23,7 +23,10 @@ class Bar:
 
         self.rounds, self.recent = rounds, list[float]()
         console = Console(file=out)
-        wide, self.roomy = console.width >= 76, console.width >= 54  # where there is no room, the bar goes first
+        wide, self.roomy = (
+            console.width >= 76,
+            console.width >= 54,
+        )  # where there is no room, the bar goes first
         columns = (TextColumn("{task.fields[place]}"), BarColumn(20), TextColumn("{task.description}"))
         self.progress = Progress(*(columns if wide else columns[::2]), console=console)
         self.job = self.progress.add_task("first round ...", total=rounds, place="")
@@ -42,7 +45,9 @@ class Bar:
         self.recent = [*self.recent, seconds][-RECENT:]
         parts = []
         if "accuracy" in round.clients and not np.isnan(round.clients["accuracy"]).all():
-            parts.append(f"{'accuracy ' if self.roomy else ''}{100 * np.nanmean(round.clients['accuracy']):.1f} %")
+            parts.append(
+                f"{'accuracy ' if self.roomy else ''}{100 * np.nanmean(round.clients['accuracy']):.1f} %"
+            )
         if "shared" in round.federation and self.roomy:
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
         left = (self.rounds - round.number - 1) * sum(self.recent) / len(self.recent)

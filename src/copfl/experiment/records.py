@@ -13,6 +13,7 @@ import numpy as np
 
 from copfl.engine.simulate import Round
 from copfl.errors import RunError
+from copfl.experiment.migration import METRICS, renamed
 
 
 def as_record(round: Round) -> dict[str, Any]:
@@ -22,7 +23,9 @@ def as_record(round: Round) -> dict[str, Any]:
         "round": round.number + 1,
         "clients": [int(n) for n in round.ids],
         "federation": {name: _plain(value) for name, value in sorted(round.federation.items())},
-        "mean": {name: _plain(np.nanmean(v)) for name, v in sorted(round.clients.items()) if not np.isnan(v).all()},
+        "mean": {
+            name: _plain(np.nanmean(v)) for name, v in sorted(round.clients.items()) if not np.isnan(v).all()
+        },
         "left_out": [int(n) for n in round.ids[round.clients["healthy"] == 0]],
         "per_client": clients,
     }
@@ -56,7 +59,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         *lines, _ = path.read_bytes().split(b"\n")  # what follows the last newline was never finished
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}; is {path.parent} a run folder?") from error
+        raise RunError(
+            f"cannot read {path}: {error.strerror or error}; is {path.parent} a run folder?"
+        ) from error
     records = []
     for number, line in enumerate(lines, 1):
         try:
@@ -68,8 +73,16 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise RunError(
                 f"line {number} of {path} is damaged ({error}); restore the file, or start the run again"
             ) from error
-        records.append(record)
+        records.append(_renamed(record))
     return records
+
+
+def _renamed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its metrics under today's names."""
+    parts: dict[str, Any] = {
+        part: renamed(record[part], METRICS) for part in ("mean", "per_client") if part in record
+    }
+    return {**record, **parts}
 
 
 def _check(record: dict[str, Any], timing: bool) -> None:
@@ -80,7 +93,9 @@ def _check(record: dict[str, Any], timing: bool) -> None:
         _check_numbers([record["seconds"]])
         return
     clients = record["clients"]
-    if not all(type(n) is int and n >= 0 for n in [*clients, *record["left_out"]]) or len(set(clients)) < len(clients):
+    if not all(type(n) is int and n >= 0 for n in [*clients, *record["left_out"]]) or len(set(clients)) < len(
+        clients
+    ):
         raise ValueError("its clients are not distinct whole numbers")
     for values in (record["federation"], record["mean"]):
         _check_numbers(values.values())

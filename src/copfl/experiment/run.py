@@ -38,29 +38,29 @@ class Result:
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
 
-    def figure(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def metric(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Any figure of the record by name, such as "loss", "weight" or "gradient_score"."""
         return records.table(self.records, name, self.experiment.clients)
 
     @property
     def accuracy(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Personal accuracy after local training, on each client's own test samples."""
-        return self.figure("accuracy")
+        return self.metric("accuracy")
 
     @property
     def accuracy_before(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Personal accuracy right after the broadcast, before local training."""
-        return self.figure("accuracy_before")
+        return self.metric("accuracy_before")
 
     @property
     def accuracy_global(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Accuracy of the broadcast model alone, as a newcomer would have it."""
-        return self.figure("accuracy_global")
+        return self.metric("accuracy_global")
 
     @property
     def weight(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Each client's share in the round's mean."""
-        return self.figure("weight")
+        return self.metric("weight")
 
 
 def run(
@@ -92,7 +92,12 @@ def run(
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
-    for name, value in (("algorithm", algorithm), ("data", dataset), ("model", model), ("partition", partition)):
+    for name, value in (
+        ("algorithm", algorithm),
+        ("data", dataset),
+        ("model", model),
+        ("partition", partition),
+    ):
         if isinstance(value, str | Path):
             tables[name] = {"name": str(value)}
         elif value is not None:
@@ -111,7 +116,9 @@ def run(
         return execute(experiment, folder, on_round)
 
 
-def resume(path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any) -> Result:
+def resume(
+    path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any
+) -> Result:
     """Goes on where the run in this folder stopped, to the same bytes as if it never had.
 
     What was passed to `run` as a value (`algorithm`, `data`, `model`) must be passed again.
@@ -130,7 +137,10 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
 
 
 def execute(
-    experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None, crew: simulate.Crew | None = None
+    experiment: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    executor: simulate.Executor | None = None,
 ) -> Result:
     """Runs the rounds that are left, writing each to the folder as it ends. A `crew` trains the clients elsewhere."""
     e, loop = experiment, experiment.loop
@@ -139,14 +149,14 @@ def execute(
     disk = folder.states if folder is not None and loop.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
     result = Result(e, [], state, None if folder is None else folder.path)
-    marks = {} if folder is None else e.marks()
+    fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
-        result.records, result.seconds = folder.restore(state, marks)
+        result.records, result.seconds = folder.restore(state, fingerprints)
         folder.write_tables(e.tables)  # more rounds, or another device, may have been asked for
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()
-    with contextlib.closing(_rounds(e, state, crew)) as rounds:
+    with contextlib.closing(_rounds(e, state, executor)) as rounds:
         for round in rounds:
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
             result.records.append(records.as_record(round))
@@ -154,7 +164,7 @@ def execute(
             if folder is not None:
                 folder.append(result.records[-1], seconds)
                 if state.round % loop.checkpoint_every == 0 or state.round == loop.rounds:
-                    folder.checkpoint(state, marks)
+                    folder.checkpoint(state, fingerprints)
             if on_round is not None:
                 on_round(round, seconds)
     if folder is not None and loop.save_models:
@@ -166,15 +176,20 @@ def setting_of(e: Experiment) -> simulate.Setting:
     return simulate.Setting(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
 
 
-def _rounds(e: Experiment, state: simulate.State, crew: simulate.Crew | None) -> Generator[simulate.Round, None, None]:
+def _rounds(
+    e: Experiment, state: simulate.State, executor: simulate.Executor | None
+) -> Generator[simulate.Round, None, None]:
     """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
     loop = e.loop
-    elsewhere = crew is not None
+    elsewhere = executor is not None
     many = loop.workers > 1 and state.round < loop.rounds and not elsewhere
-    with Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(crew) as crew:
+    with (
+        Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(executor) as executor
+    ):
         rounds = simulate.simulate(
             e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
-            participation=loop.participation, look_every=loop.look_every, look_at=loop.look_at, crew=crew,
+            participation=loop.participation, eval_every=loop.eval_every, eval_models=loop.eval_models,
+            executor=executor,
         )  # fmt: skip
         if elsewhere:  # who trains the clients seeds what their models draw
             yield from rounds

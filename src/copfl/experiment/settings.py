@@ -14,26 +14,31 @@ import torch
 
 from copfl import models
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import LOOKS
+from copfl.core.algorithm import EVAL_MODELS
 from copfl.data.partition import SCHEMES, Partition
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables
-from copfl.wrappers.addons import levered
+from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private
-from copfl.wrappers.robust import GUARDS
+from copfl.wrappers.robust import ROBUST_RULES
 
 # "auto" is tf32 on a GPU and fp32 elsewhere; in tf32 and bf16 only the matrix products are short.
 PRECISIONS = {
     "auto": torch.float32, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64
 }  # fmt: skip
-ENGINES = ("auto", "one_by_one", "all_at_once", "captured")
+ENGINES = ("auto", "sequential", "vmap", "cuda_graph")
 STORES = ("memory", "disk")
 SWITCH = ("auto", "on", "off")
 MOST = {"clients": 10**7, "threads": 1024, "workers": 1024}  # beyond, memory is gone before there is an error
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
-AROUND = ("levers", "guard", "privacy", "attack")  # around the algorithm: tables that a run has only if given
+AROUND = (
+    "addons",
+    "robust",
+    "privacy",
+    "attack",
+)  # around the algorithm: tables that a run has only if given
 ATTACKED = ("algorithm", "attack", "clients", "seed")  # what `attacked` and `Private` get from other tables
 PRIVATE = ("algorithm", "clients", "taking_part", "seed")
 
@@ -66,8 +71,8 @@ class Loop:
     seed: int = 0
     batch: int = 32
     participation: float = 1.0
-    look_every: int = 1  # rounds between evaluations
-    look_at: str = "all"  # what they try: "own": not the broadcast alone; "after": only what training left
+    eval_every: int = 1  # rounds between evaluations
+    eval_models: str = "all"  # "personal": not the global model alone; "final": only after training
     checkpoint_every: int = 10
     buffers: str = "local"
     device: str = "cpu"
@@ -76,12 +81,14 @@ class Loop:
     precision: str = "auto"
     threads: int = 1
     workers: int = 1  # processes that train clients, on a CPU; 0: as many as a short measurement finds to pay
-    store: str = "memory"  # where the clients' states are between their turns: "memory", or "disk" for many clients
+    store: str = (
+        "memory"  # where the clients' states are between their turns: "memory", or "disk" for many clients
+    )
     mkldnn: str = "auto"  # a CPU's kernels: "on", "off", or what a short measurement finds quicker
     save_models: bool = True  # whether every client's personal model is written when the run ends
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "batch", "look_every", "checkpoint_every", "threads"):
+        for name in ("clients", "rounds", "batch", "eval_every", "checkpoint_every", "threads"):
             if not 1 <= getattr(self, name) <= MOST.get(name, 10**9):
                 most = f"at least 1 and at most {MOST.get(name, 10**9):,}"
                 raise UsageError(f"{name}={getattr(self, name)} must be {most}")
@@ -97,8 +104,8 @@ class Loop:
             raise UsageError(f"participation={self.participation} must be above 0 and at most 1")
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
-        if self.look_at not in LOOKS:
-            raise unknown("look_at", self.look_at, LOOKS)
+        if self.eval_models not in EVAL_MODELS:
+            raise unknown("eval_models", self.eval_models, EVAL_MODELS)
         if self.store not in STORES:
             raise unknown("store", self.store, STORES)
         if self.mkldnn not in SWITCH:
@@ -114,7 +121,7 @@ def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     [partition], [model], ...) or by what is chosen there ([copfl]). A kind that is `fixed` is a value the caller has.
     """
     merged = _merged(layers, fixed)
-    for kind in ("algorithm", "levers"):
+    for kind in ("algorithm", "addons"):
         merged[kind] = {key: _of_rounds(value, merged["run"]) for key, value in merged[kind].items()}
     for kind, table in merged.items():
         _check_plain(kind, table)
@@ -155,21 +162,23 @@ def _check_plain(kind: str, table: Mapping[str, Any]) -> None:
 def _around(merged: Tables, rounds: int) -> Tables:
     """The tables of what stands around the algorithm, as far as there are any, with their defaults."""
     result: Tables = {}
-    for kind, known in (("guard", GUARDS), ("attack", ATTACKS)):
+    for kind, known in (("robust", ROBUST_RULES), ("attack", ATTACKS)):
         if table := merged[kind]:
             name = table.get("name")
             if name is None:
                 raise UsageError(f"[{kind}] needs a name: {', '.join(known)}")
             if name not in known:
                 raise unknown(kind, str(name), known)
-            factory, skip = (GUARDS[name], ("algorithm",)) if kind == "guard" else (attacked, ATTACKED)
+            factory, skip = (ROBUST_RULES[name], ("algorithm",)) if kind == "robust" else (attacked, ATTACKED)
             options = config.checked(kind, factory, _without(table, "name"), skip)
             result[kind] = {"name": name, **config.keywords_of(factory, skip), **options}
-    if merged["levers"]:
-        options = config.checked("levers", levered, merged["levers"], ("algorithm",))
-        result["levers"] = config.keywords_of(levered, ("algorithm",)) | options
-        if result["levers"]["schedule"] != "constant" and not result["levers"]["over"]:
-            result["levers"]["over"] = rounds  # said once, so that a run which goes on to more rounds keeps its pace
+    if merged["addons"]:
+        options = config.checked("addons", with_addons, merged["addons"], ("algorithm",))
+        result["addons"] = config.keywords_of(with_addons, ("algorithm",)) | options
+        if result["addons"]["lr_schedule"] != "constant" and not result["addons"]["lr_rounds"]:
+            result["addons"]["lr_rounds"] = (
+                rounds  # fixed, so that resuming to more rounds keeps the schedule
+            )
     if merged["privacy"]:
         options = config.checked("privacy", Private, merged["privacy"], PRIVATE)
         result["privacy"] = config.keywords_of(Private, PRIVATE) | options
@@ -187,7 +196,9 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
                 for gone in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
                     merged[gone] = {}
                 merged[kind]["name"] = str(name)
-        titles = {title: kind for kind, title in _names(merged, fixed).items()} | {kind: kind for kind in merged}
+        titles = {title: kind for kind, title in _names(merged, fixed).items()} | {
+            kind: kind for kind in merged
+        }
         for title, table in layer.items():
             if title not in titles:
                 raise unknown("table", title, titles)
@@ -197,7 +208,9 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     for title, table in SUITS.get(names.get("data", ""), {}).items():
         if title in titles:
             merged[titles[title]] = {**table, **merged[titles[title]]}
-    return {kind: {"name": names[kind], **table} if kind in names else table for kind, table in merged.items()}
+    return {
+        kind: {"name": names[kind], **table} if kind in names else table for kind, table in merged.items()
+    }
 
 
 def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
@@ -223,7 +236,10 @@ def _algorithm(table: dict[str, Any], optimizer: dict[str, Any], value: object) 
     factory = ALGORITHMS[name]
     options = config.keywords_of(factory, ("optimizer",)) | config.checked(name, factory, own_options)
     used = made.optimizer
-    return {"algorithm": {"name": name, **options}, "optimizer": {"name": type(used).__name__.lower(), **vars(used)}}
+    return {
+        "algorithm": {"name": name, **options},
+        "optimizer": {"name": type(used).__name__.lower(), **vars(used)},
+    }
 
 
 def _data(table: dict[str, Any], value: object) -> dict[str, Any]:

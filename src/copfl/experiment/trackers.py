@@ -48,11 +48,13 @@ def tracking(names: Sequence[str], folder: Path, settings: Settings) -> Iterator
     def on_round(round: Round, seconds: float) -> None:
         if modules and not opened:
             for name, module in modules.items():
-                opened.append(TRACKERS[name][1](module, Place(folder, settings, round.number + 1, known.get(name))))
+                opened.append(
+                    TRACKERS[name][1](module, Place(folder, settings, round.number + 1, known.get(name)))
+                )
             called = {name: one for name, (_, _, one) in zip(modules, opened, strict=True)}
             write_bytes(folder / MEMORY, json.dumps(called).encode(), durable=False)
         for log, _, _ in opened:
-            log(round.number + 1, figures(round, seconds))
+            log(round.number + 1, metrics(round, seconds))
 
     try:
         yield on_round
@@ -84,7 +86,7 @@ def to_all(listeners: Sequence[Listener]) -> Listener:
     return on_round
 
 
-def figures(round: Round, seconds: float) -> dict[str, float]:
+def metrics(round: Round, seconds: float) -> dict[str, float]:
     """Every finite figure by name: mean/accuracy, federation/shared, client-0003/weight, seconds."""
     found = {"seconds": seconds, **{f"federation/{name}": value for name, value in round.federation.items()}}
     for name, values in round.clients.items():
@@ -121,7 +123,9 @@ def _jsonl(_: ModuleType, place: Place) -> Opened:
 def _tensorboard(module: ModuleType, place: Place) -> Opened:
     again = None if place.name is None else place.first
     writer = module.SummaryWriter(str(place.folder / "tensorboard"), purge_step=again)
-    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in flat(place.settings).items()))
+    writer.add_text(
+        "settings", "\n".join(f"    {name} = {value}" for name, value in flat(place.settings).items())
+    )
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():

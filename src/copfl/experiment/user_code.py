@@ -61,7 +61,9 @@ def home_of(reference: str) -> str | None:
     """The folder that an imported "module:attribute" came from, unless it is an installed package: for run.toml."""
     top = sys.modules[reference.partition(":")[0].partition(".")[0]]
     where = next(iter(top.__path__), None) if hasattr(top, "__path__") else getattr(top, "__file__", None)
-    return None if where is None or "site-packages" in Path(where).parts else str(Path(where).resolve().parent)
+    return (
+        None if where is None or "site-packages" in Path(where).parts else str(Path(where).resolve().parent)
+    )
 
 
 def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -95,13 +97,20 @@ def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
 
 
 def model_of(
-    what: object, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any], called: str = "model"
+    what: object,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any],
+    called: str = "model",
 ) -> nn.Module:
     """The module itself, or what a class or function makes of the shape and the classes under this seed."""
     if isinstance(what, nn.Module):
         return what
     if not callable(what):
-        raise UsageError(f'"{called}" is {type(what).__name__}; a model is an nn.Module, or a function that makes one')
+        raise UsageError(
+            f'"{called}" is {type(what).__name__}; a model is an nn.Module, or a function that makes one'
+        )
     facts = {"shape": shape, "classes": classes}
     known = {name: facts[fact] for name, fact in given_by_copfl(what).items()}
     with torch.random.fork_rng(devices=[]):
@@ -148,7 +157,9 @@ def as_dataset(what: Any, name: str = "own") -> Dataset:
         return arrays.from_torch(what, name=name)
     if len(parts) in (2, 4) and all(map(_is_array, parts)):
         return arrays.from_arrays(*map(_plain, parts), name=name)
-    if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 and all(map(_is_array, p)) for p in parts):
+    if len(parts) == 2 and all(
+        isinstance(p, tuple) and len(p) == 2 and all(map(_is_array, p)) for p in parts
+    ):
         return arrays.from_arrays(*map(_plain, (*parts[0], *parts[1])), name=name)
     if len(parts) == 2 and all(map(_has_items, parts)):
         return arrays.from_torch(parts[0], parts[1], name=name)
@@ -158,10 +169,18 @@ def as_dataset(what: Any, name: str = "own") -> Dataset:
 def failed(kind: str, reference: str, doing: str, error: Exception) -> UsageError:
     """The error for code of the user's own that raised one, with the place where it did."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    line = (
+        getattr(error, "lineno", None)
+        if isinstance(error, SyntaxError)
+        else frames[-1].lineno
+        if frames
+        else None
+    )
     file = error.filename if isinstance(error, SyntaxError) else frames[-1].filename if frames else "?"
     text = error.msg if isinstance(error, SyntaxError) else error
-    return UsageError(f'{kind} "{reference}": {doing} raised {type(error).__name__}: {text} ({file}, line {line})')
+    return UsageError(
+        f'{kind} "{reference}": {doing} raised {type(error).__name__}: {text} ({file}, line {line})'
+    )
 
 
 def _is_array(value: object) -> bool:

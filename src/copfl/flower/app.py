@@ -79,7 +79,9 @@ def init(
         raise RunError(f"{folder} holds an app already; name another folder, or edit its pyproject.toml")
     secure = not is_loopback(host) if secure is None else secure
     if not secure and not is_loopback(host):
-        raise UsageError(f"{host} can be reached from outside: a federation there needs certificates and node keys")
+        raise UsageError(
+            f"{host} can be reached from outside: a federation there needs certificates and node keys"
+        )
     run = {**_like(data), "algorithm": algorithm, "model": model, "clients": clients, **(config or {})}
     settings_of(run)  # what does not fit is said now
     package = folder / PACKAGE
@@ -180,7 +182,9 @@ def _options(algorithm: str, run: Mapping[str, Any]) -> dict[str, dict[str, Any]
     from copfl.experiment.config import keywords_of, optimizer_of
 
     factory = ALGORITHMS[algorithm]
-    given = {key.removeprefix("optimizer."): value for key, value in run.items() if key.startswith("optimizer.")}
+    given = {
+        key.removeprefix("optimizer."): value for key, value in run.items() if key.startswith("optimizer.")
+    }
     options = keywords_of(factory, skip=("optimizer",))
     result = {"options": {name: v for name, v in options.items() if isinstance(v, bool | int | float | str)}}
     if "optimizer" in keywords_of(factory):

@@ -35,12 +35,16 @@ def make_certificates(folder: Path, host: str) -> None:
 
     def begin(subject: Any, issuer: Any, key: Any) -> Any:
         start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)  # clocks differ
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+        builder = (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+        )
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start)
         return builder.not_valid_after(start + datetime.timedelta(days=DAYS))
 
     def usage(signs_certificates: bool) -> Any:
-        other = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+        other = (
+            "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+        )
         others = dict.fromkeys(other.split(), False)
         return x509.KeyUsage(
             digital_signature=not signs_certificates,
@@ -52,8 +56,12 @@ def make_certificates(folder: Path, host: str) -> None:
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = name("copfl federation")
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = begin(issuer, issuer, authority).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    root = root.add_extension(usage(signs_certificates=True), critical=True).add_extension(identifier, critical=False)
+    root = begin(issuer, issuer, authority).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    root = root.add_extension(usage(signs_certificates=True), critical=True).add_extension(
+        identifier, critical=False
+    )
     leaf = begin(name(host), issuer, server).add_extension(
         x509.BasicConstraints(ca=False, path_length=None), critical=True
     )

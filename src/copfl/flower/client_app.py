@@ -53,7 +53,9 @@ def _reply(message: Message, answer: Callable[[str, bytes], tuple[str, bytes]]) 
     except CopflError as error:
         log.error("copfl: %s", error)
         # What is wrong with the data is the node's own business: the server only hears that something is.
-        why = "its data cannot be used; the node's log says why" if isinstance(error, DataError) else str(error)
+        why = (
+            "its data cannot be used; the node's log says why" if isinstance(error, DataError) else str(error)
+        )
         head, body = json.dumps({"refused": why}), b""
     return Message(content_of(head, body), reply_to=message)
 

@@ -31,7 +31,7 @@ def packet_of(message: Message) -> tuple[str, bytes]:
     return head, array.data
 
 
-class FlowerPost:
+class FlowerTransport:
     """Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
@@ -42,21 +42,23 @@ class FlowerPost:
 
     def send(self, node: int, question: str, head: str, body: bytes, seconds: float) -> str:
         message = Message(content_of(head, body), node, question, ttl=seconds)
-        ticket = next(iter(self.grid.push_messages([message])), None)
-        return str(ticket) if ticket else f"lost-{id(message)}"  # never answered: the deadline finds it
+        message_id = next(iter(self.grid.push_messages([message])), None)
+        return (
+            str(message_id) if message_id else f"lost-{id(message)}"
+        )  # never answered: the deadline finds it
 
     def replies(self, tickets: Collection[str]) -> list[Reply]:
         if not tickets:
             return []
         result = []
         for message in self.grid.pull_messages(list(tickets)):
-            ticket = message.metadata.reply_to_message_id
+            message_id = message.metadata.reply_to_message_id
             if message.has_error():
                 error = message.error
-                result.append(Reply(ticket, "", b"", f"Flower says: {error.reason or error.code}"))
+                result.append(Reply(message_id, "", b"", f"Flower says: {error.reason or error.code}"))
                 continue
             try:
-                result.append(Reply(ticket, *packet_of(message)))
+                result.append(Reply(message_id, *packet_of(message)))
             except WireError as error:
-                result.append(Reply(ticket, "", b"", str(error)))
+                result.append(Reply(message_id, "", b"", str(error)))
         return result

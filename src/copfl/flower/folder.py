@@ -44,7 +44,9 @@ class Folder:
         self._checkpoint = self.path / "server.copfl"
         self._held: dict[int, dict[str, str]] = {}
         if not goes_on and self._checkpoint.exists():
-            raise RunError(f"{self.path} already holds rounds of this run; resume it, or give the new run another name")
+            raise RunError(
+                f"{self.path} already holds rounds of this run; resume it, or give the new run another name"
+            )
 
     # -- the checkpoint ------------------------------------------------------------------------------------------
 
@@ -75,7 +77,9 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RunError(f"cannot write {self.lines}: {error.strerror}; free some space, then resume") from error
+            raise RunError(
+                f"cannot write {self.lines}: {error.strerror}; free some space, then resume"
+            ) from error
 
     def _mend(self, last: dict[str, Any]) -> None:
         """Brings the lines to where the checkpoint is: without a line cut short, with the last one."""
@@ -125,7 +129,10 @@ class Folder:
         """Holds these masks from now on."""
         prints = {path: wire.fingerprint(mask) for path, mask in masks.items()}
         if prints and prints != self.holds(client):
-            write(self._mask_file(client), wire.to_bytes(wire.encode(masks, self._mask_head(client), about=prints)))
+            write(
+                self._mask_file(client),
+                wire.to_bytes(wire.encode(masks, self._mask_head(client), about=prints)),
+            )
             self._held[client] = prints
 
     def _mask_head(self, client: int) -> Head:

@@ -14,12 +14,18 @@ from copfl.flower.folder import Folder
 from copfl.flower.registry import Say
 from copfl.flower.server import begin, head_of, numbers, refusal
 from copfl.flower.settings import Settings
-from copfl.flower.transport import JOIN, Post
+from copfl.flower.transport import JOIN, Transport
 from copfl.wire import Packet
 
 
 def welcome(
-    settings: Settings, post: Post, folder: Folder, say: Say = print, *, pause: float = 1.0, patience: float = 600
+    settings: Settings,
+    transport: Transport,
+    folder: Folder,
+    say: Say = print,
+    *,
+    pause: float = 1.0,
+    patience: float = 600,
 ) -> list[dict[str, Any]]:
     """What every connected newcomer gained from the trained model: its accuracy before and after its own turns."""
     state = begin(settings, folder)
@@ -31,20 +37,20 @@ def welcome(
         for a, b in zip(first, tree.leaves(tree.row(rows, n)), strict=True)
     ):
         raise UsageError("this algorithm's server has a model for each client and none for a newcomer")
-    newcomer = settings.clients  # nobody's number: its batches are nobody else's
-    head = head_of(settings, folder, "down", state.round, newcomer)
+    new_client = settings.clients  # nobody's number: its batches are nobody else's
+    head = head_of(settings, folder, "down", state.round, new_client)
     packet = wire.encode(tree.row(rows, 0), head, settings.wire, about={"turns": settings.join})
     waiting: dict[str, int] = {}
     results: list[dict[str, Any]] = []
     asked: set[int] = set()
     until = time.monotonic() + patience
     while time.monotonic() < until and (not asked or waiting):
-        for node in post.nodes():
+        for node in transport.nodes():
             if node not in asked:
-                waiting[post.send(node, JOIN, packet.head, packet.body, patience)] = node
+                waiting[transport.send(node, JOIN, packet.head, packet.body, patience)] = node
                 asked.add(node)
-        for reply in post.replies(list(waiting)):
-            node = waiting.pop(reply.ticket)
+        for reply in transport.replies(list(waiting)):
+            node = waiting.pop(reply.message_id)
             try:
                 if reply.error or reply.head.startswith('{"refused"'):
                     raise WireError(reply.error or refusal(reply.head))

@@ -40,11 +40,15 @@ def holding(settings: Settings, node_config: Mapping[str, Any]) -> Holding:
     """The data that the node's own configuration names: a .npz file, a folder of images, or the user's function."""
     source = node_config.get("data")
     if not isinstance(source, str) or not source:
-        raise UsageError("""the node names no data; start it with --node-config 'data="/path/of/data.npz" ...'""")
+        raise UsageError(
+            """the node names no data; start it with --node-config 'data="/path/of/data.npz" ...'"""
+        )
     if ":" in source and not Path(source).exists():
         dataset = own_function("data", source)(dict(node_config))
         if not isinstance(dataset, Dataset):
-            raise UsageError(f'data="{source}" must give a copfl.data.samples.Dataset, not {type(dataset).__name__}')
+            raise UsageError(
+                f'data="{source}" must give a copfl.data.samples.Dataset, not {type(dataset).__name__}'
+            )
     else:
         dataset = load(source)
     return Holding(*(_fitted(settings, dataset, part) for part in (dataset.train, dataset.test)))
@@ -57,10 +61,14 @@ def _fitted(settings: Settings, dataset: Dataset, part: Samples) -> Data:
     y = torch.from_numpy(part.y)
     if settings.classes and not all(name.isdigit() for name in dataset.classes):
         if strange := sorted(set(dataset.classes) - set(settings.classes)):
-            raise DataError(f"the federation has no class {strange[0]!r}; known: {', '.join(settings.classes)}")
+            raise DataError(
+                f"the federation has no class {strange[0]!r}; known: {', '.join(settings.classes)}"
+            )
         y = torch.tensor([settings.classes.index(name) for name in dataset.classes])[y]
     if int(y.max()) >= settings.task.classes:
-        raise DataError(f"there is a label {int(y.max())}, but the federation has {settings.task.classes} classes")
+        raise DataError(
+            f"there is a label {int(y.max())}, but the federation has {settings.task.classes} classes"
+        )
     return Data(torch.from_numpy(part.x), y, torch.tensor(len(y)))
 
 
@@ -84,7 +92,9 @@ class Records:
         try:
             return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
         except (OSError, WireError) as error:
-            raise RunError(f"{path} cannot be used: {error}; restore the node's folder from a copy") from error
+            raise RunError(
+                f"{path} cannot be used: {error}; restore the node's folder from a copy"
+            ) from error
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after this round; of the others, only the one of round `keep` stays."""
@@ -140,7 +150,7 @@ def answer(settings: Settings, node_config: Mapping[str, Any], packet: Packet) -
     size = int(data.train.size)
     order = plan(
         settings.seed, head.round, [head.client], [size],
-        batch=settings.batch, passes=algorithm.passes, augment=settings.augment,
+        batch=settings.batch, epochs=algorithm.total_epochs, augment=settings.augment,
     )  # fmt: skip
     with torch.no_grad():
         turn = algorithm.client_update(task, client, down, data.train, tree.row(order, 0))
@@ -152,11 +162,18 @@ def answer(settings: Settings, node_config: Mapping[str, Any], packet: Packet) -
         looked = look(algorithm, task, client, down, turn.trained, data.test) if about.get("look") else {}
     write(records.folder / "client.json", json.dumps({"client": head.client}).encode())
     records.save(head._replace(kind="client"), turn.client, keep=int(about.get("counted", -1)))
-    figures = {name: wire.plain(float(value)) for name, value in (turn.figures | looked).items()}
-    told = {"note": note, "figures": figures if node_config.get("figures", True) else {}}
-    masks = [t for t in tree.leaves(client) if t.dtype == torch.bool]  # among them the one that the server holds
+    metrics = {name: wire.plain(float(value)) for name, value in (turn.metrics | looked).items()}
+    told = {"note": note, "figures": metrics if node_config.get("figures", True) else {}}
+    masks = [
+        t for t in tree.leaves(client) if t.dtype == torch.bool
+    ]  # among them the one that the server holds
     return wire.encode(
-        turn.upload, head._replace(kind="upload"), settings.wire, holds=about.get("holds"), known=masks, about=told
+        turn.upload,
+        head._replace(kind="upload"),
+        settings.wire,
+        holds=about.get("holds"),
+        known=masks,
+        about=told,
     )
 
 
@@ -185,19 +202,25 @@ def personalise(settings: Settings, node_config: Mapping[str, Any], packet: Pack
     data, turns = holding(settings, node_config), int(about["turns"])
     client, trained = algorithm.client_init(task), None
     with torch.no_grad():
-        before = algorithm.personal(task, client, down)
+        before = algorithm.personal_model(task, client, down)
         for turn in range(turns):
             order = plan(
                 settings.seed, head.round + turn, [head.client], [int(data.train.size)],
-                batch=settings.batch, passes=algorithm.passes, augment=settings.augment,
+                batch=settings.batch, epochs=algorithm.total_epochs, augment=settings.augment,
             )  # fmt: skip
             done = algorithm.client_update(task, client, down, data.train, tree.row(order, 0))
             client, trained = done.client, done.trained
-        accuracies = [float(task.evaluate(w, data.test)[1]) for w in (before, before if trained is None else trained)]
+        accuracies = [
+            float(task.evaluate(w, data.test)[1]) for w in (before, before if trained is None else trained)
+        ]
     records = Records(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), client, keep=head.round)
     if isinstance(trained, torch.Tensor):
         model = wire.encode({"w": trained}, head._replace(kind="model"))
         write(records.folder / "personal.copfl", wire.to_bytes(model))
-    told = {"accuracy_before": accuracies[0], "accuracy_after": accuracies[1], "samples": int(data.train.size)}
+    told = {
+        "accuracy_before": accuracies[0],
+        "accuracy_after": accuracies[1],
+        "samples": int(data.train.size),
+    }
     return wire.encode((), head._replace(kind="newcomer"), about=told)

@@ -63,7 +63,12 @@ class Processes:
     def call(self, name: str, command: Sequence[str], seconds: float = 120) -> str:
         """The output of a program that ends by itself and well."""
         done = subprocess.run(
-            command, capture_output=True, env=self.environment, timeout=seconds, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            env=self.environment,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         text = (done.stdout + done.stderr).decode(errors="replace")
         if done.returncode:

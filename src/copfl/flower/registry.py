@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from copfl.flower.transport import HELLO, Post
+from copfl.flower.transport import HELLO, Transport
 
 Say = Callable[[str], None]
 
@@ -19,26 +19,26 @@ class Registry:
     clients: int
     say: Say
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
-    strangers: dict[int, str] = field(default_factory=dict)  # node -> why it takes no part
+    rejected: dict[int, str] = field(default_factory=dict)  # node -> why it takes no part
     greeted: dict[str, int] = field(default_factory=dict)  # ticket -> node
     nameless: list[int] = field(default_factory=list)  # nodes that do not know which client they are
 
-    def refresh(self, post: Post, patience: float = 600) -> None:
+    def refresh(self, transport: Transport, patience: float = 600) -> None:
         """Greets who is new, hears who answered, forgets who left."""
-        online = post.nodes()
+        online = transport.nodes()
         for client, node in list(self.nodes.items()):
             if node not in online:
                 del self.nodes[client]
                 self.say(f"client {client} left (node {node})")
-        self.strangers = {node: why for node, why in self.strangers.items() if node in online}
-        self.greeted = {ticket: node for ticket, node in self.greeted.items() if node in online}
+        self.rejected = {node: why for node, why in self.rejected.items() if node in online}
+        self.greeted = {message_id: node for message_id, node in self.greeted.items() if node in online}
         self.nameless = [node for node in self.nameless if node in online]
-        asked = {*self.nodes.values(), *self.strangers, *self.greeted.values(), *self.nameless}
+        asked = {*self.nodes.values(), *self.rejected, *self.greeted.values(), *self.nameless}
         for node in online:
             if node not in asked:
-                self.greeted[post.send(node, HELLO, json.dumps({"run": self.run}), b"", patience)] = node
-        for reply in post.replies(list(self.greeted)):
-            self._heard(self.greeted.pop(reply.ticket), reply.head, reply.error)
+                self.greeted[transport.send(node, HELLO, json.dumps({"run": self.run}), b"", patience)] = node
+        for reply in transport.replies(list(self.greeted)):
+            self._heard(self.greeted.pop(reply.message_id), reply.head, reply.error)
         if not self.greeted:  # those who know who they are come first
             self._name()
 
@@ -74,5 +74,5 @@ class Registry:
         self.say(f"client {client} is here (node {node})")
 
     def _refuse(self, node: int, why: str) -> None:
-        self.strangers[node] = why
+        self.rejected[node] = why
         self.say(f"node {node} takes no part: {why}")

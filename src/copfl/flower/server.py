@@ -24,7 +24,7 @@ from copfl.errors import CopflError, WireError
 from copfl.flower.folder import Folder
 from copfl.flower.registry import Registry, Say
 from copfl.flower.settings import Settings
-from copfl.flower.transport import TRAIN, Post
+from copfl.flower.transport import TRAIN, Transport
 from copfl.wire import Head, Packet
 
 LONGEST, MOST_FIGURES = 500, 100  # letters and figures of what a node says that are written down
@@ -46,8 +46,12 @@ class Round:
 
     number: int
     total: Any = None  # of what has arrived
-    kinds: list[torch.dtype] = field(default_factory=list)  # the dtypes that its tensors are to have in the end
-    told: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> what it said along with its upload
+    kinds: list[torch.dtype] = field(
+        default_factory=list
+    )  # the dtypes that its tensors are to have in the end
+    told: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # client -> what it said along with its upload
     up: dict[int, int] = field(default_factory=dict)  # client -> bytes
     down: dict[int, int] = field(default_factory=dict)
     why: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
@@ -62,7 +66,7 @@ def upload_like(settings: Settings) -> Any:
 
 def federate(
     settings: Settings,
-    post: Post,
+    transport: Transport,
     folder: Folder,
     say: Say = print,
     *,
@@ -76,15 +80,16 @@ def federate(
     like, registry = upload_like(settings), Registry(folder.run, settings.clients, say)
     for round in range(state.round, settings.rounds):
         begun = time.time()
-        now = _play(settings, post, folder, registry, state, like, say, pause, retry, clock)
+        now = _play(settings, transport, folder, registry, state, like, say, pause, retry, clock)
         with torch.no_grad():
             total = tree.narrow(now.total, now.kinds)
-            state.server, figures = settings.algorithm.server_update(settings.task, state.server, total)
+            state.server, metrics = settings.algorithm.server_update(settings.task, state.server, total)
         state.counted |= dict.fromkeys(now.told, round)
-        state.round, state.record = round + 1, _record(now, figures, time.time() - begun)
+        state.round, state.record = round + 1, _record(now, metrics, time.time() - begun)
         about = {"counted": {str(c): r for c, r in state.counted.items()}, "record": state.record}
         folder.save(
-            wire.encode(state.server, head_of(settings, folder, "server", state.round), about=about), state.record
+            wire.encode(state.server, head_of(settings, folder, "server", state.round), about=about),
+            state.record,
         )
         yield state.record
 
@@ -103,7 +108,7 @@ def head_of(settings: Settings, folder: Folder, kind: str, round: int, client: i
 
 
 def _play(
-    settings: Settings, post: Post, folder: Folder, registry: Registry, state: State, like: Any, say: Say,
+    settings: Settings, transport: Transport, folder: Folder, registry: Registry, state: State, like: Any, say: Say,
     pause: float, retry: float, clock: Callable[[], float],
 ) -> Round:  # fmt: skip
     """One round, until it has what it needs."""
@@ -111,16 +116,21 @@ def _play(
     chosen = [int(n) for n in choose(settings.seed, state.round, settings.clients, settings.asked)]
     deadline, waits = clock() + settings.deadline, False
     while True:
-        registry.refresh(post)
+        registry.refresh(transport)
         for client in chosen:
             if _is_due(settings, registry, now, client, clock()):
                 packet = _down(settings, folder, state, client)
                 node = registry.nodes[client]
-                now.waiting = {t: who for t, who in now.waiting.items() if who[0] != client}  # its node before this one
-                now.waiting[post.send(node, TRAIN, packet.head, packet.body, settings.deadline)] = client, node
+                now.waiting = {
+                    t: who for t, who in now.waiting.items() if who[0] != client
+                }  # its node before this one
+                now.waiting[transport.send(node, TRAIN, packet.head, packet.body, settings.deadline)] = (
+                    client,
+                    node,
+                )
                 now.down[client] = now.down.get(client, 0) + packet.nbytes
-        for reply in post.replies(list(now.waiting)):
-            client, _ = now.waiting.pop(reply.ticket)
+        for reply in transport.replies(list(now.waiting)):
+            client, _ = now.waiting.pop(reply.message_id)
             try:
                 _take(settings, folder, state, now, like, client, Packet(reply.head, reply.body), reply.error)
                 now.why.pop(client, None)
@@ -138,7 +148,9 @@ def _play(
         if not (enough or waits or now.waiting or meeting):
             missing = [str(c) for c in chosen if c not in registry.nodes and c not in now.told]
             absent = f"; not connected: {', '.join(missing)}" if missing else ""
-            say(f"round {now.number + 1} waits: {len(now.told)} of the {settings.minimum} replies it needs{absent}")
+            say(
+                f"round {now.number + 1} waits: {len(now.told)} of the {settings.minimum} replies it needs{absent}"
+            )
             waits = True
         time.sleep(pause)
     for client in chosen:
@@ -160,11 +172,20 @@ def _down(settings: Settings, folder: Folder, state: State, client: int) -> Pack
     """The message for one client: its row of the broadcast, what was counted last, and which masks need not come."""
     down = tree.row(settings.algorithm.downlink(state.server, torch.tensor([client])), 0)
     about = {"counted": state.counted.get(client, -1), "holds": folder.holds(client), "look": True}
-    return wire.encode(down, head_of(settings, folder, "down", state.round, client), settings.wire, about=about)
+    return wire.encode(
+        down, head_of(settings, folder, "down", state.round, client), settings.wire, about=about
+    )
 
 
 def _take(
-    settings: Settings, folder: Folder, state: State, now: Round, like: Any, client: int, packet: Packet, error: str
+    settings: Settings,
+    folder: Folder,
+    state: State,
+    now: Round,
+    like: Any,
+    client: int,
+    packet: Packet,
+    error: str,
 ) -> None:
     """Adds an upload to the round's total, or raises what is wrong with it."""
     if error:
@@ -181,11 +202,13 @@ def _take(
         raise WireError("what it adds to the total is not finite")
     folder.keep_masks(client, opened.masks)
     now.kinds = [t.dtype for t in tree.leaves(summand)]
-    now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)  # as `tree.summed` does
+    now.total = (
+        tree.wide(summand) if now.total is None else tree.add(now.total, summand)
+    )  # as `tree.summed` does
     now.told[client], now.up[client] = opened.about, packet.nbytes
 
 
-def _record(now: Round, figures: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
+def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
     """The round as one line of JSON, in the form that a simulation's rounds have."""
     ids = sorted(now.told)
     reported = {client: numbers(now.told[client].get("figures")) for client in ids}
@@ -197,9 +220,11 @@ def _record(now: Round, figures: dict[str, torch.Tensor], seconds: float) -> dic
     return {
         "round": now.number + 1,
         "clients": ids,
-        "federation": {name: wire.plain(float(value)) for name, value in sorted(figures.items())},
+        "federation": {name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
         # Nodes may say 1e308, and a mean that is not finite could not be written down.
-        "mean": {name: wire.plain(sum(values) / len(values)) for name, values in sorted(present.items()) if values},
+        "mean": {
+            name: wire.plain(sum(values) / len(values)) for name, values in sorted(present.items()) if values
+        },
         "left_out": sorted(now.why),
         "why": {str(client): now.why[client] for client in sorted(now.why)},
         "notes": {str(c): str(now.told[c]["note"])[:LONGEST] for c in ids if now.told[c].get("note")},
@@ -218,11 +243,11 @@ def refusal(head: str) -> str:
     return str(said)[:LONGEST]
 
 
-def numbers(figures: object) -> dict[str, float | None]:
+def numbers(metrics: object) -> dict[str, float | None]:
     """What a node said about itself, as far as it is finite numbers, and no more of it than a record can bear."""
-    if not isinstance(figures, dict):
+    if not isinstance(metrics, dict):
         return {}
-    found = itertools.islice(figures.items(), MOST_FIGURES)
+    found = itertools.islice(metrics.items(), MOST_FIGURES)
     return {str(k)[:LONGEST]: _number(v) for k, v in found if v is None or isinstance(v, int | float)}
 
 

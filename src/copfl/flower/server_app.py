@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
 from copfl.flower.files import write
-from copfl.flower.flower_transport import FlowerPost
+from copfl.flower.flower_transport import FlowerTransport
 from copfl.flower.folder import Folder, started_before
 from copfl.flower.new_client import welcome
 from copfl.flower.server import federate
@@ -35,20 +35,25 @@ def _main(grid: Grid, context: Context) -> None:
     if started_before(settings.runs, name, context.run_id):  # Flower starts it again after a crash
         settings = dataclasses.replace(settings, resume=True)
     folder = Folder(settings.runs, name, goes_on=settings.resume or settings.join > 0)
-    post = FlowerPost(grid)
+    transport = FlowerTransport(grid)
     log.info("copfl: run %s in %s", folder.run, folder.path.resolve())
     if settings.join:
-        results = welcome(settings, post, folder, log.info)
+        results = welcome(settings, transport, folder, log.info)
         write(folder.path / "newcomers.json", json.dumps(results).encode())
         return
     about = {**context.run_config, "run": folder.run, "flower-run": context.run_id}
     write(folder.path / "config.json", json.dumps(about).encode())
-    for record in federate(settings, post, folder, lambda text: log.info("copfl: %s", text)):
+    for record in federate(settings, transport, folder, lambda text: log.info("copfl: %s", text)):
         accuracy = record["mean"].get("accuracy")
         seen = f", accuracy {accuracy:.4f}" if accuracy is not None else ""
         out = f", left out {record['left_out']}" if record["left_out"] else ""
         log.info(
-            "copfl: round %s of %s: %s clients%s%s", record["round"], settings.rounds, len(record["clients"]), seen, out
+            "copfl: round %s of %s: %s clients%s%s",
+            record["round"],
+            settings.rounds,
+            len(record["clients"]),
+            seen,
+            out,
         )
 
 

@@ -42,12 +42,12 @@ DEFAULTS: dict[str, Any] = {
     "std": "",
     "augment": False,  # random crops and flips in training
     "buffers": "local",  # batch-norm statistics: local or average
-    "guard": "",  # against hostile clients: clip, trimmed_mean or median; see the table guard-options
+    "robust": "",  # against hostile clients: clip, trimmed_mean or median; see the table robust-options
     "privacy": 0.0,  # noise on uploads, in the simulation only
     "public": "",  # a .npz file with x, samples that everybody may see: the same on every machine; only ktpfl needs it
     "join": 0,  # above 0: no training, but so many local turns for every newcomer
 }
-TABLES = ("options", "optimizer", "model-options", "guard-options")
+TABLES = ("options", "optimizer", "model-options", "robust-options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,9 @@ def settings_of(config: Config) -> Settings:
 
     flat, tables = _checked(config)
     shape = tuple(_whole("shape", part) for part in str(flat["shape"]).split(","))
-    names = tuple(part.strip() for part in str(flat["classes"]).split(",")) if "," in str(flat["classes"]) else ()
+    names = (
+        tuple(part.strip() for part in str(flat["classes"]).split(",")) if "," in str(flat["classes"]) else ()
+    )
     classes = len(names) or _whole("classes", str(flat["classes"]))
     channels = shape[0] if len(shape) == 3 else 0
     mean, std = (_channels(key, str(flat[key]), channels) for key in ("mean", "std"))
@@ -107,7 +109,7 @@ def settings_of(config: Config) -> Settings:
         run=flat["run"], resume=flat["resume"], runs=flat["runs"], rounds=flat["rounds"], clients=flat["clients"],
         participation=flat["participation"], min_replies=flat["min-replies"], deadline=flat["deadline"],
         wire=flat["wire"], seed=flat["seed"], batch=flat["batch"], augment=flat["augment"], join=flat["join"],
-        algorithm=_algorithm(str(flat["algorithm"]), str(flat["guard"]), tables), task=task, layout=layout,
+        algorithm=_algorithm(str(flat["algorithm"]), str(flat["robust"]), tables), task=task, layout=layout,
         classes=names, shape=shape,
     )  # fmt: skip
     if not 0 < settings.participation <= 1:
@@ -133,9 +135,18 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
             if kind is str and type(value) is int:
                 value = str(value)
             if type(value) is not kind and not (key == "deadline" and type(value) is float):
-                raise UsageError(f"{key}={value!r} must be of type {kind.__name__}, such as {DEFAULTS[key]!r}")
+                raise UsageError(
+                    f"{key}={value!r} must be of type {kind.__name__}, such as {DEFAULTS[key]!r}"
+                )
             flat[key] = value
-    for key, low in (("rounds", 1), ("clients", 1), ("batch", 1), ("join", 0), ("min-replies", 0), ("seed", 0)):
+    for key, low in (
+        ("rounds", 1),
+        ("clients", 1),
+        ("batch", 1),
+        ("join", 0),
+        ("min-replies", 0),
+        ("seed", 0),
+    ):
         if flat[key] < low:
             raise UsageError(f"{key} must be at least {low}")
         if flat[key] >= 2**62:
@@ -152,12 +163,12 @@ def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]
     return flat, tables
 
 
-def _algorithm(name: str, guard: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
+def _algorithm(name: str, robust: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
     from copfl.algorithms import ALGORITHMS
-    from copfl.experiment.config import algorithm_of, guarded
+    from copfl.experiment.config import algorithm_of, with_robust_rule
 
     result: AnyAlgorithm = algorithm_of(ALGORITHMS, name, tables["options"], tables["optimizer"])
-    return guarded(guard, result, tables["guard-options"]) if guard else result
+    return with_robust_rule(robust, result, tables["robust-options"]) if robust else result
 
 
 def _model(flat: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...], classes: int) -> Any:

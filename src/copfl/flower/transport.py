@@ -11,13 +11,13 @@ HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # Flower's names for the thre
 class Reply(NamedTuple):
     """What came back for a message."""
 
-    ticket: str
+    message_id: str
     head: str
     body: bytes
     error: str = ""  # why there is nothing else
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """A network of nodes."""
 
     def nodes(self) -> list[int]:

@@ -51,7 +51,9 @@ class Trial:
         command = ["flower-superlink", *secured, "--host", HOST, "--port", str(self.port)]
         database = ["--database", str(self.folder / HOME / f"superlink-{self.port}.db")]
         write_connection(self.folder, HOST, self.port, self.secure, HOME)
-        process = self.processes.start("superlink", [*command, *database, "--disable-runtime-dependency-installation"])
+        process = self.processes.start(
+            "superlink", [*command, *database, "--disable-runtime-dependency-installation"]
+        )
         if not wait_for_port(self.port, process):
             raise RunError(f"the SuperLink did not start: {self.processes.tail('superlink')}")
 
@@ -66,15 +68,27 @@ class Trial:
     def start_node(self, name: str, config: Mapping[str, Any]) -> None:
         """Starts a SuperNode; a second start is the node's return."""
         port = self.node_ports.setdefault(name, free_port())
-        how = ["--root-certificates", str(self.keys / "ca.pem"), "--auth-supernode-private-key", str(self.keys / name)]
-        command = ["flower-supernode", *(how if self.secure else ["--insecure"]), "--superlink", f"{HOST}:{self.port}"]
+        how = [
+            "--root-certificates",
+            str(self.keys / "ca.pem"),
+            "--auth-supernode-private-key",
+            str(self.keys / name),
+        ]
+        command = [
+            "flower-supernode",
+            *(how if self.secure else ["--insecure"]),
+            "--superlink",
+            f"{HOST}:{self.port}",
+        ]
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         self.processes.start(name, [*command, "--host", HOST, "--port", str(port), "--node-config", words])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Hands the app to the SuperLink; the process shows the run's log and ends with the run."""
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        return self.processes.start("run", ["flwr", "run", str(self.folder), "copfl", "--stream", "-c", words])
+        return self.processes.start(
+            "run", ["flwr", "run", str(self.folder), "copfl", "--stream", "-c", words]
+        )
 
     def runs(self) -> list[dict[str, Any]]:
         """What Flower knows about the runs."""
@@ -89,7 +103,9 @@ class Trial:
             with contextlib.suppress(RunError, ValueError, subprocess.TimeoutExpired):  # it may still be lost
                 going_on = [run["run-id"] for run in self.runs() if not run["status"].startswith("finished")]
                 return (
-                    self.processes.start("run", ["flwr", "log", going_on[0], "copfl", "--stream"]) if going_on else None
+                    self.processes.start("run", ["flwr", "log", going_on[0], "copfl", "--stream"])
+                    if going_on
+                    else None
                 )
         return None
 
@@ -132,7 +148,13 @@ def up(
     clients = nodes or int(settings["clients"])
     run = run or new_run()
     runs = Folder(str(folder.resolve() / "runs"), run, goes_on=resume)
-    sent = {**(config or {}), "run": run, "runs": str(folder.resolve() / "runs"), "clients": clients, "resume": resume}
+    sent = {
+        **(config or {}),
+        "run": run,
+        "runs": str(folder.resolve() / "runs"),
+        "clients": clients,
+        "resume": resume,
+    }
     sent.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
     configs = deal(folder, data or known["data"], clients, scheme, int(settings.get("seed", 0)))
     with Trial(folder, secure=known["secure"] if secure is None else secure) as trial:

@@ -36,7 +36,9 @@ def taps_of(size: int, kernel: int, stride: int, padding: int) -> tuple[int, lis
         last = min(outputs - 1, (size - 1 + padding - number) // stride)
         if first <= last:
             start = first * stride + number - padding
-            taps.append(Tap(number, slice(first, last + 1), slice(start, start + (last - first) * stride + 1, stride)))
+            taps.append(
+                Tap(number, slice(first, last + 1), slice(start, start + (last - first) * stride + 1, stride))
+            )
     return outputs, taps
 
 
@@ -57,8 +59,12 @@ class Convolution(nn.Conv2d):
             return y if self.bias is None else y + self.bias[:, None, None]
         if height * width > 1 or (len(down), len(across)) == self.kernel_size:
             return super().forward(x)
-        seen = x[..., down[0].pixels.start : down[-1].pixels.stop, across[0].pixels.start : across[-1].pixels.stop]
-        kept = self.weight[:, :, down[0].number : down[-1].number + 1, across[0].number : across[-1].number + 1]
+        seen = x[
+            ..., down[0].pixels.start : down[-1].pixels.stop, across[0].pixels.start : across[-1].pixels.stop
+        ]
+        kept = self.weight[
+            :, :, down[0].number : down[-1].number + 1, across[0].number : across[-1].number + 1
+        ]
         return F.linear(seen.flatten(1), kept.flatten(1), self.bias)[..., None, None]
 
 
@@ -71,17 +77,26 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, outputs: tuple[int, int], down: Sequence[Tap], across: Sequence[Tap]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        outputs: tuple[int, int],
+        down: Sequence[Tap],
+        across: Sequence[Tap],
     ) -> Tensor:
-        living = [(a.number * weight.shape[3] + b.number, a, b) for a in down for b in across]
+        pruned = [(a.number * weight.shape[3] + b.number, a, b) for a in down for b in across]
         # A single living tap is taken out of the kernel; to pick several costs more than it saves.
-        taps = slice(living[0][0], living[0][0] + 1) if len(living) == 1 else slice(0, weight.shape[2:].numel())
+        taps = (
+            slice(pruned[0][0], pruned[0][0] + 1) if len(pruned) == 1 else slice(0, weight.shape[2:].numel())
+        )
         seen = x.new_zeros(x.shape[0], *outputs, x.shape[1], taps.stop - taps.start)  # [b, h, w, in, taps]
-        for tap, a, b in living:
-            seen[:, a.outputs, b.outputs, :, tap - taps.start] = x[:, :, a.pixels, b.pixels].permute(0, 2, 3, 1)
+        for tap, a, b in pruned:
+            seen[:, a.outputs, b.outputs, :, tap - taps.start] = x[:, :, a.pixels, b.pixels].permute(
+                0, 2, 3, 1
+            )
         kept = weight.flatten(2)[..., taps].flatten(1).contiguous()  # [out, in * taps]
         ctx.save_for_backward(seen, kept)
-        ctx.living, ctx.taps, ctx.pixels, ctx.kernels = living, taps, x.shape[2:], weight.shape
+        ctx.pruned, ctx.taps, ctx.pixels, ctx.kernels = pruned, taps, x.shape[2:], weight.shape
         ctx.leaf = weight if weight.is_leaf else None
         return (_rows(seen) @ kept.t()).view(*seen.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
@@ -94,7 +109,7 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             back = (toward @ kept).view(seen.shape)
             x = back.new_zeros(seen.shape[0], *ctx.pixels, seen.shape[3])  # [b, H, W, in]
-            for tap, a, b in ctx.living:
+            for tap, a, b in ctx.pruned:
                 x[:, a.pixels, b.pixels] += back[:, a.outputs, b.outputs, :, tap - ctx.taps.start]
             x = x.permute(0, 3, 1, 2).contiguous()
         if ctx.needs_input_grad[1]:
@@ -118,11 +133,19 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         alone = not torch.compiler.is_compiling() and not mapped()
-        if not (alone and x.dim() == 4 and x.device.type == "cpu" and x.numel() >= LARGE and x.is_contiguous()):
+        if not (
+            alone and x.dim() == 4 and x.device.type == "cpu" and x.numel() >= LARGE and x.is_contiguous()
+        ):
             found: Tensor = super().forward(x)
             return found
         turned = x.detach().contiguous(memory_format=torch.channels_last)
         _, largest = F.max_pool2d(
-            turned, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, return_indices=True
+            turned,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            return_indices=True,
         )
         return x.flatten(2).gather(2, largest.flatten(2)).view(largest.shape)

@@ -183,7 +183,13 @@ def mostly_rows(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:
     look = not mapped()  # within another vmap nothing can be looked at
     if look and not keep.is_cuda and bool(keep.all()):
         return new
-    if look and new.dim() == 2 and new.stride(1) == 1 and new.stride(0) >= new.shape[1] > LONG and compiles(new):
+    if (
+        look
+        and new.dim() == 2
+        and new.stride(1) == 1
+        and new.stride(0) >= new.shape[1] > LONG
+        and compiles(new)
+    ):
         from copfl.kernels.triton import vectors
 
         return vectors.put_back(keep, new, old)
@@ -205,8 +211,12 @@ class _Mostly(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], keep: Tensor, new: Tensor, old: Tensor) -> tuple[Tensor, int]:
-        return mostly_rows(*(in_front(info, dim, t) for dim, t in zip(in_dims, (keep, new, old), strict=True))), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], keep: Tensor, new: Tensor, old: Tensor
+    ) -> tuple[Tensor, int]:
+        return mostly_rows(
+            *(in_front(info, dim, t) for dim, t in zip(in_dims, (keep, new, old), strict=True))
+        ), 0
 
 
 def mostly(keep: Tensor, new: Tensor, old: Tensor) -> Tensor:

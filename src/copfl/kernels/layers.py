@@ -88,7 +88,9 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, place: Tensor | Non
     if dtype is None:
         return torch.bmm(a, b) if place is None else torch.bmm(a, b, out=place.flatten(2))
     left, right = a.to(dtype), b.to(dtype)
-    if not a.is_cuda:  # few CPUs can multiply in bf16, and on one that cannot it took torch two hundred times as long
+    if (
+        not a.is_cuda
+    ):  # few CPUs can multiply in bf16, and on one that cannot it took torch two hundred times as long
         left, right = left.to(a.dtype), right.to(a.dtype)
     short = torch.bmm(left, right).to(dtype)
     return short.to(a.dtype) if place is None else place.flatten(2).copy_(short)

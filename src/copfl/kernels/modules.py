@@ -30,18 +30,25 @@ class BatchNorm(nn.Module):
         self.momentum = 0.1 if like.momentum is None else like.momentum
         self.register_buffer("running_mean", like.running_mean)
         self.register_buffer("running_var", like.running_var)
-        self.real: Tensor | None = None
+        self.valid: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         values = x.numel() // x.shape[1]
-        if not self.training or (self.real is None and values > 1):
+        if not self.training or (self.valid is None and values > 1):
             return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+                x,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                self.training,
+                self.momentum,
+                self.eps,
             )
         others = [0, *range(2, x.dim())]
-        real = x.new_ones(x.shape[0]) if self.real is None else self.real.to(x.dtype)
-        share = real.view(-1, *[1] * (x.dim() - 1))
-        count = real.sum() * (values // x.shape[0])
+        valid = x.new_ones(x.shape[0]) if self.valid is None else self.valid.to(x.dtype)
+        share = valid.view(-1, *[1] * (x.dim() - 1))
+        count = valid.sum() * (values // x.shape[0])
         shape = [1, -1, *[1] * (x.dim() - 2)]
         mean = (x * share).sum(others) / count.clamp(min=1)
         centred = x - mean.view(shape)

@@ -70,10 +70,14 @@ def _top(bits: Tensor, count: Tensor, width: int) -> Tensor:
 
 def _threshold(keys: Tensor, count: Tensor, width: int) -> Tensor:
     """The largest whole number below 2^width that at least `count` keys of the row reach, [N]."""
-    if keys.device.type == "cpu":  # looking at a count costs nothing here, and one selection a row beats many passes
+    if (
+        keys.device.type == "cpu"
+    ):  # looking at a count costs nothing here, and one selection a row beats many passes
         most = keys.shape[1]
         found = [
-            row.kthvalue(most + 1 - k).values if 0 < k <= most else row.new_tensor(0 if k > most else (1 << width) - 1)
+            row.kthvalue(most + 1 - k).values
+            if 0 < k <= most
+            else row.new_tensor(0 if k > most else (1 << width) - 1)
             for row, k in zip(keys, count.tolist(), strict=True)
         ]
         return torch.stack(found).clamp(0, (1 << width) - 1)
@@ -104,7 +108,9 @@ class _Count(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], mask: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], mask: Tensor, sizes: tuple[int, ...]
+    ) -> tuple[Tensor, int]:
         rows = in_front(info, in_dims[0], mask)
         if compiles(rows) and rows.stride(1) == 1:
             from copfl.kernels.triton import vectors

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.task import PASS, Data, Objective, Task, cross_entropy, mean_of_real
+from copfl.core.task import STATISTICS_BATCH, Data, Objective, Task, cross_entropy, mean_of_valid
 from copfl.errors import UsageError
 
 
@@ -25,12 +25,14 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     and centroids made with them are so far away that aligning to them makes a ResNet diverge in the first rounds.
     """
     parts = []
-    for start in range(0, data.y.shape[0], PASS):
-        y = data.y[start : start + PASS]
-        real = torch.arange(start, start + y.shape[0], device=y.device) < data.size
-        _, features = task.forward(w, task.numbers(data.x[start : start + PASS]), training=True, real=real)
-        members = ((y[:, None] == torch.arange(task.classes, device=y.device)) & real[:, None]).to(w.dtype)
-        squares = torch.where(real, (features * features).sum(1), 0).sum()
+    for start in range(0, data.y.shape[0], STATISTICS_BATCH):
+        y = data.y[start : start + STATISTICS_BATCH]
+        valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
+        _, features = task.forward(
+            w, task.numbers(data.x[start : start + STATISTICS_BATCH]), training=True, valid=valid
+        )
+        members = ((y[:, None] == torch.arange(task.classes, device=y.device)) & valid[:, None]).to(w.dtype)
+        squares = torch.where(valid, (features * features).sum(1), 0).sum()
         parts.append(Sums(members.T @ features, squares, members.sum(0)))
     return tree.total(tree.stack(parts))
 
@@ -65,8 +67,8 @@ def aligned(centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Obj
     target = torch.where(known[:, None], centroids, own.features / own.counts.clamp(min=1)[:, None])
     pull = strength * known.any()
 
-    def loss(logits: Tensor, features: Tensor, labels: Tensor, real: Tensor | None) -> Tensor:
+    def loss(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
         distance = ((features - target[labels]) ** 2).mean(1)
-        return cross_entropy(logits, features, labels, real) + pull * mean_of_real(distance, real)
+        return cross_entropy(logits, features, labels, valid) + pull * mean_of_valid(distance, valid)
 
     return loss

@@ -18,7 +18,7 @@ from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
 SCORES = ("both", "gradient", "prediction", "none")
-WITHOUT = ("exact", "letter")
+WITHOUT = ("exact", "paper")
 PREFER = ("deviation", "agreement")
 TRUST = ("all", "learned", "held_out")
 SCALES = ("none", "mean")
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     prediction: Tensor  # Gamma^data, >= 0
     total: Tensor  # Gamma, the unnormalised weight; 0 leaves the client out of the round
 
-    def figures(self) -> dict[str, Tensor]:
+    def metrics(self) -> dict[str, Tensor]:
         """Both, under the names that they have among a turn's figures."""
         return {"gradient_score": self.gradient, "prediction_score": self.prediction}
 
@@ -40,7 +40,7 @@ class Cowa:
 
     score    "both" (the paper), "gradient", "prediction", or "none" (everybody counts the same)
     without  how the client is taken out of the server's step and model. "exact" (default): entry by entry, from those
-             that shared it, with the client's own last upload. "letter" (Paper): whole vectors, and in Eq. (9) the
+             that shared it, with the client's own last upload. "paper" (Paper): whole vectors, and in Eq. (9) the
              current update, although that is not yet in the server's step, so every cosine is pushed down
     prefer   "deviation": a higher score counts more (Paper: the equations). "agreement": the reverse, 1 + cos and
              exp(-loss) (Paper: the introduction's words)
@@ -55,7 +55,7 @@ class Cowa:
     """
 
     score: str = "both"
-    without: str = "exact"
+    leave_one_out: str = "exact"
     prefer: str = "deviation"
     trust: str = "all"
     scale: str = "none"
@@ -63,12 +63,14 @@ class Cowa:
 
     def __post_init__(self) -> None:
         one_of(SCORES, score=self.score)
-        one_of(WITHOUT, without=self.without)
+        one_of(WITHOUT, leave_one_out=self.leave_one_out)
         one_of(PREFER, prefer=self.prefer)
         one_of(TRUST, trust=self.trust)
         one_of(SCALES, scale=self.scale)
         if not 0 <= self.smooth < 1:
-            raise UsageError(f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the last weight")
+            raise UsageError(
+                f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the last weight"
+            )
 
     def weigh(
         self,
@@ -114,7 +116,7 @@ class Cowa:
         counted: Tensor, total: Tensor, ever: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """delta_{-n} and w_{-n}, the server's last step and model without the client; `total` is the sum of Gamma."""
-        if self.without == "letter":
+        if self.leave_one_out == "paper":
             share = counted / torch.where(total > 0, total, 1)  # alpha_n^k
             return whole_without(broadcast, seen, own, update, share, ever)
         return exactly_without(broadcast, seen, own, mask, weights, counted, ever)
@@ -151,23 +153,24 @@ class Cowa:
         return like.new_zeros(2) if self.scale == "mean" else None
 
 
-def first_bounds(most: float, clients: int, like: Tensor) -> Tensor | None:
+def first_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None:
     """[2], what scores are held between in the first round, where everybody counts the same; None: they are not."""
-    if most * clients < 1 - 1e-9:
+    if max_weight * clients < 1 - 1e-9:
         raise UsageError(
-            f"most={most}: shares of {clients} clients add up to 1, so it must be at least {1 / clients:.3g}"
+            f"max_weight={max_weight}: the weights of {clients} clients add up to 1, so it must be at least "
+            f"{1 / clients:.3g}"
         )
-    return None if most == 1 else like.new_ones(2)
+    return None if max_weight == 1 else like.new_ones(2)
 
 
-def bounds_of(score: Tensor, clients: Tensor, most: float, before: Tensor) -> Tensor:
+def bounds_of(score: Tensor, clients: Tensor, max_weight: float, before: Tensor) -> Tensor:
     """[2], a span around the mean score in which none of so many clients can take more than `most`.
 
     It stays as it was where nobody came.
     One at the upper bound among n - 1 at the lower one has the share high / (high + (n - 1) low), which is `most` where
-    high / low = most (n - 1) / (1 - most).
+    high / low = most (n - 1) / (1 - max_weight).
     """
-    ratio = (most * (clients - 1) / (1 - most)).clamp(min=1)
+    ratio = (max_weight * (clients - 1) / (1 - max_weight)).clamp(min=1)
     mean = score / clients.clamp(min=1)
     return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
 
@@ -182,7 +185,9 @@ def held(score: Tensor, bounds: Tensor | None) -> Tensor:
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """cos(a, b), and 0 where one of them is zero: no direction, no opinion."""
     lengths = a.norm() * b.norm()
-    return torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0).clamp(-1, 1)
+    return torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0).clamp(
+        -1, 1
+    )
 
 
 def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:

@@ -33,15 +33,21 @@ class HeadAlone:
         return self.task.batch(data, batch)
 
     def gradient(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor, real: Tensor | None, objective: Objective
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        y: Tensor,
+        valid: Tensor | None,
+        objective: Objective,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective for the head [h], its value, and the buffers after this batch."""
-        return self.task.gradient(self.w[: self.task.d], buffers, x, y, real, objective, head=parameters)
+        return self.task.gradient(self.w[: self.task.d], buffers, x, y, valid, objective, head=parameters)
 
 
 def fresh_head(optimizer: Optimizer, task: Task) -> State:
     """What of the state of a head's optimizer is in the record of a client that has never trained."""
-    return kept(optimizer, optimizer.init(task.layout.entries(task.first, "head")))
+    return kept(optimizer, optimizer.init(task.layout.entries(task.initial, "head")))
 
 
 class HeadAndBody(NamedTuple):
@@ -68,8 +74,8 @@ def head_then_body(
     """
     head, body, statistics = task.layout.entries(w, "head"), task.where("body")[: task.d], w[task.d :]
     heads, alone = begin(optimizers[0], moments[0], head), HeadAlone(task, w)
-    passes = plan[: head_epochs if len(head) else 0]  # a module without parameters has nothing to learn
-    moved, heads, _ = train(alone, optimizers[0], torch.cat([head, statistics]), heads, data, passes)
+    epochs = plan[: head_epochs if len(head) else 0]  # a module without parameters has nothing to learn
+    moved, heads, _ = train(alone, optimizers[0], torch.cat([head, statistics]), heads, data, epochs)
     w = task.layout.with_entries(torch.cat([w[: task.d], moved[len(head) :]]), "head", moved[: len(head)])
     bodies, rest = begin(optimizers[1], moments[1], w[: task.d]), plan[head_epochs:]
     w, bodies, loss = train(task, optimizers[1], w, bodies, data, rest, active=body, objective=objective)
@@ -98,7 +104,7 @@ def own_beside_shared(
     plan: Plan, mask: Tensor,
 ) -> Halves:  # fmt: skip
     """Two whole models, which know nothing of each other, after half of the plan each."""
-    epochs, shared = len(plan) // 2, either(task.home(), apart.sent, broadcast)  # with statistics of its own
+    epochs, shared = len(plan) // 2, either(task.local(), apart.sent, broadcast)  # with statistics of its own
     beside = begin(optimizer, apart.moments, own[: task.d])
     own, beside, _ = train(task, optimizer, own, beside, data, plan[:epochs])
     sent, moments, loss = train(task, optimizer, shared, moments, data, plan[epochs:])
@@ -107,7 +113,14 @@ def own_beside_shared(
 
 
 def personal_then_shared(
-    task: Task, optimizer: Optimizer, start: Tensor, moments: State, data: Data, plan: Plan, mask: Tensor, restart: bool
+    task: Task,
+    optimizer: Optimizer,
+    start: Tensor,
+    moments: State,
+    data: Data,
+    plan: Plan,
+    mask: Tensor,
+    restart: bool,
 ) -> Halves:
     """w after the first half of the plan for the personal entries, the second for the shared ones, Eqs. (3)-(5).
 
@@ -150,7 +163,7 @@ class Phases:
 
     def first(self, task: Task, moments: State) -> Apart | None:
         """What a client that has never trained has besides."""
-        return Apart(task.first, moments) if self.phases == "apart" else None
+        return Apart(task.initial, moments) if self.phases == "apart" else None
 
     def held(self, w: Tensor, seen: Tensor, broadcast: Tensor) -> Tensor:
         """What a personal entry is now, if it was w when the broadcast was `seen`."""

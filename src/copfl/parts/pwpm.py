@@ -16,7 +16,7 @@ from copfl.kernels.fused import elementwise
 from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
 
 BY = ("change", "benefit")
-AMONG = ("shared", "all", "tensor", "anew")
+AMONG = ("shared", "all", "tensor", "reselect")
 LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
 
@@ -29,7 +29,7 @@ class Pwpm:
     budget  gamma: the largest personal share
     among   "shared": top p of what is still shared (default); "all": personal entries compete too, so the mask may
             stall (Paper: the letter of Eq. 7); "tensor": top p of the shared entries of every weight tensor
-            (FedSelect); "anew": the grown mask is chosen among all entries, so that some return to the shared part
+            (FedSelect); "reselect": the grown mask is chosen among all entries, so that some return to the shared part
     limit   "exact": never above the budget, as the paper demands; "check_before": a mask that is not yet above the
             budget may grow past it (FedSelect)
     count   "moving": rate and budget count the entries that training moves; "all": every entry (Paper: the letter).
@@ -43,31 +43,37 @@ class Pwpm:
 
     rate: float = 0.25
     budget: float = 0.5
-    among: str = "shared"
+    candidates: str = "shared"
     limit: str = "exact"
     count: str = "moving"
     warmup: int = 0
-    every: int = 1
-    by: str = "change"
+    interval: int = 1
+    criterion: str = "change"
 
     def __post_init__(self) -> None:
         for name, share in (("rate", self.rate), ("budget", self.budget)):
             if not 0 <= share <= 1:
                 raise UsageError(f"{name}={share} must lie between 0 and 1: it is a share of the parameters")
-        one_of(AMONG, among=self.among)
-        one_of(BY, by=self.by)
+        one_of(AMONG, candidates=self.candidates)
+        one_of(BY, criterion=self.criterion)
         one_of(LIMITS, limit=self.limit)
         one_of(COUNTS, count=self.count)
-        if self.warmup < 0 or self.every < 1:
-            raise UsageError(f"warmup={self.warmup} must be at least 0 and every={self.every} at least 1")
+        if self.warmup < 0 or self.interval < 1:
+            raise UsageError(
+                f"warmup={self.warmup} must be at least 0 and interval={self.interval} at least 1"
+            )
 
     def due(self, round: Tensor) -> Tensor:
         """Whether the mask grows in this round, counted from 0."""
-        return (round >= self.warmup) & ((round - self.warmup) % self.every == 0)
+        return (round >= self.warmup) & ((round - self.warmup) % self.interval == 0)
 
     def trainable(self, plan: Plan, round: Tensor) -> Plan:
         """The plan without the samples that benefit is found with."""
-        return kept_back(plan, which=torch.where(self.due(round), round % 5, -1)) if self.by == "benefit" else plan
+        return (
+            kept_back(plan, which=torch.where(self.due(round), round % 5, -1))
+            if self.criterion == "benefit"
+            else plan
+        )
 
     def benefit(self, task: Task, w: Tensor, change: Tensor, data: Data, round: Tensor) -> Tensor | None:
         """[d], by how much the loss on unseen samples falls with each entry of the change that led to w.
@@ -75,27 +81,27 @@ class Pwpm:
         That is gradient times change, the gradient taken half-way between both ends, where it tells their difference
         best. None: nobody asks.
         """
-        if self.by == "change":
+        if self.criterion == "change":
             return None
         unseen = held_out(data, which=round % 5)
-        real = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
+        valid = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
         d, x = task.d, task.numbers(unseen.x)
-        return task.gradient(w[:d] + change / 2, w[d:], x, unseen.y, real)[0] * change
+        return task.gradient(w[:d] + change / 2, w[d:], x, unseen.y, valid)[0] * change
 
     def grow(
         self, layout: Layout, mask: Tensor, change: Tensor, round: Tensor, benefit: Tensor | None = None
     ) -> Tensor:
         """m^{k+1}: the mask with the top of |change|, or of the benefit, added, Eq. (7); `round` counts from 0."""
         moving = moves(change, mask) if self.count == "moving" else torch.ones_like(mask)
-        taken = torch.zeros_like(mask) if self.among in ("all", "anew") else mask
+        taken = torch.zeros_like(mask) if self.candidates in ("all", "reselect") else mask
         if benefit is None:
             (size,) = elementwise(_candidates, change, moving, taken)
         else:
             (size,) = elementwise(_useful, benefit, moving, taken)
         due = self.due(round)
-        if self.among == "anew":
+        if self.candidates == "reselect":
             return torch.where(due, self._anew(size, mask, moving), mask)
-        names = layout.names[: layout.trained] if self.among == "tensor" else ()
+        names = layout.names[: layout.trained] if self.candidates == "tensor" else ()
         return mask | self._top(size, mask, moving, due, layout.sizes[: len(names)] or (len(mask),), names)
 
     def _anew(self, size: Tensor, mask: Tensor, moving: Tensor) -> Tensor:
@@ -105,29 +111,42 @@ class Pwpm:
         return largest(size, torch.minimum(wanted, torch.floor(self.budget * entries.double()).long()))
 
     def _top(
-        self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor, sizes: tuple[int, ...], names: tuple[str, ...]
+        self,
+        size: Tensor,
+        mask: Tensor,
+        moving: Tensor,
+        due: Tensor,
+        sizes: tuple[int, ...],
+        names: tuple[str, ...],
     ) -> Tensor:
         """The entries that this update makes (or finds) personal; `size` is -1 where an entry cannot be chosen.
 
         The vector is one stretch, or as many as there are tensors, with these names, each with counts of its own.
         """
-        entries, personal = count_of_each(moving, sizes), count_of_each(mask, sizes)  # personal entries count as moving
+        entries, personal = (
+            count_of_each(moving, sizes),
+            count_of_each(mask, sizes),
+        )  # personal entries count as moving
         # Counts are sums of whole numbers far below 2^53; in float32 they would not be exact.
-        rivals = entries if self.among == "all" else entries - personal
-        wanted = torch.round(self.rate * rivals.double()).long()
+        baselines = entries if self.candidates == "all" else entries - personal
+        wanted = torch.round(self.rate * baselines.double()).long()
         room = torch.floor(self.budget * entries.double()).long() - personal
         if self.limit == "exact":
-            if self.among == "all":  # only newcomers use up room, so admit the largest newcomers of the top
+            if (
+                self.candidates == "all"
+            ):  # only newcomers use up room, so admit the largest newcomers of the top
                 top = largest_of_each(size, wanted, sizes)
                 fresh = torch.where(top & ~mask, size, -1)
-                newcomers = torch.minimum(count_of_each(top & ~mask, sizes), room.clamp(min=0))
-                return largest_of_each(fresh, newcomers * due, sizes)
+                new_clients = torch.minimum(count_of_each(top & ~mask, sizes), room.clamp(min=0))
+                return largest_of_each(fresh, new_clients * due, sizes)
             wanted = torch.minimum(wanted, room.clamp(min=0))
         else:
             wanted = wanted * (room >= 0)
         if not all("weight" in name for name in names):  # biases stay shared for ever, as in FedSelect
             none = 0 * wanted[0]
-            wanted = torch.stack([n if "weight" in name else none for n, name in zip(wanted, names, strict=True)])
+            wanted = torch.stack(
+                [n if "weight" in name else none for n, name in zip(wanted, names, strict=True)]
+            )
         return largest_of_each(size, wanted * due, sizes)
 
 
@@ -154,11 +173,11 @@ def _useful(benefit: Tensor, moving: Tensor, mask: Tensor) -> tuple[Tensor]:
 class Share(NamedTuple):
     """How much is personal, under the names that it has among a turn's figures."""
 
-    personal_share: Tensor  # [], of all parameters
-    personal_share_of_moving: Tensor  # [], of those that training moves
+    personal_fraction: Tensor  # [], of all parameters
+    personal_fraction_of_moving: Tensor  # [], of those that training moves
 
 
-def personal_share(mask: Tensor, change: Tensor) -> Share:
+def personal_fraction(mask: Tensor, change: Tensor) -> Share:
     """The personal share of all parameters, and of those that training moves."""
     personal = count(mask)
     return Share(personal / mask.numel(), personal / count(moves(change, mask)).clamp(min=1))

@@ -14,23 +14,23 @@ from copfl.core.layout import Runs, cut, put_together, runs
 from copfl.core.task import Task
 
 
-def _runs(task: Task, keeps: tuple[str, ...]) -> Runs:
-    return runs(task.layout, (*keeps, "buffers") if task.buffers == "local" else keeps)
+def _runs(task: Task, personal: tuple[str, ...]) -> Runs:
+    return runs(task.layout, (*personal, "buffers") if task.buffers == "local" else personal)
 
 
-def part(task: Task, keeps: tuple[str, ...], w: Tensor, home: bool) -> Tensor:
+def part(task: Task, personal: tuple[str, ...], w: Tensor, local: bool) -> Tensor:
     """The entries of w that stay home, or those that are shared."""
-    return cut(w, _runs(task, keeps), home)
+    return cut(w, _runs(task, personal), local)
 
 
-def apart(task: Task, keeps: tuple[str, ...], w: Tensor) -> tuple[Tensor, Tensor]:
+def apart(task: Task, personal: tuple[str, ...], w: Tensor) -> tuple[Tensor, Tensor]:
     """The entries of w that stay home, and those that are shared; what `joined` puts together."""
-    return part(task, keeps, w, home=True), part(task, keeps, w, home=False)
+    return part(task, personal, w, local=True), part(task, personal, w, local=False)
 
 
-def joined(task: Task, keeps: tuple[str, ...], own: Tensor, shared: Tensor) -> Tensor:
+def joined(task: Task, personal: tuple[str, ...], own: Tensor, shared: Tensor) -> Tensor:
     """w, from the entries that stay home and those that are shared."""
-    return put_together(_runs(task, keeps), own, shared)
+    return put_together(_runs(task, personal), own, shared)
 
 
 def only(task: Task, part: str) -> Tensor | None:
@@ -38,13 +38,15 @@ def only(task: Task, part: str) -> Tensor | None:
     return None if part == "all" else task.where(part)[: task.d]
 
 
-def layers(task: Task, keeps: tuple[str, ...]) -> list[tuple[int, int, bool]]:
+def layers(task: Task, personal: tuple[str, ...]) -> list[tuple[int, int, bool]]:
     """Where each shared layer begins and ends in the shared vector, and whether it is trained: a module is a layer."""
-    layout, home = task.layout, task.home(*keeps).cpu()
+    layout, local = task.layout, task.local(*personal).cpu()
     ends = list(accumulate(layout.sizes))
-    shared = [place for place, end in enumerate(ends) if not home[end - 1]]  # a tensor stays home whole or not at all
+    shared = [place for place, end in enumerate(ends) if not local[end - 1]]
     start, spans = 0, []
-    for (_, trained), members in groupby(shared, lambda p: (layout.names[p].rpartition(".")[0], p < layout.trained)):
+    for (_, trained), members in groupby(
+        shared, lambda p: (layout.names[p].rpartition(".")[0], p < layout.trained)
+    ):
         stop = start + sum(layout.sizes[place] for place in members)
         spans.append((start, stop, trained))
         start = stop

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from copfl.core.task import PASS, Batch, Data, Objective, Pass, Task, mean_of_real
+from copfl.core.task import STATISTICS_BATCH, Batch, Data, Epoch, Objective, Task, mean_of_valid
 from copfl.errors import UsageError
 
 
@@ -22,11 +22,11 @@ def public_of(task: Task) -> Tensor:
 
 def softened(task: Task, w: Tensor, samples: Tensor, temperature: float) -> Tensor:
     """The model's probabilities for these raw samples [p, C], softmax(logits / temperature)."""
-    logits = [task.forward(w, task.numbers(x))[0] for x in torch.split(samples, PASS)]
+    logits = [task.forward(w, task.numbers(x))[0] for x in torch.split(samples, STATISTICS_BATCH)]
     return F.softmax(torch.cat(logits) / temperature, 1)
 
 
-def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple[Data, Pass]:
+def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple[Data, Epoch]:
     """The samples with the teacher's answers [p, C] for labels, in steps of `batch`; none is real if not ready."""
     order = torch.arange(samples.shape[0], device=samples.device)
     steps = (Batch(index, ready.expand(len(index)), None, None) for index in torch.split(order, batch))
@@ -36,9 +36,9 @@ def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple
 def distillation(temperature: float) -> Objective:
     """KL(teacher || own answers), softened: the mean over the samples of sum_c t_c (log t_c - log p_c)."""
 
-    def loss(logits: Tensor, features: Tensor, teacher: Tensor, real: Tensor | None) -> Tensor:
+    def loss(logits: Tensor, features: Tensor, teacher: Tensor, valid: Tensor | None) -> Tensor:
         logs = F.log_softmax(logits / temperature, 1)
-        return mean_of_real((torch.xlogy(teacher, teacher) - teacher * logs).sum(1), real)
+        return mean_of_valid((torch.xlogy(teacher, teacher) - teacher * logs).sum(1), valid)
 
     return loss
 

@@ -105,7 +105,9 @@ def table(chart: Chart) -> Table:
     chosen = _some(len(chart.x))
     head = [chart.x_title]
     for line in chart.lines:
-        head += [line.name] + ([f"{line.name}, lowest tenth", f"{line.name}, highest tenth"] if line.low else [])
+        head += [line.name] + (
+            [f"{line.name}, lowest tenth", f"{line.name}, highest tenth"] if line.low else []
+        )
     rows = []
     for place in chosen:
         row = [f"{chart.x[place]:g}"]
@@ -118,7 +120,9 @@ def table(chart: Chart) -> Table:
 
 def _some(count: int) -> list[int]:
     """The first, the last, and others evenly between them."""
-    return sorted({int(place) for place in np.linspace(0, count - 1, min(count, ROWS)).round()}) if count else []
+    return (
+        sorted({int(place) for place in np.linspace(0, count - 1, min(count, ROWS)).round()}) if count else []
+    )
 
 
 def _note(chosen: list[int], count: int, what: str) -> str:

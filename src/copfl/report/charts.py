@@ -11,7 +11,7 @@ import numpy as np
 
 from copfl.report.chart import Chart, Dots, Heat, Line, Lines, Value
 from copfl.report.pairs import paired
-from copfl.report.run_data import Masks, Numbers, Story
+from copfl.report.run_data import Masks, Numbers, RunData
 
 ACCURACIES = {
     "accuracy": ("after training", "after local training"),
@@ -43,7 +43,7 @@ class Section(NamedTuple):
     charts: list[Chart]
 
 
-def sections(stories: Sequence[Story]) -> list[Section]:
+def sections(stories: Sequence[RunData]) -> list[Section]:
     """Everything there is to see, in the order in which one asks; what no run recorded is left out."""
     found = [
         Section("accuracy", "Accuracy", "How accurate is it, and for whom?", accuracy(stories)),
@@ -56,17 +56,20 @@ def sections(stories: Sequence[Story]) -> list[Section]:
     return [section for section in found if section.charts]
 
 
-def accuracy(stories: Sequence[Story]) -> list[Chart]:
+def accuracy(stories: Sequence[RunData]) -> list[Chart]:
     """Curves, a dot per client, and with several runs what each client gains."""
     charts: list[Chart] = []
     curves = [(s, name) for name in ACCURACIES for s in stories if s.has(name)]
     if len(stories) == 1 and curves:
         lines = [
-            _spread(stories[0], name, ACCURACIES[name][0], i, name == "accuracy") for i, (_, name) in enumerate(curves)
+            _spread(stories[0], name, ACCURACIES[name][0], i, name == "accuracy")
+            for i, (_, name) in enumerate(curves)
         ]
         what = "; ".join(f"{ACCURACIES[name][0]}: {ACCURACIES[name][1]}" for _, name in curves[1:])
         about = f"The mean over clients, each tested on its own samples. {what.capitalize()}. {BAND}"
-        charts.append(Lines("accuracy", "Accuracy by round", about, stories[0].rounds, "accuracy, %", lines, " %"))
+        charts.append(
+            Lines("accuracy", "Accuracy by round", about, stories[0].rounds, "accuracy, %", lines, " %")
+        )
     else:
         for name, (short, long) in ACCURACIES.items():
             shown = [(place, s) for place, s in enumerate(stories) if s.has(name)]
@@ -86,19 +89,21 @@ def accuracy(stories: Sequence[Story]) -> list[Chart]:
         about = f"What each client has more, or less, than the same client under {stories[0].label}, at its last look."
         rows = [f"client {n}" for n in range(stories[0].clients)]
         x_title = f"difference to {stories[0].label}, points"
-        charts.append(Dots("differences", "Paired differences", about, rows, x_title, gains, " points", zero=True))
+        charts.append(
+            Dots("differences", "Paired differences", about, rows, x_title, gains, " points", zero=True)
+        )
     return charts
 
 
-def contribution(stories: Sequence[Story]) -> list[Chart]:
+def contribution(stories: Sequence[RunData]) -> list[Chart]:
     """Weights over time, and the two scores they are made of."""
     charts: list[Chart] = []
     for place, s in enumerate(stories):
         rows, columns = [f"client {n}" for n in range(s.clients)], [str(r) for r in s.rounds]
         for name, (title, meaning, what) in SCORES.items():
-            if not s.has(name) or (name == "weight" and _constant(s.figure(name))):
+            if not s.has(name) or (name == "weight" and _constant(s.metric(name))):
                 continue
-            values = [_values(row) for row in s.figure(name).T]
+            values = [_values(row) for row in s.metric(name).T]
             about = f"{meaning[0].upper()}{meaning[1:]}. A row per client; a gap where it took no part."
             anchor, title = _name(name, stories, place), _titled(f"{title} by round", stories, s)
             charts.append(Heat(anchor, title, about, rows, columns, values, what, "round", digits=3))
@@ -113,7 +118,7 @@ WORTH = {
 }
 
 
-def audit(stories: Sequence[Story]) -> list[Chart]:
+def audit(stories: Sequence[RunData]) -> list[Chart]:
     """Each client's place by weight and by worth, and the worth itself; of runs that `copfl audit` has looked at."""
     charts: list[Chart] = []
     for place, s in enumerate(stories):
@@ -145,43 +150,58 @@ def audit(stories: Sequence[Story]) -> list[Chart]:
 def _places(values: Sequence[Value]) -> list[Value]:
     """Each value's place, the highest 1; equal ones share the mean of theirs."""
     known = [v for v in values if v is not None]
-    return [None if v is None else sum(o > v for o in known) + (sum(o == v for o in known) + 1) / 2 for v in values]
+    return [
+        None if v is None else sum(o > v for o in known) + (sum(o == v for o in known) + 1) / 2
+        for v in values
+    ]
 
 
-def personal(stories: Sequence[Story]) -> list[Chart]:
+def personal(stories: Sequence[RunData]) -> list[Chart]:
     """How the masks grew, what is still shared, and in which layers each client personalises."""
     charts: list[Chart] = []
     grown = []
     for place, s in enumerate(stories):
-        if s.has("personal_share"):
-            grown.append(_spread(s, "personal_share", _of("of all parameters", stories, s), place, True))
-        if s.has("personal_share_of_moving"):
+        if s.has("personal_fraction"):
+            grown.append(_spread(s, "personal_fraction", _of("of all parameters", stories, s), place, True))
+        if s.has("personal_fraction_of_moving"):
             label = _of("of those that move", stories, s)
-            grown.append(_spread(s, "personal_share_of_moving", label, place + (len(stories) == 1), False, dash=1))
+            grown.append(
+                _spread(s, "personal_fraction_of_moving", label, place + (len(stories) == 1), False, dash=1)
+            )
     if grown:
         about = f"The share of a client's parameters that is its own, as the mean over clients. {BAND}"
-        charts.append(Lines("masks", "How the masks grew", about, _rounds(stories), "personal, %", grown, " %"))
+        charts.append(
+            Lines("masks", "How the masks grew", about, _rounds(stories), "personal, %", grown, " %")
+        )
     shared = []
-    meanings = {"shared": "a client's parameters", "averaged": "averaged this round", "shared_by_all": "shared by all"}
+    meanings = {
+        "shared": "a client's parameters",
+        "averaged": "averaged this round",
+        "shared_by_all": "shared by all",
+    }
     for place, s in enumerate(stories):
         for number, (name, meaning) in enumerate(meanings.items()):
             values = s.federation(name)
             if any(v is not None for v in values):
                 line = [None if v is None else 100 * v for v in values]
                 alone = len(stories) == 1
-                shared.append(Line(_of(meaning, stories, s), line, colour=number if alone else place, dash=number))
+                shared.append(
+                    Line(_of(meaning, stories, s), line, colour=number if alone else place, dash=number)
+                )
     if shared:
         about = (
             "Of a client's parameters, those it still shares, as the mean over clients; of the server's, those that "
             "this round averaged; and those that no client holds as personal."
         )
-        charts.append(Lines("shared", "What is still shared", about, _rounds(stories), "parameters, %", shared, " %"))
+        charts.append(
+            Lines("shared", "What is still shared", about, _rounds(stories), "parameters, %", shared, " %")
+        )
     for place, s in enumerate(stories):
         charts += _by_layer(stories, place, s.masks) if s.masks is not None else []
     return charts
 
 
-def _by_layer(stories: Sequence[Story], place: int, masks: Masks) -> list[Chart]:
+def _by_layer(stories: Sequence[RunData], place: int, masks: Masks) -> list[Chart]:
     """Which layers each client has made its own, and what of them everybody shares."""
     s = stories[place]
     rows = [f"{layer} ({size:,})" for layer, size in zip(masks.layers, masks.sizes, strict=True)]
@@ -208,7 +228,7 @@ def _by_layer(stories: Sequence[Story], place: int, masks: Masks) -> list[Chart]
     return [where, Dots(name, title, about, rows, "parameters, %", ends, " %", row_title="layer")]
 
 
-def holdings(stories: Sequence[Story]) -> list[Chart]:
+def holdings(stories: Sequence[RunData]) -> list[Chart]:
     """Train samples of each class; runs with the same partition share one chart."""
     charts: list[Chart] = []
     seen: set[str] = set()
@@ -220,24 +240,32 @@ def holdings(stories: Sequence[Story]) -> list[Chart]:
         whose = "" if len(alike) == len(stories) else f" of {', '.join(alike)}"
         rows = [f"client {n}" for n in range(s.clients)]
         values = [[float(v) if v else None for v in row] for row in s.held.tolist()]
-        about = f"How many training samples of each class a client holds; empty where it holds none. {_sizes(s)}"
+        about = (
+            f"How many training samples of each class a client holds; empty where it holds none. {_sizes(s)}"
+        )
         classes = [str(name) for name in s.environment["classes"]]
         name = _name("data", stories, place) if whose else "held"
         title = f"Training samples by class{whose}"
-        charts.append(Heat(name, title, about, rows, classes, values, "samples", "class", digits=0, zero=True))
+        charts.append(
+            Heat(name, title, about, rows, classes, values, "samples", "class", digits=0, zero=True)
+        )
     return charts
 
 
-def cost(stories: Sequence[Story]) -> list[Chart]:
+def cost(stories: Sequence[RunData]) -> list[Chart]:
     """Bytes and seconds of each round."""
     charts: list[Chart] = []
     bytes_, seconds = [], []
     for place, s in enumerate(stories):
-        for number, (name, way) in enumerate((("bytes_up", "to the server"), ("bytes_down", "to the client"))):
+        for number, (name, way) in enumerate(
+            (("bytes_up", "to the server"), ("bytes_down", "to the client"))
+        ):
             if s.has(name):
-                values = _values(_mean(s.figure(name)) / 1000)
+                values = _values(_mean(s.metric(name)) / 1000)
                 alone = len(stories) == 1
-                bytes_.append(Line(_of(way, stories, s), values, colour=number if alone else place, dash=number))
+                bytes_.append(
+                    Line(_of(way, stories, s), values, colour=number if alone else place, dash=number)
+                )
         if s.seconds:
             seconds.append(Line(_of("seconds", stories, s), list(s.seconds), colour=place))
     if bytes_:
@@ -246,11 +274,13 @@ def cost(stories: Sequence[Story]) -> list[Chart]:
         charts.append(Lines("bytes", "Bytes by round", about, x, "kB per client", bytes_, " kB"))
     if seconds:
         about = "The clock's time for each round, all clients together; the first one warms up."
-        charts.append(Lines("seconds", "Seconds by round", about, _rounds(stories), "seconds", seconds, " s", 3))
+        charts.append(
+            Lines("seconds", "Seconds by round", about, _rounds(stories), "seconds", seconds, " s", 3)
+        )
     return charts
 
 
-def _dots(s: Story, local: Story | None, name: str) -> Dots:
+def _dots(s: RunData, local: RunData | None, name: str) -> Dots:
     rows = [f"client {n}" for n in range(s.clients)]
     series = [
         Line(ACCURACIES[figure][0], _values(100 * s.last(figure)), colour=place)
@@ -265,9 +295,9 @@ def _dots(s: Story, local: Story | None, name: str) -> Dots:
     return Dots(name, f"Client by client: {s.label}", about, rows, "accuracy, %", series, " %")
 
 
-def _spread(s: Story, name: str, label: str, colour: int, band: bool, dash: int = 0) -> Line:
+def _spread(s: RunData, name: str, label: str, colour: int, band: bool, dash: int = 0) -> Line:
     """The mean over clients in percent, with its band, and who is lowest."""
-    values = 100 * s.figure(name)
+    values = 100 * s.metric(name)
     low = high = np.full(len(values), np.nan)
     remarks = []
     for row in values:
@@ -300,25 +330,25 @@ def _constant(values: Numbers) -> bool:
     return not len(known) or float(known.max() - known.min()) < 1e-9
 
 
-def _rounds(stories: Sequence[Story]) -> list[int]:
+def _rounds(stories: Sequence[RunData]) -> list[int]:
     return max((s.rounds for s in stories), key=len)
 
 
-def _of(what: str, stories: Sequence[Story], s: Story) -> str:
+def _of(what: str, stories: Sequence[RunData], s: RunData) -> str:
     return what if len(stories) == 1 else f"{s.label}: {what}"
 
 
-def _titled(title: str, stories: Sequence[Story], s: Story) -> str:
+def _titled(title: str, stories: Sequence[RunData], s: RunData) -> str:
     return title if len(stories) == 1 else f"{title}: {s.label}"
 
 
-def _name(name: str, stories: Sequence[Story], place: int) -> str:
+def _name(name: str, stories: Sequence[RunData], place: int) -> str:
     """An anchor, the same in every report of the same runs."""
     plain = re.sub(r"[^a-z0-9]+", "-", stories[place].algorithm.lower()).strip("-")
     return name if len(stories) == 1 else f"{name}-{place + 1}-{plain}"
 
 
-def _sizes(s: Story) -> str:
+def _sizes(s: RunData) -> str:
     def span(sizes: list[int]) -> str:
         return f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
 

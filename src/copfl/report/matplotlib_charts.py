@@ -86,7 +86,9 @@ def _dots(axes: Axes, chart: Dots) -> None:
     for place, series in enumerate(chart.series):
         colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)]
         fill: Any = "none" if place else "full"  # open shapes, so that dots on the same spot are all seen
-        axes.plot(numbers(series.y), heights, symbol, color=colour, label=series.name, markersize=5, fillstyle=fill)
+        axes.plot(
+            numbers(series.y), heights, symbol, color=colour, label=series.name, markersize=5, fillstyle=fill
+        )
     _rows(axes, chart.rows)
     axes.set(xlabel=chart.x_title, ylim=(len(chart.rows) - 0.5, -0.5))
     axes.grid(alpha=0.3, axis="x")

@@ -23,29 +23,35 @@ from copfl.report import charts
 from copfl.report.chart import Table
 from copfl.report.pairs import Paired, paired
 from copfl.report.plotly_charts import figure
-from copfl.report.run_data import Story
+from copfl.report.run_data import RunData
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MISSING = "a report needs plotly and jinja2, and {} is not installed; `pip install 'copfl[report]'` brings them"
+MISSING = (
+    "a report needs plotly and jinja2, and {} is not installed; `pip install 'copfl[report]'` brings them"
+)
 
 
-def write(stories: Sequence[Story], path: Path) -> Path:
+def write(stories: Sequence[RunData], path: Path) -> Path:
     """The path, once the report is there."""
     write_bytes(path, render(stories).encode(), durable=False)
     return path
 
 
-def render(stories: Sequence[Story], live: bool = False) -> str:
+def render(stories: Sequence[RunData], live: bool = False) -> str:
     """The whole page; a live one asks its server for news."""
     given = {**_words(stories), "live": live}
     data = as_json({"figures": _figures(stories), "live": live}).replace("<", "\\u003c")
-    given |= {"style": _safe(_file("page.css")), "script": _safe(_file("page.js")), "plotly": _safe(_plotly())}
+    given |= {
+        "style": _safe(_file("page.css")),
+        "script": _safe(_file("page.js")),
+        "plotly": _safe(_plotly()),
+    }
     return _templates().get_template("page.html").render(**given, data=_safe(data), version=__version__)
 
 
-def news(stories: Sequence[Story]) -> dict[str, Any]:
+def news(stories: Sequence[RunData]) -> dict[str, Any]:
     """What changes on a live page: the figures, and the parts of the text."""
     words = _words(stories)
     macros: Any = _templates().get_template("parts.html").module
@@ -68,22 +74,28 @@ def news(stories: Sequence[Story]) -> dict[str, Any]:
 
 def stamp_of(paths: Sequence[Path]) -> str:
     """What is different when a run folder tells more than before."""
-    marks = []
+    fingerprints = []
     for path in paths:
-        for name in ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json"):
+        for name in (
+            "rounds.jsonl",
+            "timing.jsonl",
+            "run.toml",
+            "checkpoint/state.safetensors",
+            "audit.json",
+        ):
             try:
                 about = (path / name).stat()
-                marks.append(f"{name} {about.st_size} {about.st_mtime_ns}")
+                fingerprints.append(f"{name} {about.st_size} {about.st_mtime_ns}")
             except OSError:
-                marks.append(f"{name} -")
-    return hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
+                fingerprints.append(f"{name} -")
+    return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
-def _figures(stories: Sequence[Story]) -> dict[str, Any]:
+def _figures(stories: Sequence[RunData]) -> dict[str, Any]:
     return {one.name: figure(one) for section in charts.sections(stories) for one in section.charts}
 
 
-def _words(stories: Sequence[Story]) -> dict[str, Any]:
+def _words(stories: Sequence[RunData]) -> dict[str, Any]:
     """Everything the page says in words and tables."""
     several = len(stories) > 1
     pairs = paired(stories)
@@ -106,13 +118,18 @@ def _words(stories: Sequence[Story]) -> dict[str, Any]:
             for s in charts.sections(stories)
         ],
         "runs": [
-            {"label": s.label, "path": s.path, "toml": s.toml, "command": _command(s.environment.get("command", ""))}
+            {
+                "label": s.label,
+                "path": s.path,
+                "toml": s.toml,
+                "command": _command(s.environment.get("command", "")),
+            }
             for s in stories
         ],
     }
 
 
-def _title(stories: Sequence[Story]) -> str:
+def _title(stories: Sequence[RunData]) -> str:
     tables = [s.tables.get("data", {}) for s in stories]
     data = {Path(str(table.get("name", table.get("value", "data")))).name for table in tables}
     labels = [s.label for s in stories]
@@ -120,16 +137,22 @@ def _title(stories: Sequence[Story]) -> str:
     return f"{names} on {', '.join(sorted(data))}"
 
 
-def _subtitle(stories: Sequence[Story]) -> str:
+def _subtitle(stories: Sequence[RunData]) -> str:
     parts = []
     for s in stories:
         name = f"{s.label}: " if len(stories) > 1 else ""
-        done = f"{len(s.records)} rounds" if len(s.records) >= s.planned else f"{len(s.records)} of {s.planned} rounds"
-        parts.append(f"{name}{done}, {s.clients} clients" + (f", {span(sum(s.seconds))}" if s.seconds else ""))
+        done = (
+            f"{len(s.records)} rounds"
+            if len(s.records) >= s.planned
+            else f"{len(s.records)} of {s.planned} rounds"
+        )
+        parts.append(
+            f"{name}{done}, {s.clients} clients" + (f", {span(sum(s.seconds))}" if s.seconds else "")
+        )
     return "; ".join(parts)
 
 
-def _tiles(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
+def _tiles(stories: Sequence[RunData]) -> list[tuple[str, str, str]]:
     """What one looks for first, of each run: the accuracy and who has least; of a single run, more."""
     tiles = []
     for s in stories:
@@ -145,47 +168,47 @@ def _tiles(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
         for name, figure_, note in (
             ("before training", "accuracy_before", "right after the broadcast"),
             ("broadcast alone", "accuracy_global", "as a newcomer has it"),
-            ("personal", "personal_share", "of a client's parameters"),
+            ("personal", "personal_fraction", "of a client's parameters"),
         ):
             values = s.last(figure_)
             if not np.isnan(values).all():
                 tiles.append((name, f"{100 * np.nanmean(values):.1f} %", note))
         if s.has("bytes_up"):
-            total = sum(float(np.nansum(s.figure(way))) for way in ("bytes_up", "bytes_down"))
+            total = sum(float(np.nansum(s.metric(way))) for way in ("bytes_up", "bytes_down"))
             tiles.append(("sent in all", _bytes(total), "up and down, all clients"))
     return tiles
 
 
-def _facts(stories: Sequence[Story]) -> Table:
+def _facts(stories: Sequence[RunData]) -> Table:
     """What the runs are, a column each."""
 
-    def table(s: Story, kind: str) -> str:
+    def table(s: RunData, kind: str) -> str:
         given = dict(s.tables.get(kind, {}))
         name = given.pop("name", given.pop("value", "–"))
         options = ", ".join(f"{key} {value}" for key, value in given.items() if key not in ("dir", "code"))
         return f"{name} ({options})" if options else str(name)
 
-    def mean(s: Story, name: str) -> str:
+    def mean(s: RunData, name: str) -> str:
         values = s.last(name)
         return "–" if np.isnan(values).all() else f"{100 * np.nanmean(values):.1f} %"
 
-    def sent(s: Story, name: str) -> str:
-        return _bytes(float(np.nanmean(s.figure(name)))) if s.has(name) else "–"
+    def sent(s: RunData, name: str) -> str:
+        return _bytes(float(np.nanmean(s.metric(name)))) if s.has(name) else "–"
 
-    def honest(s: Story) -> str:
-        lies, values = np.nan_to_num(s.figure("hostile")).any(0), s.last("accuracy")
+    def honest(s: RunData) -> str:
+        lies, values = np.nan_to_num(s.metric("malicious")).any(0), s.last("accuracy")
         known = values[~lies & ~np.isnan(values)]
         who = ", ".join(map(str, np.flatnonzero(lies)))
         return f"{100 * known.mean():.1f} %; hostile: {who}" if lies.any() and len(known) else "–"
 
-    def spent(s: Story) -> str:
+    def spent(s: RunData) -> str:
         last = s.records[-1]["federation"] if s.records else {}
         if "epsilon" not in last:
             return "–"
         delta = s.tables.get("privacy", {}).get("delta")
         return f"{last['epsilon']:.1f}; to the server {last['epsilon_server']:.1f} (delta {delta})"
 
-    def left_out(s: Story) -> str:
+    def left_out(s: RunData) -> str:
         count = sum(len(record["left_out"]) for record in s.records)
         return f"{count} turns, whose numbers were not finite" if count else "none"
 
@@ -197,17 +220,21 @@ def _facts(stories: Sequence[Story]) -> Table:
         ["accuracy of the broadcast alone", *(mean(s, "accuracy_global") for s in stories)],
         *(
             [["accuracy of honest clients", *(honest(s) for s in stories)]]
-            if any(s.has("hostile") for s in stories)
+            if any(s.has("malicious") for s in stories)
             else []
         ),
-        *([["epsilon spent", *(spent(s) for s in stories)]] if any("privacy" in s.tables for s in stories) else []),
+        *(
+            [["epsilon spent", *(spent(s) for s in stories)]]
+            if any("privacy" in s.tables for s in stories)
+            else []
+        ),
         ["to the server, a client and round", *(sent(s, "bytes_up") for s in stories)],
         ["to the client, a client and round", *(sent(s, "bytes_down") for s in stories)],
         ["median seconds a round", *(f"{np.median(s.seconds):.3f}" if s.seconds else "–" for s in stories)],
         ["turns left out", *(left_out(s) for s in stories)],
         *(
             [kind, *(table(s, kind) for s in stories)]
-            for kind in ("algorithm", "optimizer", "data", "partition", "model", "guard", "attack")
+            for kind in ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
             if kind not in AROUND or any(kind in s.tables for s in stories)
         ),
         ["parameters", *(f"{s.environment.get('parameters', 0):,}" for s in stories)],
@@ -220,7 +247,9 @@ def _facts(stories: Sequence[Story]) -> Table:
 
 
 def _versions(environment: Any) -> str:
-    return ", ".join(f"{name} {environment[name]}" for name in ("copfl", "python", "torch") if name in environment)
+    return ", ".join(
+        f"{name} {environment[name]}" for name in ("copfl", "python", "torch") if name in environment
+    )
 
 
 def _pairs(pairs: Sequence[Paired]) -> Table:
@@ -229,11 +258,18 @@ def _pairs(pairs: Sequence[Paired]) -> Table:
         low, high = pair.clients
         interval = f"{low:+.1f} to {high:+.1f}"
         rows.append([pair.label, f"{pair.mean:+.1f}", interval, *map(str, pair.counts)])
-    head = ["run", "mean difference, points", "95 % interval over clients", "clients better", "equal", "worse"]
+    head = [
+        "run",
+        "mean difference, points",
+        "95 % interval over clients",
+        "clients better",
+        "equal",
+        "worse",
+    ]
     return Table(head, rows)
 
 
-def _notes(stories: Sequence[Story]) -> list[str]:
+def _notes(stories: Sequence[RunData]) -> list[str]:
     """What a reader must know of the data, and what the report cannot show."""
     notes = []
     for s in stories:
@@ -242,8 +278,10 @@ def _notes(stories: Sequence[Story]) -> list[str]:
         notes += [f"{whose}{note}." for note in said if note]
         if not s.records:
             notes.append(f"{whose}no round has ended yet.")
-        if s.masks is None and s.has("personal_share"):
-            notes.append(f"{whose}the masks are in no checkpoint (yet), so they are not shown layer by layer.")
+        if s.masks is None and s.has("personal_fraction"):
+            notes.append(
+                f"{whose}the masks are in no checkpoint (yet), so they are not shown layer by layer."
+            )
     return list(dict.fromkeys(notes))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.report.run_data import Numbers, Story
+from copfl.report.run_data import Numbers, RunData
 from copfl.stats import Interval, over_clients
 
 EQUAL = 1e-7  # points of accuracy: less is how the numbers were added up
@@ -33,7 +33,7 @@ class Paired(NamedTuple):
         return better, len(known) - better - worse, worse
 
 
-def paired(stories: Sequence[Story]) -> list[Paired]:
+def paired(stories: Sequence[RunData]) -> list[Paired]:
     """Each run against the first, where both have the same clients with the same samples."""
     first, *others = stories
     result = []

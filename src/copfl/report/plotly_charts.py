@@ -86,7 +86,11 @@ def _band(chart: Lines, line: Line) -> list[Figure]:
         "hoverinfo": "skip",
         "showlegend": False,
     }
-    filled = {"fill": "tonexty", "fillcolor": _colour(line.colour), "meta": "band"}  # page.js makes it translucent
+    filled = {
+        "fill": "tonexty",
+        "fillcolor": _colour(line.colour),
+        "meta": "band",
+    }  # page.js makes it translucent
     return [{**edge, "y": list(line.low)}, {**edge, "y": list(line.high), **filled}]
 
 
@@ -106,7 +110,9 @@ def _dots(chart: Dots) -> Figure:
                     "symbol": SYMBOLS[place % len(SYMBOLS)],  # a shape beside the colour
                     "line": {"width": 2, "color": _colour(series.colour)},
                 },
-                **_hover(f"%{{y}}, {_plain(series.name)}", series.remarks, f"%{{x:.{chart.digits}f}}", chart.unit),
+                **_hover(
+                    f"%{{y}}, {_plain(series.name)}", series.remarks, f"%{{x:.{chart.digits}f}}", chart.unit
+                ),
             }
         )
     layout = {
@@ -137,7 +143,11 @@ def _heat(chart: Heat) -> Figure:
         ),
         "xgap": 1 if len(chart.columns) <= 60 else 0,
         "ygap": 1 if len(chart.rows) <= 60 else 0,
-        "colorbar": {"title": {"text": chart.what, "side": "right"}, "thickness": 12, "ticksuffix": chart.unit.strip()},
+        "colorbar": {
+            "title": {"text": chart.what, "side": "right"},
+            "thickness": 12,
+            "ticksuffix": chart.unit.strip(),
+        },
         "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: %{{z:.{chart.digits}f}}{chart.unit}<extra></extra>",
     }
     layout = {

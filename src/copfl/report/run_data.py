@@ -16,12 +16,13 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.migration import ENVIRONMENT, renamed
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Story:
+class RunData:
     """One run. Arrays are [rounds, clients], nan where a client did not take part or was not looked at."""
 
     path: Path
@@ -58,14 +59,14 @@ class Story:
         """Whether any round recorded this figure of its clients."""
         return any(name in record["per_client"] for record in self.records)
 
-    def figure(self, name: str) -> Numbers:
+    def metric(self, name: str) -> Numbers:
         """A figure of the clients, in every round."""
         return records.table(self.records, name, self.clients)
 
     def last(self, name: str) -> Numbers:
         """Each client's newest value, [clients]."""
         latest = np.full(self.clients, np.nan)
-        for row in self.figure(name):
+        for row in self.metric(name):
             latest = np.where(np.isnan(row), latest, row)
         return latest
 
@@ -91,7 +92,7 @@ def algorithm_of(tables: Tables) -> str:
     return str(table.get("name") or str(table.get("value", "own")).partition("(")[0])
 
 
-def read_all(paths: Sequence[Path]) -> list[Story]:
+def read_all(paths: Sequence[Path]) -> list[RunData]:
     """The runs, each with a label of its own: the algorithm's name, and the folder's where that is not enough."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a run was named twice; name each run folder once")
@@ -106,19 +107,21 @@ def read_all(paths: Sequence[Path]) -> list[Story]:
     return [read(path, label) for path, label in zip(paths, labels, strict=True)]
 
 
-def read(path: Path, label: str) -> Story:
+def read(path: Path, label: str) -> RunData:
     """What the folder tells now; a run that is still going on may be read at any time."""
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
     rounds = tables["run"].get("rounds")
     if type(rounds) is not int or not 0 < rounds < 2**63:
-        raise RunError(f"{path / 'run.toml'} does not say how many rounds the run is to have; restore it from a copy")
+        raise RunError(
+            f"{path / 'run.toml'} does not say how many rounds the run is to have; restore it from a copy"
+        )
     environment = _environment(path / "environment.json")
     lines = records.read(path / "rounds.jsonl")
     timing = path / "timing.jsonl"
     seconds = [line["seconds"] for line in records.read(timing)] if timing.exists() else []
     held = _held(path / "environment.json", environment)
-    return Story(
+    return RunData(
         path=path,
         label=label,
         tables=tables,
@@ -143,19 +146,23 @@ def _environment(path: Path) -> dict[str, Any]:
         if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is none")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"cannot read {path} ({error}); restore it from a copy, or start the run again") from error
-    return dict(found)
+        raise RunError(
+            f"cannot read {path} ({error}); restore it from a copy, or start the run again"
+        ) from error
+    return renamed(found, ENVIRONMENT)
 
 
 def _held(path: Path, environment: Mapping[str, Any]) -> NDArray[np.int64] | None:
     """How many samples of each class every client holds; None where the file does not say."""
     try:
-        held = [[int(count) for count in row.split()] for row in environment.get("held", [])]
+        held = [[int(count) for count in row.split()] for row in environment.get("label_counts", [])]
         if held and {len(row) for row in held} != {len(environment["classes"])}:
             raise ValueError("it does not count every class for every client")
         return np.array(held, np.int64) if held else None
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise RunError(f"cannot read {path} ({error}); restore it from a copy, or start the run again") from error
+        raise RunError(
+            f"cannot read {path} ({error}); restore it from a copy, or start the run again"
+        ) from error
 
 
 def _audit(path: Path, clients: int) -> dict[str, Any] | None:

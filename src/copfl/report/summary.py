@@ -18,16 +18,22 @@ ROWS = 30  # of more clients than this, only the worst are shown
 
 def as_json(result: Result) -> dict[str, Any]:
     """The last look at every client, the means, and where the run is."""
-    last, hostile = _last(result), _hostile(result)
+    last, malicious = _last(result), _hostile(result)
     return {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: _mean(values) for name, values in last.items()},
-        **({"honest": {name: _mean(values[~hostile]) for name, values in last.items()}} if hostile.any() else {}),
-        **({"attackers": [int(n) for n in np.flatnonzero(hostile)]} if hostile.any() else {}),
+        **(
+            {"honest": {name: _mean(values[~malicious]) for name, values in last.items()}}
+            if malicious.any()
+            else {}
+        ),
+        **({"attackers": [int(n) for n in np.flatnonzero(malicious)]} if malicious.any() else {}),
         **({"spent": spent} if (spent := _spent(result)) else {}),
-        "clients": {name: [None if np.isnan(v) else float(v) for v in values] for name, values in last.items()},
+        "clients": {
+            name: [None if np.isnan(v) else float(v) for v in values] for name, values in last.items()
+        },
     }
 
 
@@ -37,7 +43,7 @@ def show(result: Result, out: IO[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    e, last, hostile = result.experiment, _last(result), _hostile(result)
+    e, last, malicious = result.experiment, _last(result), _hostile(result)
     data, partition = e.federation.dataset, e.federation.partition
     console = Console(file=out, highlight=False, width=None if out.isatty() else 100)
     names = _columns(console.width)
@@ -46,13 +52,17 @@ def show(result: Result, out: IO[str]) -> None:
     room = max(5, console.width - _taken([name for name in names if name != "classes"]) - 3)
     for name in names:
         wide = name == "classes"
-        grid.add_column(name, justify="left" if wide else "right", no_wrap=True, max_width=room if wide else None)
+        grid.add_column(
+            name, justify="left" if wide else "right", no_wrap=True, max_width=room if wide else None
+        )
     counts = partition.table(data).train
-    worst = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
+    worst = (
+        np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
+    )
     for n in sorted(int(i) for i in worst):
         held = [data.classes[c] for c in np.flatnonzero(counts[n])]
         cells = {
-            "client": f"{n}{' liar' if hostile[n] else ''}",
+            "client": f"{n}{' liar' if malicious[n] else ''}",
             "classes": _some(held, room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
@@ -63,13 +73,15 @@ def show(result: Result, out: IO[str]) -> None:
     grid.add_section()
     means = {name: _percent(_mean(last[figure])) for name, figure in ACCURACIES.items()} | {"client": "mean"}
     grid.add_row(*(means.get(name, "") for name in names))
-    if hostile.any():
-        honest = {name: _percent(_mean(last[figure][~hostile])) for name, figure in ACCURACIES.items()}
+    if malicious.any():
+        honest = {name: _percent(_mean(last[figure][~malicious])) for name, figure in ACCURACIES.items()}
         grid.add_row(*((honest | {"client": "honest"}).get(name, "") for name in names))
     console.print(grid)
     if e.clients > ROWS:
         console.print(f"The {ROWS} clients with the lowest accuracy of {e.clients}; all are in rounds.jsonl.")
-    console.print("global: the broadcast alone; before: with the client's own part; after: and trained once more.")
+    console.print(
+        "global: the broadcast alone; before: with the client's own part; after: and trained once more."
+    )
     if spent := _spent(result):
         delta = e.tables.get("privacy", {}).get("delta")
         console.print(
@@ -110,7 +122,7 @@ def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """The newest value of each figure for each client."""
     newest = {}
     for name in (*ACCURACIES.values(), "weight"):
-        values = result.figure(name)
+        values = result.metric(name)
         latest = np.full(values.shape[1], np.nan)
         for row in values:
             latest = np.where(np.isnan(row), latest, row)
@@ -120,7 +132,7 @@ def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
 
 def _hostile(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which clients the simulation made lie."""
-    return np.asarray(np.nan_to_num(result.figure("hostile")).any(0))
+    return np.asarray(np.nan_to_num(result.metric("malicious")).any(0))
 
 
 def _spent(result: Result) -> dict[str, float]:

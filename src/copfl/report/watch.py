@@ -53,7 +53,9 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
                     return self._answer(200, "text/html; charset=utf-8", watch.html())
                 if address.path == "/data.json":
                     content = watch.news(parse_qs(address.query).get("have", [""])[0])
-                    return self._answer(*((304, "", b"") if content is None else (200, "application/json", content)))
+                    return self._answer(
+                        *((304, "", b"") if content is None else (200, "application/json", content))
+                    )
             except CopflError as error:  # a file that is being replaced, or a folder that went away
                 return self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
             return self._answer(404, "text/plain", b"nothing here\n")

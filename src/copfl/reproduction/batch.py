@@ -54,7 +54,7 @@ class Sitting:
     place: Tables  # [run] and [data] of this machine: the device, where the data is
     end: float = math.inf  # by the monotonic clock
     say: Say = print
-    pace: dict[str, float] = field(default_factory=dict)  # seconds by kind of run, as last seen
+    lr_factor: dict[str, float] = field(default_factory=dict)  # seconds by kind of run, as last seen
     loaded: tuple[str, Dataset] | None = None  # the last data set: columns share it, and some take a minute
     loading: float = 0.0  # seconds that went into data sets
 
@@ -117,7 +117,10 @@ def carry_on(plans: Sequence[Plan], seeds: Sequence[int], sitting: Sitting) -> t
     waiting, tried = list(plans), -1
     try:
         while waiting and len(waiting) != tried:  # as long as others' cells come free
-            tried, waiting = len(waiting), [p for p in waiting if not _done(p, seeds, sitting, failed, problems)]
+            tried, waiting = (
+                len(waiting),
+                [p for p in waiting if not _done(p, seeds, sitting, failed, problems)],
+            )
         if waiting:
             sitting.say(f"{len(waiting)} cells are left to other processes, which are at them")
     except TimeIsUp:
@@ -135,7 +138,9 @@ def _done(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str], 
     return True
 
 
-def _in_order(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str]) -> Iterator[Sequence[Run]]:
+def _in_order(
+    plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str]
+) -> Iterator[Sequence[Run]]:
     """The runs of a cell that are done next, as many as go in step."""
     for _ in range(2):  # the tuning runs, then those with what they chose
         sitting.store.refresh()
@@ -159,7 +164,7 @@ def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[s
             sitting.store.add(record)
             gone = time.monotonic() - clock - (sitting.loading - loading)
             sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
-            sitting.pace[_kind(runs)] = gone / rounds
+            sitting.lr_factor[_kind(runs)] = gone / rounds
     except run_folder.Busy:
         raise
     except (CopflError, torch.cuda.OutOfMemoryError) as error:  # what fails does not stop the others
@@ -180,7 +185,7 @@ def _kind(runs: Sequence[Run]) -> str:
 def expected(runs: Sequence[Run], sitting: Sitting) -> float:
     """The seconds that these will take: as the last of their kind, or as the slowest of this sitting; at first 0."""
     rounds = runs[0].tables["run"]["rounds"]
-    return float(rounds * sitting.pace.get(_kind(runs), max(sitting.pace.values(), default=0.0)))
+    return float(rounds * sitting.lr_factor.get(_kind(runs), max(sitting.lr_factor.values(), default=0.0)))
 
 
 def carried_out(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Record]]:
@@ -243,7 +248,9 @@ def _records(
         raise problem
 
 
-def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[Experiment, LeanFolder, OnRound]:
+def _prepared(
+    run: Run, sitting: Sitting, held: contextlib.ExitStack
+) -> tuple[Experiment, LeanFolder, OnRound]:
     """What `execute` wants; the folder is ours until `held` is closed."""
     path = sitting.folder / folder_name(run)
     begun = run_folder.RunFolder(path).begun
@@ -253,7 +260,9 @@ def _prepared(run: Run, sitting: Sitting, held: contextlib.ExitStack) -> tuple[E
     pause = math.inf if experiment.cuda else PAUSE
     rounds, start = experiment.loop.rounds, started_with(experiment)
     note = experiment.federation.dataset.note
-    sitting.store.check_start("this run", kept(run.tables), run.validation, start, note)  # not only when it is done
+    sitting.store.check_start(
+        "this run", kept(run.tables), run.validation, start, note
+    )  # not only when it is done
     lean = LeanFolder(path, start=start, rounds=rounds, pause=pause)
     return experiment, lean, _watch(sitting.end, rounds)
 
@@ -263,7 +272,7 @@ def folder_name(run: Run) -> str:
 
     Else, of a run that was stopped and went on, half of the looks would lack a model.
     """
-    return f"{id_of(run)}-{run.tables['run']['look_at']}"
+    return f"{id_of(run)}-{run.tables['run']['eval_models']}"
 
 
 def _watch(end: float, rounds: int) -> Callable[[Round, float], None]:

@@ -34,15 +34,17 @@ class Budget:
     name: str
     seeds: int
     rounds: int
-    look_every: int
+    eval_every: int
     last: int  # looks that a value is the mean of
     tune_rounds: int
-    tune_look_every: int
+    tune_eval_every: int
     tune_last: int
     validation: float
     tune_seed: int = 0
     first_seed: int = 0
-    held_out: float = 0.0  # above 0, the runs themselves are tested on this share of the training images, as tuning is
+    held_out: float = (
+        0.0  # above 0, the runs themselves are tested on this share of the training images, as tuning is
+    )
 
 
 class Column(NamedTuple):
@@ -106,7 +108,7 @@ class Item:
     base: Tables
     numbers: dict[str, dict[str, float]]  # the paper's, by column and row
     picture: str
-    rivals: bool  # whether rows that are not ours are other methods
+    baselines: bool  # whether rows that are not ours are other methods
     aims: bool = False  # whether its claims are ours and not the paper's
     map: Map | None = None
     protocols: dict[str, str] = field(default_factory=dict)  # those that it has, and what they are
@@ -158,26 +160,31 @@ class Plan(NamedTuple):
     def trials(self) -> list[Trial]:
         """The tuning runs; none, where there is nothing to choose."""
         b, column = self.budget, self.column.tuned or self.column
-        rounds, every = b.tune_rounds, b.tune_look_every
+        rounds, every = b.tune_rounds, b.tune_eval_every
         if column.rounds:  # a third of a shorter run, and looked at more often
             rounds, every = min(rounds, column.rounds // 3), min(every, 4)
         there = self._replace(column=column)
-        run: Tables = {"run": {"rounds": rounds, "look_every": every}}
+        run: Tables = {"run": {"rounds": rounds, "eval_every": every}}
         choices = self.choices
         if len(choices) < 2:
             return []
-        return [Trial(c, there._run([run, c], b.tune_seed, b.validation, b.tune_last, tuning=True)) for c in choices]
+        return [
+            Trial(c, there._run([run, c], b.tune_seed, b.validation, b.tune_last, tuning=True))
+            for c in choices
+        ]
 
     def runs(self, chosen: Tables, seeds: Sequence[int]) -> list[Run]:
         """The runs that the cell is made of."""
-        rounds, every = self.budget.rounds, self.budget.look_every
+        rounds, every = self.budget.rounds, self.budget.eval_every
         if self.column.rounds:
             rounds = min(rounds, self.column.rounds)
             every = min(every, max(1, rounds // 8))  # eight looks at least
-        run: Tables = {"run": {"rounds": rounds, "look_every": every}}
+        run: Tables = {"run": {"rounds": rounds, "eval_every": every}}
         return [self._run([run, chosen], seed, self.budget.held_out, self.budget.last) for seed in seeds]
 
-    def _run(self, more: Sequence[Tables], seed: int, validation: float, last: int, tuning: bool = False) -> Run:
+    def _run(
+        self, more: Sequence[Tables], seed: int, validation: float, last: int, tuning: bool = False
+    ) -> Run:
         recipe = self.row.recipes[self.protocol]
         own = joined(self.row.settings, recipe.settings)
         entry = Entry(self.row.algorithm, self.row.label, own)
@@ -185,11 +192,11 @@ class Plan(NamedTuple):
         *below, settings = entries.layers(entry, base)
         named = [preset(self.row.preset)] if self.row.preset else []
         tables = _complete(json.dumps([*below, *named, settings, *more]))
-        look_at = tables["run"]["look_at"]
-        if self.row.value not in (seen := accuracies(look_at)):
+        eval_models = tables["run"]["eval_models"]
+        if self.row.value not in (seen := accuracies(eval_models)):
             raise UsageError(
                 f'row "{self.row.label}" shows {self.row.value}, but its runs look at {", ".join(seen)} alone '
-                f'(look_at = "{look_at}"): say settings.run = {{ look_at = "own" }} or "all" in the row'
+                f'(eval_models = "{eval_models}"): set eval_models in the row\'s settings.run'
             )
         chosen = described(more[-1], "optimizer", self.row.algorithm)
         what = f"{self.column.title}: {self.row.label}, {self.protocol} protocol"
@@ -262,7 +269,9 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
     known = content.get("rows", [])
     common = [row for group in ([known] if isinstance(known, str) else known) for row in setup[group]]
     rows = [*common, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
-    rows = [{key: value for key, value in row.items() if key not in PROTOCOLS or key in under} for row in rows]
+    rows = [
+        {key: value for key, value in row.items() if key not in PROTOCOLS or key in under} for row in rows
+    ]
     budgets = {key: {**setup["budget"].get(key, {}), **own} for key, own in content.get("budget", {}).items()}
     numbers = json.loads((HERE / "paper.json").read_text("utf-8"))
     made = [_row(row, recipes) for row in rows]
@@ -280,7 +289,7 @@ def _item(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Item:
         base=content.get("base", setup["base"]),
         numbers=numbers.get(content.get("paper", ""), {}),
         picture=picture,
-        rivals=not content.get("no_rivals", False),
+        baselines=not content.get("no_rivals", False),
         aims=bool(content.get("aims", False)),
         map=None if grid is None else Map(*((grid[k]["key"], grid[k]["values"]) for k in ("down", "across"))),
         protocols={
@@ -303,7 +312,9 @@ def _column(name: str, known: Mapping[str, Any]) -> Column:
     own = known[name]
     parent = _column(own["like"], known) if "like" in own else Column("", "", "", {})
     settings = joined(parent.settings, own.get("settings", {}))
-    tuned = _column(own["tuned_on"], known) if "tuned_on" in own else None  # what is `like` it tunes for itself
+    tuned = (
+        _column(own["tuned_on"], known) if "tuned_on" in own else None
+    )  # what is `like` it tunes for itself
     rounds = own.get("rounds", parent.rounds)
     return Column(name, own.get("title", parent.title), own.get("note", parent.note), settings, rounds, tuned)
 

@@ -21,7 +21,11 @@ CURVES = (("accuracy", "accuracy after local training, %", 100), ("loss", "train
 
 def names(findings: Findings, stem: str) -> list[str]:
     """The pictures that an item has."""
-    return [] if findings.item.picture == "none" else [f"{stem}-{protocol}.svg" for protocol in findings.protocols]
+    return (
+        []
+        if findings.item.picture == "none"
+        else [f"{stem}-{protocol}.svg" for protocol in findings.protocols]
+    )
 
 
 def write(findings: Findings, stem: str, out: Path) -> list[Path]:
@@ -36,7 +40,9 @@ def write(findings: Findings, stem: str, out: Path) -> list[Path]:
     with rc_context({"svg.hashsalt": "copfl", "svg.fonttype": "none", "font.size": 9}):
         for protocol, name in zip(findings.protocols, names(findings, stem), strict=False):
             content = io.BytesIO()
-            draw[findings.item.picture](findings, protocol).savefig(content, format="svg", metadata={"Date": None})
+            draw[findings.item.picture](findings, protocol).savefig(
+                content, format="svg", metadata={"Date": None}
+            )
             write_bytes(out / name, content.getvalue())
             paths.append(out / name)
     return paths
@@ -59,7 +65,10 @@ def curves(findings: Findings, protocol: str) -> Figure:
                 same = [c for c in cells[:number] if c.runs == cell.runs]
                 if cell.runs and not (name == "loss" and same):  # rows of one run have one loss
                     drawn += 1
-                    style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number // len(COLOURS)]}
+                    style = {
+                        "color": COLOURS[number % len(COLOURS)],
+                        "linestyle": DASHES[number // len(COLOURS)],
+                    }
                     handles[cell.row.label] = _curve(panel, cell, value, scale, style)
             if not drawn:
                 panel.text(0.5, 0.5, "not yet run", ha="center", va="center", transform=panel.transAxes)
@@ -76,7 +85,11 @@ def curves(findings: Findings, protocol: str) -> Figure:
 
 def _counted(title: str, cells: list[Cell]) -> str:
     counts = sorted({len(cell.runs) for cell in cells if cell.runs})
-    return title if not counts else f"{title} ({' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds)"
+    return (
+        title
+        if not counts
+        else f"{title} ({' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds)"
+    )
 
 
 def _curve(panel: Axes, cell: Cell, name: str, scale: float, style: dict[str, Any]) -> Any:
@@ -98,7 +111,9 @@ def maps(findings: Findings, protocol: str) -> Figure:
     item = findings.item
     assert item.map is not None
     (down, down_values), (across, across_values) = item.map
-    figure = Figure(figsize=(1.5 + 4.4 * len(item.columns), 1.6 + 0.55 * len(down_values)), layout="constrained")
+    figure = Figure(
+        figsize=(1.5 + 4.4 * len(item.columns), 1.6 + 0.55 * len(down_values)), layout="constrained"
+    )
     panels = figure.subplots(1, len(item.columns), squeeze=False)[0]
     for panel, column in zip(panels, item.columns, strict=True):
         figures = [cell.figure() for cell in findings.column(protocol, column.name)]
@@ -109,7 +124,9 @@ def maps(findings: Findings, protocol: str) -> Figure:
         for (i, j), value in np.ndenumerate(means):
             spread = "" if np.isnan(spreads[i, j]) else f"\n± {spreads[i, j]:.1f}"
             text = "not yet run" if np.isnan(value) else f"{value:.1f}{spread}"
-            panel.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if value < middle else "black")
+            panel.text(
+                j, i, text, ha="center", va="center", fontsize=7, color="white" if value < middle else "black"
+            )
         panel.set_xticks(range(len(across_values)), [f"{value:g}" for value in across_values])
         panel.set_yticks(range(len(down_values)), [f"{value:g}" for value in down_values])
         panel.set(xlabel=across, ylabel=down, title=column.title)

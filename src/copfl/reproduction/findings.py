@@ -46,8 +46,12 @@ class Cell:
 
     def per_seed_within(self, rounds: tuple[int, int]) -> dict[int, float]:
         """In %, by the looks of these rounds."""
-        values = {seed: 100 * record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()}
-        return {seed: value for seed, value in values.items() if not math.isnan(value)}  # nan: it has no look there
+        values = {
+            seed: 100 * record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()
+        }
+        return {
+            seed: value for seed, value in values.items() if not math.isnan(value)
+        }  # nan: it has no look there
 
     def figure(self) -> Spread | None:
         values = self.per_seed()
@@ -99,27 +103,29 @@ def gain(own: Cell, other: Cell) -> Gain | None:
     common = sorted(own.runs.keys() & other.runs.keys())
     if not common:
         return None
-    ours, theirs = ([100 * cell.runs[seed].values(cell.row.value) for seed in common] for cell in (own, other))
+    ours, theirs = (
+        [100 * cell.runs[seed].values(cell.row.value) for seed in common] for cell in (own, other)
+    )
     return Gain(other.row.label, len(common), difference(ours, theirs))
 
 
-def gains(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> list[Gain]:
+def gains(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> list[Gain]:
     """The gain over each of the other rows that has a seed in common."""
-    others = [c for c in column if c is not own and not (rivals_only and c.row.ours)]
+    others = [c for c in column if c is not own and not (baselines_only and c.row.ours)]
     return [g for g in (gain(own, other) for other in others) if g is not None]
 
 
-def best_rival(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> Gain | None:
+def best_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
     """The gain over the other row with the highest mean on the seeds in common, of which it has the most."""
-    found = gains(own, column, rivals_only)
+    found = gains(own, column, baselines_only)
     most = max((g.seeds for g in found), default=0)
     return min((g for g in found if g.seeds == most), key=lambda g: g.difference.mean, default=None)
 
 
-def surest_rival(own: Cell, column: Sequence[Cell], rivals_only: bool = True) -> Gain | None:
+def surest_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
     """The gain over a row that is distinguishably above, where there is one: it need not have the highest mean."""
-    above = [g for g in gains(own, column, rivals_only) if judged(g.difference.seeds, g.seeds) == FAILS]
-    return min(above, key=lambda g: g.difference.mean, default=best_rival(own, column, rivals_only))
+    above = [g for g in gains(own, column, baselines_only) if judged(g.difference.seeds, g.seeds) == FAILS]
+    return min(above, key=lambda g: g.difference.mean, default=best_baseline(own, column, baselines_only))
 
 
 # Claims
@@ -182,7 +188,9 @@ def _above(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Ve
     for column in _columns(how, findings):
         for row in _words(how["row"]):
             for other in _words(how["other"]):
-                found = gain(findings.cell(protocol, column.name, row), findings.cell(protocol, column.name, other))
+                found = gain(
+                    findings.cell(protocol, column.name, row), findings.cell(protocol, column.name, other)
+                )
                 where = f"{column.title}: {row} over {other}"
                 if found is None:
                     result.append(Verdict(where, UNKNOWN, "not yet run"))
@@ -200,7 +208,7 @@ def _best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Ver
         enough = (interval.low + interval.high) / 2 >= by  # the middle of a t interval is the mean
         return judged(interval, seeds) if seeds < FEWEST or enough else FAILS if interval.high < by else OPEN
 
-    return _against(best_rival, how, findings, protocol, word)
+    return _against(best_baseline, how, findings, protocol, word)
 
 
 def _not_below(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
@@ -209,7 +217,7 @@ def _not_below(how: Mapping[str, Any], findings: Findings, protocol: str) -> lis
     def word(interval: Interval, seeds: int) -> str:
         return UNKNOWN if seeds < FEWEST else FAILS if interval.high < 0 else HOLDS
 
-    return _against(surest_rival, how, findings, protocol, word)
+    return _against(surest_baseline, how, findings, protocol, word)
 
 
 def _against(
@@ -224,9 +232,13 @@ def _against(
         for name in among:
             if name not in labels:
                 raise unknown("row", name, labels)
-        cells = [cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among]
-        others = [cell for cell in cells if cell is not own and not (findings.item.rivals and cell.row.ours)]
-        found = which(own, cells, findings.item.rivals)
+        cells = [
+            cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among
+        ]
+        others = [
+            cell for cell in cells if cell is not own and not (findings.item.baselines and cell.row.ours)
+        ]
+        found = which(own, cells, findings.item.baselines)
         lacking = [cell.row.label for cell in others if len(cell.runs.keys() & own.runs.keys()) < FEWEST]
         if found is None:
             result.append(Verdict(column.title, UNKNOWN, "not yet run"))
@@ -243,7 +255,9 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float) -> list[Verdict]:
+def _steps(
+    how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float
+) -> list[Verdict]:
     """From column to column, rows change in this direction: more than this share of those that are rivals, or all.
 
     Columns of different lengths are compared in the rounds that count for the shorter: else the rounds would be judged.
@@ -256,7 +270,9 @@ def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int,
         for row in rows:
             cells = [findings.cell(protocol, name, row.label) for name in (first, second)]
             records = [record for cell in cells for record in cell.runs.values()]
-            shorter = min((record.counted for record in records), key=lambda counted: counted[1], default=(0, 0))
+            shorter = min(
+                (record.counted for record in records), key=lambda counted: counted[1], default=(0, 0)
+            )
             before, after = (cell.per_seed_within(shorter) for cell in cells)
             lengths |= {record.length for record in records}
             common = sorted(before.keys() & after.keys())
@@ -273,7 +289,9 @@ def _steps(how: Mapping[str, Any], findings: Findings, protocol: str, sign: int,
             half = share * len(words)
             word = HOLDS if yes > half else FAILS if no > half else UNKNOWN if UNKNOWN in words else OPEN
         both = f", both after {min(lengths)} rounds" if len(lengths) > 1 else ""
-        result.append(Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(told) or "not yet run"))
+        result.append(
+            Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(told) or "not yet run")
+        )
     return result
 
 
@@ -288,10 +306,18 @@ def _settled(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[
     def word(interval: Interval, seeds: int) -> str:
         within = how["within"]
         return (
-            UNKNOWN if seeds < FEWEST else HOLDS if interval.high < within else FAILS if interval.low > within else OPEN
+            UNKNOWN
+            if seeds < FEWEST
+            else HOLDS
+            if interval.high < within
+            else FAILS
+            if interval.low > within
+            else OPEN
         )
 
-    return _of_runs(how, findings, protocol, left, word, f"{{}} points still to come at round {how['round']}", "+.1f")
+    return _of_runs(
+        how, findings, protocol, left, word, f"{{}} points still to come at round {how['round']}", "+.1f"
+    )
 
 
 def _loss_near_zero(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
@@ -299,16 +325,26 @@ def _loss_near_zero(how: Mapping[str, Any], findings: Findings, protocol: str) -
 
     def loss(record: Record) -> float:
         return float(
-            np.mean([v for v, r in zip(record.curves["loss"], record.rounds, strict=True) if r >= how["round"]])
+            np.mean(
+                [v for v, r in zip(record.curves["loss"], record.rounds, strict=True) if r >= how["round"]]
+            )
         )
 
     def word(interval: Interval, seeds: int) -> str:
         bound = how["below"]
         return (
-            UNKNOWN if seeds < FEWEST else HOLDS if interval.high < bound else FAILS if interval.low > bound else OPEN
+            UNKNOWN
+            if seeds < FEWEST
+            else HOLDS
+            if interval.high < bound
+            else FAILS
+            if interval.low > bound
+            else OPEN
         )
 
-    return _of_runs(how, findings, protocol, loss, word, f"mean loss {{}} from round {how['round']} on", ".3f")
+    return _of_runs(
+        how, findings, protocol, loss, word, f"mean loss {{}} from round {how['round']} on", ".3f"
+    )
 
 
 def _of_runs(
@@ -333,7 +369,9 @@ def _lower_loss(how: Mapping[str, Any], findings: Findings, protocol: str) -> li
     for column in _columns(how, findings):
         own = findings.cell(protocol, column.name, how["row"])
         others = _words(how["other"])
-        result += [_loss_gain(own, findings.cell(protocol, column.name, o), column, slice(None)) for o in others]
+        result += [
+            _loss_gain(own, findings.cell(protocol, column.name, o), column, slice(None)) for o in others
+        ]
     return result
 
 
@@ -342,11 +380,13 @@ def _lowest_loss(how: Mapping[str, Any], findings: Findings, protocol: str) -> l
     result = []
     for column in _columns(how, findings):
         own = findings.cell(protocol, column.name, how["row"])
-        rivals = [c for c in findings.column(protocol, column.name) if not c.row.ours]
-        parts = [_loss_gain(own, c, column, slice(-own.plan.budget.last, None)) for c in rivals]
+        baselines = [c for c in findings.column(protocol, column.name) if not c.row.ours]
+        parts = [_loss_gain(own, c, column, slice(-own.plan.budget.last, None)) for c in baselines]
         word = overall(parts)
         against = [part.where.partition(": ")[2] for part in parts if part.word == FAILS]
-        told = f"not below {_few(against)}" if against else "; ".join(sorted({part.why for part in parts})[:1])
+        told = (
+            f"not below {_few(against)}" if against else "; ".join(sorted({part.why for part in parts})[:1])
+        )
         result.append(Verdict(column.title, word, told))
     return result
 
@@ -357,11 +397,14 @@ def _loss_gain(own: Cell, other: Cell, column: Column, looks: slice) -> Verdict:
     if not common:
         return Verdict(where, UNKNOWN, "not yet run")
     means = [
-        [float(np.mean(np.array(cell.runs[seed].curves["loss"])[looks])) for seed in common] for cell in (own, other)
+        [float(np.mean(np.array(cell.runs[seed].curves["loss"])[looks])) for seed in common]
+        for cell in (own, other)
     ]
     ours, theirs = np.array(means[0]), np.array(means[1])
     word = judged(over_seeds(theirs - ours), len(common))
-    return Verdict(where, word, f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds")
+    return Verdict(
+        where, word, f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
+    )
 
 
 JUDGES: dict[str, Callable[[Mapping[str, Any], Findings, str], list[Verdict]]] = {

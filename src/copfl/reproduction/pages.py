@@ -10,7 +10,7 @@ from copfl.comparison.entries import described
 from copfl.comparison.tables import as_lines
 from copfl.errors import UsageError
 from copfl.reproduction.experiments import Budget, Column
-from copfl.reproduction.findings import Cell, Findings, best_rival, interval_text, overall, verdicts
+from copfl.reproduction.findings import Cell, Findings, best_baseline, interval_text, overall, verdicts
 
 NOT_YET = "not yet run"
 
@@ -23,11 +23,15 @@ def summary(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) ->
     for protocol in findings.protocols:
         rows = item.rows_of(protocol)
         parts.append(f"**{item.protocols[protocol]}.** {_counted(findings, protocol)}")
-        parts += _maps(findings, protocol) if item.map else [as_lines(_head(findings), _table(findings, protocol))]
+        parts += (
+            _maps(findings, protocol) if item.map else [as_lines(_head(findings), _table(findings, protocol))]
+        )
         parts += [
-            f"![{item.title}]({name})" for name in pictures if f"-{protocol}." in name or len(findings.protocols) == 1
+            f"![{item.title}]({name})"
+            for name in pictures
+            if f"-{protocol}." in name or len(findings.protocols) == 1
         ]
-        if any(row.ours for row in rows) and item.rivals:
+        if any(row.ours for row in rows) and item.baselines:
             parts.append(_rivals_note())
     if item.claims:
         said = (
@@ -67,17 +71,21 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
             elif plan.column.rounds:
                 told += f" {title}: {plan.trials()[0].run.tables['run']['rounds']} rounds."
         parts += ["## What tuning chose", told]
-        parts.append(as_lines(["column", "protocol", "row", "chosen", "tried"], [_trials(c) for c in tried], text=True))
+        parts.append(
+            as_lines(["column", "protocol", "row", "chosen", "tried"], [_trials(c) for c in tried], text=True)
+        )
     parts += ["## Every seed", as_lines(*_seeds(findings), text=True)]
     parts.append(_machines(findings))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _how(findings: Findings, budget: Budget) -> str:
-    fewer = ", more often in columns with fewer rounds" if any(c.rounds for c in findings.item.columns) else ""
+    fewer = (
+        ", more often in columns with fewer rounds" if any(c.rounds for c in findings.item.columns) else ""
+    )
     text = (
         f"{budget.rounds} rounds; mean ± standard deviation over seeds of each client's last {budget.last} looks "
-        f"(every {budget.look_every} rounds{fewer}), the same partitions, first weights and batches for every row of a "
+        f"(every {budget.eval_every} rounds{fewer}), the same partitions, first weights and batches for every row of a "
         "seed. "
     )
     shown = "The paper's numbers, single runs, are in brackets." if findings.item.numbers else ""
@@ -106,7 +114,7 @@ def _table(findings: Findings, protocol: str) -> list[list[str]]:
         ]
         table.append([row.label, *told])
     for row in item.rows_of(protocol):
-        if row.ours and item.rivals:
+        if row.ours and item.baselines:
             gains = [_gain(findings, protocol, column, row.label) for column in item.columns]
             table.append([f"*{row.label} − best rival*", *gains])
     return table
@@ -125,7 +133,7 @@ def shown(cell: Cell, wanted: int, paper: float | None) -> str:
 
 def _gain(findings: Findings, protocol: str, column: Column, row: str) -> str:
     cells = findings.column(protocol, column.name)
-    found = best_rival(findings.cell(protocol, column.name, row), cells)
+    found = best_baseline(findings.cell(protocol, column.name, row), cells)
     if found is None:
         return NOT_YET
     lacking = any(not cell.runs for cell in cells if not cell.row.ours)
@@ -227,5 +235,7 @@ def put(text: str, name: str, made: str) -> str:
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise UsageError(f"the page must have the marks {begin} and {end} once, with what is made here between them")
+        raise UsageError(
+            f"the page must have the marks {begin} and {end} once, with what is made here between them"
+        )
     return pattern.sub(lambda _: f"{begin}\n{made.strip()}\n{end}", text)

@@ -24,6 +24,7 @@ from copfl.errors import CopflError, RunError
 from copfl.experiment import records as lines
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.migration import migrated
 from copfl.experiment.settings import resolve
 from copfl.files import write_bytes
 from copfl.reproduction.experiments import Run
@@ -34,7 +35,17 @@ FORMAT = "copfl record 1"
 FREE = {
     "data": {"dir", "code"},
     "model": {"code"},
-    "run": {"device", "engine", "chunk", "threads", "workers", "store", "mkldnn", "checkpoint_every", "look_at"},
+    "run": {
+        "device",
+        "engine",
+        "chunk",
+        "threads",
+        "workers",
+        "store",
+        "mkldnn",
+        "checkpoint_every",
+        "eval_models",
+    },
 }
 USUAL = ("auto", "fp32", "tf32")  # precisions that count as one: what is usual on a machine
 WHERE = ("copfl", "python", "torch", "numpy", "device")
@@ -48,8 +59,12 @@ class Record(NamedTuple):
     last: int
     rounds: list[int]  # those with a look, from 1
     curves: dict[str, list[float]]  # by figure, its mean over the clients at each look
-    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last looks; nan: no look, or it lies
-    cost: dict[str, float]  # bytes up and down per client and round, seconds a round, looks without a finite answer
+    clients: dict[
+        str, list[float]
+    ]  # by accuracy, each client's mean over its last looks; nan: no look, or it lies
+    cost: dict[
+        str, float
+    ]  # bytes up and down per client and round, seconds a round, looks without a finite answer
     start: dict[str, str]  # fingerprints of the partition, the samples and the first weights
     data: str  # what the data set says of itself
     where: dict[str, str]
@@ -125,9 +140,13 @@ def record_of(folder: Path, run: Run) -> Record:
     found = outcome_of(job, run.last)
     rounds = lines.read(folder / "rounds.jsonl")
     if len(rounds) != run.tables["run"]["rounds"]:
-        raise RunError(f"{folder} has {len(rounds)} of {run.tables['run']['rounds']} rounds: the run is not finished")
+        raise RunError(
+            f"{folder} has {len(rounds)} of {run.tables['run']['rounds']} rounds: the run is not finished"
+        )
     if wrong := overgrown(run.tables["algorithm"], rounds):
-        raise RunError(f"{folder}: {wrong}; such a run gets no record: remove its folder, and it is run again")
+        raise RunError(
+            f"{folder}: {wrong}; such a run gets no record: remove its folder, and it is run again"
+        )
     looks = [line["mean"] for line in rounds if line["round"] in set(found.rounds.tolist())]
     environment = json.loads((folder / "environment.json").read_text("utf-8"))
     ran = RunFolder(folder).tables()["run"]
@@ -159,7 +178,7 @@ def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
     """
     rate, before = algorithm.get("rate", 1.0), dict[int, float]()
     for line in rounds:
-        shares = line["per_client"].get("personal_share")
+        shares = line["per_client"].get("personal_fraction")
         for id, share in zip(line["clients"], shares, strict=True) if shares else ():
             held = before.get(id, 0.0)
             if share > held + rate * (1 - held) + 1e-3:  # counts are rounded
@@ -200,8 +219,12 @@ class Store:
     folder: Path
     found: dict[str, Record] = field(default_factory=dict)
     odd: list[str] = field(default_factory=list)  # what could not be used, and why
-    begun: dict[str, tuple[str, str]] = field(default_factory=dict)  # what runs of the same clients began with, and one
-    read: dict[str, tuple[int, int]] = field(default_factory=dict)  # the files that were looked at: when written, size
+    begun: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # what runs of the same clients began with, and one
+    read: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # the files that were looked at: when written, size
 
     def get(self, run: Run) -> Record | None:
         """The run's record, if it has all that this run looks at: another item may have asked for less."""
@@ -263,7 +286,7 @@ def tried(record: Record) -> set[str]:
 
 def serves(record: Record, run: Run) -> bool:
     """Whether the record has all that the run looks at."""
-    return tried(record).issuperset(accuracies(run.tables["run"]["look_at"]))
+    return tried(record).issuperset(accuracies(run.tables["run"]["eval_models"]))
 
 
 def opened(folder: Path) -> Store:
@@ -276,7 +299,12 @@ def opened(folder: Path) -> Store:
 def file_name(record: Record) -> str:
     """Such as cifar10-10-copfl-mamo-seed0-0123456789ab.json."""
     t = record.tables
-    what = [Path(str(t["data"]["name"])).stem, t["run"]["clients"], t["algorithm"]["name"], t["optimizer"]["name"]]
+    what = [
+        Path(str(t["data"]["name"])).stem,
+        t["run"]["clients"],
+        t["algorithm"]["name"],
+        t["optimizer"]["name"],
+    ]
     words = [*map(str, what), *(["validation"] if record.validation else []), f"seed{record.seed}", record.id]
     return "-".join(words) + ".json"
 
@@ -306,12 +334,18 @@ def from_json(text: str) -> Record:
         raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')
     for part in ("curves", "clients"):
         content[part] = {n: [math.nan if v is None else v for v in own] for n, own in content[part].items()}
-    return Record(**content)
+    return Record(**{**content, "tables": migrated(content["tables"])})
 
 
 def starts_of(tables: Tables, validation: float, start: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Of the partition, the samples and the first weights: what it is, what all records with it share, and its mark."""
-    clients = [tables["data"], tables["partition"], tables["run"]["clients"], tables["run"]["seed"], validation]
+    clients = [
+        tables["data"],
+        tables["partition"],
+        tables["run"]["clients"],
+        tables["run"]["seed"],
+        validation,
+    ]
     for key, what, group in (
         ("partition", "partition", clients),
         ("samples", "samples", clients),

@@ -19,107 +19,107 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Figures, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.optim import Scaled
 from copfl.core.task import Data, Experts, Personal, Plan, Task, with_statistics
 from copfl.errors import UsageError, at_least, unknown
 from copfl.wrappers import base
 
 SCHEDULES = ("constant", "cosine", "linear")
-STATISTICS = ("running", "own")
+STATISTICS = ("running", "local")
 
 
-def levered(
+def with_addons(
     algorithm: AnyAlgorithm,
-    momentum: float = 0.0,
-    average: float = 0.0,
-    schedule: str = "constant",
-    over: int = 0,
-    statistics: str = "running",
+    server_momentum: float = 0.0,
+    ema: float = 0.0,
+    lr_schedule: str = "constant",
+    lr_rounds: int = 0,
+    bn_stats: str = "running",
 ) -> AnyAlgorithm:
-    """The algorithm with these levers; at their defaults it is left as it is.
+    """The algorithm with these training add-ons; at their defaults it is unchanged.
 
-    `over` is the number of rounds in which the learning rate falls to nothing.
+    The learning rate falls to zero in `lr_rounds` rounds.
     """
-    if schedule not in SCHEDULES:
-        raise unknown("levers.schedule", schedule, SCHEDULES)
-    if statistics not in STATISTICS:
-        raise unknown("levers.statistics", statistics, STATISTICS)
-    if momentum:
-        algorithm = Moving(algorithm, momentum)
-    if schedule != "constant":
-        algorithm = Scheduled(algorithm, schedule, over)
-    if statistics == "own":
-        algorithm = Restated(algorithm)
-    if average:
-        algorithm = Averaged(algorithm, average)
+    if lr_schedule not in SCHEDULES:
+        raise unknown("addons.lr_schedule", lr_schedule, SCHEDULES)
+    if bn_stats not in STATISTICS:
+        raise unknown("addons.bn_stats", bn_stats, STATISTICS)
+    if server_momentum:
+        algorithm = ServerMomentum(algorithm, server_momentum)
+    if lr_schedule != "constant":
+        algorithm = LrSchedule(algorithm, lr_schedule, lr_rounds)
+    if bn_stats == "local":
+        algorithm = LocalBnStats(algorithm)
+    if ema:
+        algorithm = Ema(algorithm, ema)
     return algorithm
 
 
 # -- momentum ----------------------------------------------------------------------------------------------------------
 
 
-class MovingServer(NamedTuple):
+class MomentumServer(NamedTuple):
     server: Any
     speed: Tensor  # [s], the running sum of the server's steps
 
 
 @dataclass(frozen=True)
-class Moving:
+class ServerMomentum:
     """The algorithm, whose server goes on by `momentum` times its last step: v = beta v + (w' - w), w + v."""
 
     algorithm: AnyAlgorithm
     momentum: float = 0.9
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
     client_update = base.client_update
     downlink = base.downlink_of_server
-    personal = base.personal
+    personal_model = base.personal_model
     summand = base.summand_within
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise UsageError(f"levers.momentum={self.momentum} must be at least 0 and below 1")
+            raise UsageError(f"addons.server_momentum={self.momentum} must be at least 0 and below 1")
 
-    def server_init(self, task: Task, clients: int) -> MovingServer:
+    def server_init(self, task: Task, clients: int) -> MomentumServer:
         server = self.algorithm.server_init(task, clients)
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
-                f"levers.momentum: the server of {type(self.algorithm).__name__.lower()} holds no weights that could "
-                "keep moving; leave it out there"
+                f"addons.server_momentum: the server of {type(self.algorithm).__name__.lower()} has no weights; "
+                "leave server_momentum out"
             )
-        if task.buffers == "average" and task.first.shape[0] > task.d:
+        if task.buffers == "average" and task.initial.shape[0] > task.d:
             raise UsageError(
-                "levers.momentum would carry averaged variances below zero; keep batch-norm statistics local: "
+                "addons.server_momentum would carry averaged variances below zero; keep batch-norm statistics local: "
                 "--set run.buffers=local"
             )
-        return MovingServer(server, torch.zeros_like(server.w))
+        return MomentumServer(server, torch.zeros_like(server.w))
 
-    def server_update(self, task: Task, server: MovingServer, total: Any) -> tuple[MovingServer, Figures]:
-        after, figures = self.algorithm.server_update(task, server.server, total)
+    def server_update(self, task: Task, server: MomentumServer, total: Any) -> tuple[MomentumServer, Metrics]:
+        after, metrics = self.algorithm.server_update(task, server.server, total)
         speed = self.momentum * server.speed + (after.w - server.server.w)
-        return MovingServer(after._replace(w=server.server.w + speed), speed), figures
+        return MomentumServer(after._replace(w=server.server.w + speed), speed), metrics
 
 
 # -- average -----------------------------------------------------------------------------------------------------------
 
 
-class AveragedClient(NamedTuple):
+class EmaClient(NamedTuple):
     client: Any
     sum: Any  # of the models that its rounds ended in, older ones fading
     weight: Tensor  # [], what they weigh together; 0 before the first round
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Ema:
     """The algorithm, whose clients predict with a moving average of their models; training knows nothing of it."""
 
     algorithm: AnyAlgorithm
     decay: float = 0.95
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     server_init = base.server_init
     downlink = base.downlink
@@ -128,25 +128,27 @@ class Averaged:
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise UsageError(f"levers.average={self.decay} must be at least 0 and below 1")
+            raise UsageError(f"addons.ema={self.decay} must be at least 0 and below 1")
 
-    def client_init(self, task: Task) -> AveragedClient:
+    def client_init(self, task: Task) -> EmaClient:
         client = self.algorithm.client_init(task)
         first = torch.zeros(1, dtype=torch.int64, device=task.device)
         down = tree.row(self.algorithm.downlink(self.algorithm.server_init(task, 1), first), 0)
-        model = self.algorithm.personal(task, client, down)  # one vector, or a mixture
-        return AveragedClient(client, tree.each(torch.zeros_like, model), task.first.new_zeros(()))
+        model = self.algorithm.personal_model(task, client, down)  # one vector, or a mixture
+        return EmaClient(client, tree.each(torch.zeros_like, model), task.initial.new_zeros(()))
 
-    def client_update(self, task: Task, client: AveragedClient, down: Any, data: Data, plan: Plan) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
         turn = self.algorithm.client_update(task, client.client, down, data, plan)
         sum = tree.each(lambda s, t: self.decay * s + (1 - self.decay) * t, client.sum, turn.trained)
         weight = self.decay * client.weight + (1 - self.decay)
         return turn._replace(
-            client=AveragedClient(turn.client, sum, weight), trained=tree.each(lambda s: s / weight, sum)
+            client=EmaClient(turn.client, sum, weight), trained=tree.each(lambda s: s / weight, sum)
         )
 
-    def personal(self, task: Task, client: AveragedClient, down: Any) -> Personal:
-        fresh, weight = self.algorithm.personal(task, client.client, down), client.weight
+    def personal_model(self, task: Task, client: EmaClient, down: Any) -> Personal:
+        fresh, weight = self.algorithm.personal_model(task, client.client, down), client.weight
         model: Personal = tree.each(
             lambda s, f: torch.where(weight > 0, s / torch.where(weight > 0, weight, 1), f), client.sum, fresh
         )
@@ -163,27 +165,27 @@ class ScheduledServer(NamedTuple):
 
 class ScheduledDown(NamedTuple):
     down: Any
-    pace: Tensor  # [], what the learning rate is multiplied by
+    lr_factor: Tensor  # [], what the learning rate is multiplied by
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class LrSchedule:
     """The algorithm, whose clients take smaller steps from round to round, down to none after `over` rounds."""
 
     algorithm: AnyAlgorithm
     schedule: str = "cosine"
     over: int = 100
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
-    personal = base.personal_within
+    personal_model = base.personal_model_within
     summand = base.summand_within
 
     def __post_init__(self) -> None:
-        at_least(1, **{"levers.over": self.over})
+        at_least(1, **{"addons.lr_rounds": self.over})
         if base.optimizer(self) is None:
-            raise UsageError("levers.schedule: this algorithm has no optimizer whose steps could shrink")
+            raise UsageError("addons.lr_schedule: this algorithm has no optimizer whose steps could shrink")
 
     def server_init(self, task: Task, clients: int) -> ScheduledServer:
         start = torch.zeros((), dtype=torch.int64, device=task.device)
@@ -191,37 +193,41 @@ class Scheduled:
 
     def downlink(self, server: ScheduledServer, ids: Tensor) -> ScheduledDown:
         done = (server.round.double() / self.over).clamp(max=1)
-        pace = 1 - done if self.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
-        return ScheduledDown(self.algorithm.downlink(server.server, ids), pace.expand(len(ids)))
+        lr_factor = 1 - done if self.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
+        return ScheduledDown(self.algorithm.downlink(server.server, ids), lr_factor.expand(len(ids)))
 
-    def client_update(self, task: Task, client: Any, down: ScheduledDown, data: Data, plan: Plan) -> Turn[Any, Any]:
-        slower = _slower(self.algorithm, down.pace.to(task.first.dtype))
-        turn: Turn[Any, Any] = slower.client_update(task, client, down.down, data, plan)
+    def client_update(
+        self, task: Task, client: Any, down: ScheduledDown, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
+        slower = _slower(self.algorithm, down.lr_factor.to(task.initial.dtype))
+        turn: ClientOutput[Any, Any] = slower.client_update(task, client, down.down, data, plan)
         return turn
 
-    def server_update(self, task: Task, server: ScheduledServer, total: Any) -> tuple[ScheduledServer, Figures]:
-        after, figures = self.algorithm.server_update(task, server.server, total)
-        return ScheduledServer(after, server.round + 1), figures
+    def server_update(
+        self, task: Task, server: ScheduledServer, total: Any
+    ) -> tuple[ScheduledServer, Metrics]:
+        after, metrics = self.algorithm.server_update(task, server.server, total)
+        return ScheduledServer(after, server.round + 1), metrics
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def _slower(algorithm: Any, pace: Tensor) -> Any:
+def _slower(algorithm: Any, lr_factor: Tensor) -> Any:
     """The algorithm, also one within others, with its optimizer's steps multiplied."""
-    if isinstance(algorithm, Moving):
-        return dataclasses.replace(algorithm, algorithm=_slower(algorithm.algorithm, pace))
-    return dataclasses.replace(algorithm, optimizer=Scaled(algorithm.optimizer, pace))
+    if isinstance(algorithm, ServerMomentum):
+        return dataclasses.replace(algorithm, algorithm=_slower(algorithm.algorithm, lr_factor))
+    return dataclasses.replace(algorithm, optimizer=Scaled(algorithm.optimizer, lr_factor))
 
 
-class RestatedClient(NamedTuple):
+class BnStatsClient(NamedTuple):
     client: Any
     statistics: Tensor  # [D - d], of its own samples at the end of its last round
     ever: Tensor  # [] bool
 
 
 @dataclass(frozen=True)
-class Restated:
+class LocalBnStats:
     """The algorithm, whose clients predict with the statistics of their own samples instead of the running ones.
 
     Without batch norm it changes nothing.
@@ -229,26 +235,28 @@ class Restated:
 
     algorithm: AnyAlgorithm
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     server_init = base.server_init
     downlink = base.downlink
     summand = base.summand
     server_update = base.server_update
 
-    def client_init(self, task: Task) -> RestatedClient:
+    def client_init(self, task: Task) -> BnStatsClient:
         never = torch.zeros((), dtype=torch.bool, device=task.device)
-        return RestatedClient(self.algorithm.client_init(task), task.first[task.d :], never)
+        return BnStatsClient(self.algorithm.client_init(task), task.initial[task.d :], never)
 
-    def client_update(self, task: Task, client: RestatedClient, down: Any, data: Data, plan: Plan) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Task, client: BnStatsClient, down: Any, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
         turn = self.algorithm.client_update(task, client.client, down, data, plan)
         model = turn.trained.w[0] if isinstance(turn.trained, Experts) else turn.trained
-        own = task.restated(model, data)
-        stays = RestatedClient(turn.client, own[task.d :], torch.ones_like(client.ever))
+        own = task.with_local_statistics(model, data)
+        stays = BnStatsClient(turn.client, own[task.d :], torch.ones_like(client.ever))
         return turn._replace(client=stays, trained=with_statistics(task, turn.trained, own))
 
-    def personal(self, task: Task, client: RestatedClient, down: Any) -> Personal:
-        model = self.algorithm.personal(task, client.client, down)
+    def personal_model(self, task: Task, client: BnStatsClient, down: Any) -> Personal:
+        model = self.algorithm.personal_model(task, client.client, down)
         one = model.w[0] if isinstance(model, Experts) else model
         chosen = torch.where(client.ever, client.statistics, one[task.d :])
         return with_statistics(task, model, torch.cat([one[: task.d], chosen]))

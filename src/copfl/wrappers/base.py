@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, Figures, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.optim import Optimizer
 from copfl.core.task import Data, Personal, Plan, Task
 
@@ -23,8 +23,8 @@ class Around(Protocol):
     def algorithm(self) -> AnyAlgorithm: ...
 
 
-def passes(self: Around) -> int:
-    return self.algorithm.passes
+def total_epochs(self: Around) -> int:
+    return self.algorithm.total_epochs
 
 
 def optimizer(self: Around) -> Optimizer | None:
@@ -38,8 +38,8 @@ def client_init(self: Around, task: Task) -> Any:
 # -- where the message to the client has something added: it is a record with the message inside as `down` -------------
 
 
-def personal_within(self: Around, task: Task, client: Any, down: Any) -> Personal:
-    return self.algorithm.personal(task, client, down.down)
+def personal_model_within(self: Around, task: Task, client: Any, down: Any) -> Personal:
+    return self.algorithm.personal_model(task, client, down.down)
 
 
 def summand_within(self: Around, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
@@ -53,12 +53,14 @@ def downlink_of_server(self: Around, server: Any, ids: Tensor) -> Any:
     return self.algorithm.downlink(server.server, ids)
 
 
-def client_update(self: Around, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> Turn[Any, Any]:
+def client_update(
+    self: Around, task: Task, client: Any, down: Any, data: Data, plan: Plan
+) -> ClientOutput[Any, Any]:
     return self.algorithm.client_update(task, client, down, data, plan)
 
 
-def personal(self: Around, task: Task, client: Any, down: Any) -> Personal:
-    return self.algorithm.personal(task, client, down)
+def personal_model(self: Around, task: Task, client: Any, down: Any) -> Personal:
+    return self.algorithm.personal_model(task, client, down)
 
 
 # -- where only the client does something: the server is that of the algorithm inside ----------------------------------
@@ -76,5 +78,5 @@ def summand(self: Around, task: Task, server: Any, id: Tensor, upload: Any) -> A
     return self.algorithm.summand(task, server, id, upload)
 
 
-def server_update(self: Around, task: Task, server: Any, total: Any) -> tuple[Any, Figures]:
+def server_update(self: Around, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
     return self.algorithm.server_update(task, server, total)

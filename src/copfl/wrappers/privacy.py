@@ -25,15 +25,36 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Figures, Turn
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.batches import NOISE
-from copfl.core.payload import ANSWERS, CLAIMS, claiming, inside, said, saying
+from copfl.core.payload import (
+    VECTOR_FIELDS,
+    WEIGHT_FIELDS,
+    inside,
+    update_of,
+    with_reported_weight,
+    with_update,
+)
 from copfl.core.random import mixed, normal
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError
 from copfl.wrappers import base
 
-ORDERS = (1.1, 1.25, 1.5, 1.75, *range(2, 17), 20, 24, 28, 32, 48, 64, 128, 256)  # of Renyi; any give a true bound
+ORDERS = (
+    1.1,
+    1.25,
+    1.5,
+    1.75,
+    *range(2, 17),
+    20,
+    24,
+    28,
+    32,
+    48,
+    64,
+    128,
+    256,
+)  # of Renyi; any give a true bound
 
 
 class Server(NamedTuple):
@@ -63,12 +84,14 @@ class Private:
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"privacy.{name}={getattr(self, name)} must be a number above 0")
         if not 0 < self.delta < 1:
-            raise UsageError(f"privacy.delta={self.delta} must be above 0 and below 1; below 1 / clients to mean much")
+            raise UsageError(
+                f"privacy.delta={self.delta} must be above 0 and below 1; below 1 / clients to mean much"
+            )
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
-    personal = base.personal_within
+    personal_model = base.personal_model_within
     summand = base.summand_within
 
     def server_init(self, task: Task, clients: int) -> Server:
@@ -78,47 +101,56 @@ class Private:
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return Down(self.algorithm.downlink(server.server, ids), mixed(self.seed, NOISE, server.round, ids))
 
-    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> Turn[Any, Any]:
+    def client_update(
+        self, task: Task, client: Any, down: Down, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
         """The client's turn, with an upload that says no more than it may.
 
         A client whose training broke sends noise alone and keeps its record: that it broke must not show either.
         """
         turn = self.algorithm.client_update(task, client, down.down, data, plan)
         _check_sayable(turn)
-        found = said(down.down, turn.upload)
+        found = update_of(down.down, turn.upload)
         whole = tree.finite((turn.client, turn.upload), task.device)
         change = torch.where(whole, found.change, 0)
         change = change * (self.clip / change.norm().clamp(min=self.clip))
         change = change + self.noise * self.clip / self.taking_part**0.5 * normal(down.key, change)
         received, personal = found.received, found.personal
         if personal is not None:
-            personal = task.home() | torch.zeros_like(
+            personal = task.local() | torch.zeros_like(
                 personal
             )  # the same for everybody from the start: it tells nothing
             received = torch.where(personal, 0, inside(down).w)
-        claim = None if found.claim is None else torch.ones_like(found.claim)
-        upload = saying(turn.upload, found._replace(sent=received + change, personal=personal, claim=claim))
-        after = tree.each(lambda new, old: torch.where(whole, new, old), claiming(turn.client, claim), client)
-        figures = {**turn.figures, "weight": torch.ones_like(turn.figures["weight"])}
-        figures.setdefault("bytes_down", figures["weight"].new_zeros(()) + tree.nbytes(down.down))
-        return turn._replace(client=after, upload=upload, figures=figures)
+        reported_weight = None if found.reported_weight is None else torch.ones_like(found.reported_weight)
+        upload = with_update(
+            turn.upload,
+            found._replace(sent=received + change, personal=personal, reported_weight=reported_weight),
+        )
+        after = tree.each(
+            lambda new, old: torch.where(whole, new, old),
+            with_reported_weight(turn.client, reported_weight),
+            client,
+        )
+        metrics = {**turn.metrics, "weight": torch.ones_like(turn.metrics["weight"])}
+        metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + tree.nbytes(down.down))
+        return turn._replace(client=after, upload=upload, metrics=metrics)
 
-    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Figures]:
-        inside, figures = self.algorithm.server_update(task, server.server, total)
+    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Metrics]:
+        inside, metrics = self.algorithm.server_update(task, server.server, total)
         rounds = int(server.round) + 1
         spent = {
             "epsilon": epsilon(self.noise, rounds, self.delta, self.clients, self.taking_part),
             "epsilon_server": epsilon(self.noise / self.taking_part**0.5, rounds, self.delta),
         }
         known = {name: torch.tensor(value, dtype=torch.float64) for name, value in spent.items()}
-        return Server(inside, server.round + 1), {**figures, **known}
+        return Server(inside, server.round + 1), {**metrics, **known}
 
 
-def _check_sayable(turn: Turn[Any, Any]) -> None:
+def _check_sayable(turn: ClientOutput[Any, Any]) -> None:
     """Nothing, if the upload is an answer and a claim and no message crosses in mid-turn; else a UsageError."""
     sent = [name for name, value in turn.upload._asdict().items() if value is not None]
-    others = [name for name in sent if name not in (*ANSWERS, *CLAIMS)]
-    if "bytes_up" in turn.figures:
+    others = [name for name in sent if name not in (*VECTOR_FIELDS, *WEIGHT_FIELDS)]
+    if "bytes_up" in turn.metrics:
         others.append("messages in the middle of a turn")
     if others:
         raise UsageError(
@@ -152,7 +184,9 @@ def epsilon(noise: float, rounds: int, delta: float, clients: int = 1, taking_pa
         raise UsageError(
             "privacy needs dp-accounting to reckon its epsilon; `pip install 'copfl[privacy]'` brings it"
         ) from error
-    event = GaussianDpEvent(noise / 2)  # one client's change can turn into any other of its length: 2 clip apart
+    event = GaussianDpEvent(
+        noise / 2
+    )  # one client's change can turn into any other of its length: 2 clip apart
     if taking_part < clients:
         event = SampledWithoutReplacementDpEvent(clients, taking_part, event)
     accountant = RdpAccountant(orders=ORDERS, neighboring_relation=NeighboringRelation.REPLACE_ONE)

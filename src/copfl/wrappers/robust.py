@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Figures
-from copfl.core.payload import broadcast, said, saying
+from copfl.core.algorithm import AnyAlgorithm, Metrics
+from copfl.core.payload import broadcast, update_of, with_update
 from copfl.core.task import Task
 from copfl.core.tree import Gathered
 from copfl.errors import UsageError, at_least
@@ -34,7 +34,7 @@ class Heard(NamedTuple):
     """What each client last said, in two numbers: a table with a row per client."""
 
     length: Tensor  # [N], of its change
-    claim: Tensor  # [N]
+    reported_weight: Tensor  # [N]
     ever: Tensor  # [N], 1 where it ever said something
 
 
@@ -42,7 +42,7 @@ class ClipServer(NamedTuple):
     server: Any
     heard: Heard
     radius: Tensor  # [], how long a change may be; 0 before the first round
-    claim: Tensor  # [], the largest claim that counts; 0 before the first round
+    reported_weight: Tensor  # [], the largest claim that counts; 0 before the first round
 
 
 class ClipTotal(NamedTuple):
@@ -68,43 +68,56 @@ class Clipped:
         at_least(0, radius=self.radius)
         at_least(1e-9, times=self.times, louder=self.louder)
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
     client_update = base.client_update
     downlink = base.downlink_of_server
-    personal = base.personal
+    personal_model = base.personal_model
 
     def server_init(self, task: Task, clients: int) -> ClipServer:
-        nothing, none = task.first.new_zeros(clients), task.first.new_zeros(())
-        return ClipServer(self.algorithm.server_init(task, clients), Heard(nothing, nothing, nothing), none, none)
+        nothing, none = task.initial.new_zeros(clients), task.initial.new_zeros(())
+        return ClipServer(
+            self.algorithm.server_init(task, clients), Heard(nothing, nothing, nothing), none, none
+        )
 
     def summand(self, task: Task, server: ClipServer, id: Tensor, upload: Any) -> ClipTotal:
         """What the upload adds when it is cut to size; nothing in the round that only measures."""
-        found = said(broadcast(self.algorithm, server.server, id), upload)
+        found = update_of(broadcast(self.algorithm, server.server, id), upload)
         length = found.change.norm()
         factor = torch.where(length > server.radius, server.radius / length.clamp(min=1e-30), 1)
-        claim = None if found.claim is None else found.claim.clamp(min=0).clamp(max=server.claim)
-        cut = saying(upload, found._replace(sent=found.received + factor * found.change, claim=claim))
+        reported_weight = (
+            None
+            if found.reported_weight is None
+            else found.reported_weight.clamp(min=0).clamp(max=server.reported_weight)
+        )
+        cut = with_update(
+            upload,
+            found._replace(sent=found.received + factor * found.change, reported_weight=reported_weight),
+        )
         measured = server.heard.ever.any()
         total = self.algorithm.summand(task, server.server, id, cut)
         one = torch.ones_like(length)
-        loudest = one if found.claim is None else found.claim.max().to(length.dtype)
+        loudest = one if found.reported_weight is None else found.reported_weight.max().to(length.dtype)
         return ClipTotal(
             tree.each(lambda t: torch.where(measured, t, torch.zeros_like(t)), total),
             Heard(*tree.placed((length, loudest, one), id, server.heard.ever.shape[0])),
             (length > server.radius).to(length.dtype),
         )
 
-    def server_update(self, task: Task, server: ClipServer, total: ClipTotal) -> tuple[ClipServer, Figures]:
-        inside, figures = self.algorithm.server_update(task, server.server, total.total)
+    def server_update(self, task: Task, server: ClipServer, total: ClipTotal) -> tuple[ClipServer, Metrics]:
+        inside, metrics = self.algorithm.server_update(task, server.server, total.total)
         now = total.heard.ever > 0
         heard = tree.each(lambda new, old: torch.where(now, new, old), total.heard, server.heard)
         middle = self.times * middle_of(heard.length, heard.ever)
         radius = torch.where(heard.ever.any(), self.radius, 0).to(middle.dtype) if self.radius else middle
-        claim = self.louder * middle_of(heard.claim, heard.ever)
+        reported_weight = self.louder * middle_of(heard.reported_weight, heard.ever)
         share = total.clipped / total.heard.ever.sum().clamp(min=1)
-        return ClipServer(inside, heard, radius, claim), {**figures, "radius": server.radius, "clipped": share}
+        return ClipServer(inside, heard, radius, reported_weight), {
+            **metrics,
+            "radius": server.radius,
+            "clipped": share,
+        }
 
 
 def middle_of(values: Tensor, counts: Tensor) -> Tensor:
@@ -135,23 +148,27 @@ class Trimmed:
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim <= 0.5:
-            raise UsageError(f"trim={self.trim} must be at least 0 and at most 0.5: it is a share of each end")
+            raise UsageError(
+                f"trim={self.trim} must be at least 0 and at most 0.5: it is a share of each end"
+            )
 
-    passes = property(base.passes)
+    total_epochs = property(base.total_epochs)
     optimizer = property(base.optimizer)
     client_init = base.client_init
     client_update = base.client_update
     downlink = base.downlink_of_server
-    personal = base.personal
+    personal_model = base.personal_model
 
     def server_init(self, task: Task, clients: int) -> GatherServer:
         return GatherServer(self.algorithm.server_init(task, clients))
 
     def summand(self, task: Task, server: GatherServer, id: Tensor, upload: Any) -> Gathered:
-        one = torch.ones(1, dtype=task.first.dtype, device=id.device)
+        one = torch.ones(1, dtype=task.initial.dtype, device=id.device)
         return Gathered(Row(id[None], tree.each(lambda t: t[None], upload), one))
 
-    def server_update(self, task: Task, server: GatherServer, total: Gathered) -> tuple[GatherServer, Figures]:
+    def server_update(
+        self, task: Task, server: GatherServer, total: Gathered
+    ) -> tuple[GatherServer, Metrics]:
         """The algorithm's own step, as if every client had sent the middle of what all of them sent.
 
         The mean of equal vectors is that vector whatever the weights, so this is right for every algorithm that takes a
@@ -161,9 +178,11 @@ class Trimmed:
         counted = [tree.row((ids, uploads), n) for n in counts.nonzero()[:, 0].tolist()]
         if not counted:
             nothing = self.algorithm.summand(task, server.server, ids[0], tree.row(uploads, 0))
-            inside, figures = self.algorithm.server_update(task, server.server, tree.each(torch.zeros_like, nothing))
-            return GatherServer(inside), figures
-        found = [said(broadcast(self.algorithm, server.server, id), upload) for id, upload in counted]
+            inside, metrics = self.algorithm.server_update(
+                task, server.server, tree.each(torch.zeros_like, nothing)
+            )
+            return GatherServer(inside), metrics
+        found = [update_of(broadcast(self.algorithm, server.server, id), upload) for id, upload in counted]
         middle = trimmed_mean(
             torch.stack([one.sent for one in found]),
             torch.stack(
@@ -175,11 +194,11 @@ class Trimmed:
             self.trim,
         )
         summands = (
-            self.algorithm.summand(task, server.server, id, saying(upload, one._replace(sent=middle)))
+            self.algorithm.summand(task, server.server, id, with_update(upload, one._replace(sent=middle)))
             for (id, upload), one in zip(counted, found, strict=True)
         )
-        inside, figures = self.algorithm.server_update(task, server.server, reduce(tree.add, summands))
-        return GatherServer(inside), figures
+        inside, metrics = self.algorithm.server_update(task, server.server, reduce(tree.add, summands))
+        return GatherServer(inside), metrics
 
 
 def trimmed_mean(values: Tensor, present: Tensor, trim: float) -> Tensor:
@@ -211,4 +230,8 @@ def median(algorithm: AnyAlgorithm) -> Trimmed:
     return Trimmed(algorithm, 0.5)
 
 
-GUARDS: dict[str, Callable[..., AnyAlgorithm]] = {"clip": clip, "median": median, "trimmed_mean": trimmed}
+ROBUST_RULES: dict[str, Callable[..., AnyAlgorithm]] = {
+    "clip": clip,
+    "median": median,
+    "trimmed_mean": trimmed,
+}

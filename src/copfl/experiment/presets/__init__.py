@@ -10,7 +10,9 @@ from copfl.experiment.config import Tables, read_toml
 
 def names() -> list[str]:
     """The presets that there are."""
-    return sorted(path.name.removesuffix(".toml") for path in resources.files(__name__).iterdir() if _is_one(path.name))
+    return sorted(
+        path.name.removesuffix(".toml") for path in resources.files(__name__).iterdir() if _is_one(path.name)
+    )
 
 
 def preset(name: str) -> Tables:

@@ -121,7 +121,9 @@ def normalise(x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps
     return y, mean, var, inverse
 
 
-def normalise_back(grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, share: Tensor | None):
+def normalise_back(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, share: Tensor | None
+):
     """The gradients of `normalise` with respect to the rows, the weight and the bias."""
     grad, x = grad.contiguous(), x.contiguous()
     n, r, c = x.shape

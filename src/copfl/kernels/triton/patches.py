@@ -33,8 +33,8 @@ def _gather(
     b = rest // HO
     h = ho * SH + i - PH
     w = wo * SW + j - PW
-    real = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    value = tl.load(x + ((b * H + h) * W + w) * C + c, mask=real, other=0.0)
+    valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    value = tl.load(x + ((b * H + h) * W + w) * C + c, mask=valid, other=0.0)
     tl.store(rows + place, value, mask=inside)
 
 
@@ -60,13 +60,13 @@ def _gather_lines(
     h = (rest % HO) * SH + i - PH
     w = (wo * SW - PW)[:, None] + (column // C)[None]
     inside = (line < total)[:, None]
-    real = inside & ((h >= 0) & (h < H))[:, None] & (w >= 0) & (w < W)
+    valid = inside & ((h >= 0) & (h < H))[:, None] & (w >= 0) & (w < W)
     if not WHOLE:
-        real = real & (column < KW * C)[None]
+        valid = valid & (column < KW * C)[None]
         length = tl.where(i == KH - 1, ROW - (KH - 1) * KW * C, KW * C)
         inside = inside & (column[None] < length[:, None])
     start = (((rest // HO) * H + h) * W + wo * SW - PW) * C
-    value = tl.load(x + start[:, None] + column[None], mask=real, other=0.0)
+    value = tl.load(x + start[:, None] + column[None], mask=valid, other=0.0)
     to = window * ROW + i * (KW * C)
     tl.store(rows + to[:, None] + column[None], value, mask=inside)
 
@@ -94,9 +94,9 @@ def _scatter(
         for j in tl.static_range(KW):
             across = w + PW - j
             wide = across // SW
-            real = fits & (across >= 0) & (across % SW == 0) & (wide < WO)
+            valid = fits & (across >= 0) & (across % SW == 0) & (wide < WO)
             k = (i * KW + j) * C + c if PIXELS else c * (KH * KW) + i * KW + j
-            value += tl.load(rows + ((b * HO + high) * WO + wide) * ROW + k, mask=real, other=0.0)
+            value += tl.load(rows + ((b * HO + high) * WO + wide) * ROW + k, mask=valid, other=0.0)
     tl.store(x + place, value, mask=inside)
 
 
@@ -113,8 +113,13 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     x = x.contiguous()
     batch, high, wide, channels = x.shape
     entries = channels * kernel[0] * kernel[1]
-    rows = torch.empty(batch, *out, -(-entries // 4) * 4 if pixels else entries, dtype=x.dtype, device=x.device)
-    how, index = (high, wide, channels, *out, *kernel, *stride, *padding), _index(max(x.numel(), rows.numel()))
+    rows = torch.empty(
+        batch, *out, -(-entries // 4) * 4 if pixels else entries, dtype=x.dtype, device=x.device
+    )
+    how, index = (
+        (high, wide, channels, *out, *kernel, *stride, *padding),
+        _index(max(x.numel(), rows.numel())),
+    )
     if not pixels:
         total = rows.numel()
         _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=index)
@@ -129,7 +134,9 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     return rows
 
 
-def unpatch(rows: Tensor, size: tuple[int, int], channels: int, kernel, stride, padding, pixels: bool) -> Tensor:
+def unpatch(
+    rows: Tensor, size: tuple[int, int], channels: int, kernel, stride, padding, pixels: bool
+) -> Tensor:
     """The adjoint of `patches`: [B, H, W, C]."""
     rows = rows.contiguous()
     batch, ho, wo, entries = rows.shape

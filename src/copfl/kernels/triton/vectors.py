@@ -67,7 +67,9 @@ def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.c
     bins = tl.arange(0, 16)
     found = tl.load(counts + at * 16 + bins)
     higher = tl.load(above + at)
-    reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher  # have this digit, or a higher
+    reached = (
+        tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher
+    )  # have this digit, or a higher
     digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
     digit = tl.maximum(digit, 0)
     tl.store(above + at, higher + tl.sum(tl.where(bins > digit, found, 0), 0))
@@ -122,7 +124,10 @@ def largest(keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...]) -> 
     ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], -1)
     last, _, _ = threshold(keys, spare, max(1, (max(sizes) - 1).bit_length()), sizes, ties)
     last = torch.where(ties[..., 2] > 0, last, 0)
-    chosen, stretches = torch.empty(rows, length, dtype=torch.bool, device=keys.device), _parts(sizes, keys.device)
+    chosen, stretches = (
+        torch.empty(rows, length, dtype=torch.bool, device=keys.device),
+        _parts(sizes, keys.device),
+    )
     _reach[(stretches.shape[1], rows)](
         keys, chosen.view(torch.uint8), ties, last, stretches, stretches.shape[1], len(sizes), keys.stride(0), length,
         BLOCK=BLOCK,

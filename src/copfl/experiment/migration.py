@@ -1,0 +1,83 @@
+"""Names that files of version 0.1 have, and what they are called now. Applied wherever such a file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from copfl.errors import UsageError
+
+Tables = dict[str, dict[str, Any]]
+
+TABLES = {"levers": "addons", "guard": "robust"}
+KEYS: dict[str, dict[str, str]] = {  # by the table's title, or by the algorithm's name
+    "run": {"look_every": "eval_every", "look_at": "eval_models"},
+    "addons": {
+        "momentum": "server_momentum",
+        "average": "ema",
+        "schedule": "lr_schedule",
+        "over": "lr_rounds",
+        "statistics": "bn_stats",
+    },
+    "attack": {"share": "fraction"},
+    "copfl": {
+        "among": "candidates",
+        "every": "interval",
+        "by": "criterion",
+        "without": "leave_one_out",
+        "most": "max_weight",
+    },
+    "fedselect": {"every": "interval"},
+}
+VALUES: dict[tuple[str, str], dict[Any, Any]] = {
+    ("run", "engine"): {"one_by_one": "sequential", "all_at_once": "vmap", "captured": "cuda_graph"},
+    ("run", "eval_models"): {"own": "personal", "after": "final"},
+    ("addons", "bn_stats"): {"own": "local"},
+    ("model", "kernels"): {"living": "pruned"},
+    ("copfl", "candidates"): {"anew": "reselect"},
+    ("copfl", "leave_one_out"): {"letter": "paper"},
+}
+# Options that were measured and removed, with the value that changes nothing; docs/notes/what-we-tried.md.
+REMOVED: dict[tuple[str, str], Any] = {}
+METRICS = {
+    "personal_share": "personal_fraction",
+    "personal_share_of_moving": "personal_fraction_of_moving",
+    "hostile": "malicious",
+}
+ENVIRONMENT = {"side_by_side": "batched_model", "held": "label_counts"}
+
+
+def migrated(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """The tables of a run file under today's names."""
+    algorithm = str(tables.get("algorithm", {}).get("name", "copfl"))
+    result: Tables = {}
+    for title, table in tables.items():
+        title = TABLES.get(title, title)
+        kinds = (algorithm, title) if title == "algorithm" else (title,)
+        for key, value in table.items():
+            for kind in kinds:
+                key = KEYS.get(kind, {}).get(key, key)
+                if isinstance(value, str):
+                    value = VALUES.get((kind, key), {}).get(value, value)
+            if not _removed(kinds, key, value):
+                result.setdefault(title, {})[key] = value
+        result.setdefault(title, {})
+    return result
+
+
+def _removed(kinds: tuple[str, ...], key: str, value: Any) -> bool:
+    """Whether the option no longer exists; a value that did something is refused."""
+    for kind in kinds:
+        if (kind, key) in REMOVED:
+            if value != REMOVED[kind, key]:
+                raise UsageError(
+                    f"{kind}.{key}={value!r} was removed (docs/notes/what-we-tried.md says what it was measured "
+                    "to do); leave it out, or run this file with copfl 0.1"
+                )
+            return True
+    return False
+
+
+def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The record with its keys renamed, in its order."""
+    return {names.get(key, key): value for key, value in record.items()}

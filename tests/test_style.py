@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "src" / "copfl").rglob("*.py"))
+MOST_LINES, MOST_LONG_LINES, LONG = 18_000, 99, 110
+MOST_POSITIONAL, MOST_UNPACKED = 8, 4
 
 
 @pytest.mark.parametrize(
@@ -18,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
     [
         (["ruff", "format", "--check", "--diff", "."], "ruff format"),
         (["ruff", "check", "."], "ruff check --fix"),
-        pytest.param(["mypy"], "mypy, and mend what it names", marks=pytest.mark.long),
+        pytest.param(["mypy"], "mypy, and fix what it names", marks=pytest.mark.long),
     ],
     ids=["ruff format", "ruff check", "mypy"],
 )
@@ -39,3 +43,34 @@ def test_what_mypy_does_not_read_is_not_imported() -> None:
         assert not found, (
             f"{path.relative_to(ROOT)} has {found[0].strip()!r}: let mypy read it (pyproject.toml)"
         )
+
+
+def test_the_package_stays_small() -> None:
+    lines = [line for path in SOURCES for line in path.read_text("utf-8").splitlines()]
+    assert len(lines) <= MOST_LINES
+    assert sum(len(line) > LONG for line in lines) <= MOST_LONG_LINES
+
+
+def is_triton(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is a GPU kernel, whose pointers and sizes can only be passed one by one."""
+    return any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src" / "copfl")))
+def test_signatures_and_tuples_are_short(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_triton(node):
+            names = [
+                a.arg
+                for a in (*node.args.posonlyargs, *node.args.args)
+                if a.arg not in ("self", "cls", "ctx")
+            ]
+            assert len(names) <= MOST_POSITIONAL, (
+                f"line {node.lineno}: {node.name} takes {len(names)} in order"
+            )
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            for target in node.targets:
+                count = len(target.elts) if isinstance(target, ast.Tuple) else 0
+                assert count <= MOST_UNPACKED, (
+                    f"line {node.lineno}: {count} values out of one call; use a record"
+                )

@@ -49,7 +49,7 @@ def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
 
 def command(*words: object) -> list[str]:
     """The command line that starts `copfl WORDS` as a process of its own."""
-    return [sys.executable, "-m", "copfl.cli.main", *map(str, words)]
+    return [sys.executable, "-m", "copfl", *map(str, words)]
 
 
 def started(*words: object, cwd: Path) -> Answer:

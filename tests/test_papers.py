@@ -74,7 +74,7 @@ def test_commands_in_the_readme_are_understood() -> None:
         shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
     assert {"run", "list", "data get"} <= shown.keys()
     for command, options in shown.items():
-        words = [sys.executable, "-m", "copfl.cli.main", *command.split(), "--help"]
+        words = [sys.executable, "-m", "copfl", *command.split(), "--help"]
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         for option in options:
             assert re.search(rf"(?<![\w-]){option}\b", said), f"copfl {command} has no {option}"

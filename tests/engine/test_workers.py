@@ -140,7 +140,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tmp_path: Path) -> None:
     words = ["run", "--workers", "2", "--rounds", "100000", "--model", "mlp", "--out", str(tmp_path / "run")]
     run = subprocess.Popen(
-        [sys.executable, "-m", "copfl.cli.main", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, "-m", "copfl", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     rounds = tmp_path / "run" / "rounds.jsonl"

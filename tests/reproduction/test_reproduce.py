@@ -231,7 +231,7 @@ def test_several_processes_share_an_item_and_none_does_what_another_is_at(
 ) -> None:
     """Two real processes at the same cells, with the same folders, make the records of one, each run once."""
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
-    command = [sys.executable, "-m", "copfl.cli.main", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
+    command = [sys.executable, "-m", "copfl", "reproduce", SMALL, "--device", "cpu", *COLUMN, *where]
     both = [subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told

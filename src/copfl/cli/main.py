@@ -14,10 +14,11 @@ import click
 import typer
 
 from copfl.cli import audit as auditing
-from copfl.cli import compare
+from copfl.cli import compare, options
 from copfl.cli import federate as federating
 from copfl.cli import report as reporting
 from copfl.cli import reproduce as reproducing
+from copfl.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
     from copfl.experiment.build import Experiment
@@ -25,17 +26,16 @@ if TYPE_CHECKING:
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.run import OnRound, Result
 
-typer.core.HAS_RICH = False  # or the help says "\[required]", escaped for a renderer that is not used here
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
+)
 data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(federating.app, name="federate")
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
-]
 
 
 def main() -> NoReturn:
@@ -79,103 +79,48 @@ def _complain(message: str, code: int = 2) -> int:
     return code
 
 
-@app.command()
+@app.command(cls=options.Command)
+@options.takes_run_options
 def run(
-    algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function."),
-    ] = None,
-    data_dir: DataDir = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")
-    ] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="classes, dirichlet, iid, by_group, or a partition.json.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or mamo; default: the algorithm's own.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    clients: Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", "-r", help="How many rounds.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    participation: Annotated[float | None, typer.Option(help="Share of the clients in each round.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmap or cuda_graph.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, bf16 or fp64.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that train clients, on a CPU; 0, the default: as many as pay."),
-    ] = None,
-    store: Annotated[
-        str | None, typer.Option(help="Where the clients' states are kept: memory or disk.")
-    ] = None,
-    attack: Annotated[
-        str | None, typer.Option(help="Some clients lie: label_flip, sign_flip, scaled, noise or free_rider.")
-    ] = None,
-    attackers: Annotated[
-        float | None, typer.Option(help="Share of the clients that lie; default: 0.2.")
-    ] = None,
-    robust: Annotated[
-        str | None, typer.Option(help="The server's answer to liars: clip, trimmed_mean or median.")
-    ] = None,
-    privacy: Annotated[
-        float | None,
-        typer.Option(help="Clip and noise uploads: the noise on their sum, in units of privacy.clip."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run folder; default: a new one under runs/.")
+    *,
+    tables: options.Tables,
+    algorithm: options.Algorithm = None,
+    seed: Annotated[
+        int | None, options.option(options.TRAINING, "Seed of all randomness, from 0; default: 0.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="A run.toml; options on the line win.")
+        Path | None,
+        options.option(options.TRAINING, "A run.toml; options on the line override it.", "--config", "-c"),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
-            help="Settings that go together. paper: CO-PFL by the letter; plus: with levers and late masks."
+        options.option(
+            options.TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", help="TABLE.KEY=VALUE, such as copfl.rate=0.15 or run.threads=2."),
+    out: Annotated[
+        Path | None,
+        options.option(options.OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o"),
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or jsonl; may be repeated.")
+        list[str] | None,
+        options.option(options.OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a federation; with no options, CO-PFL on digits."""
+    """Train a federation; without options, CO-PFL on digits."""
     from copfl.experiment import config as configure
     from copfl.experiment import folder as run_folder
     from copfl.experiment import presets
     from copfl.experiment.build import prepare
 
-    line: Tables = {}
-
-    def say(title: str, **options: object) -> None:
-        line.setdefault(title, {}).update({key: value for key, value in options.items() if value is not None})
-
-    say("algorithm", name=algorithm)
-    say("data", name=dataset, dir=None if data_dir is None else str(data_dir))
-    say("partition", name=partition)
-    say("model", name=model)
-    say("optimizer", name=optimizer, lr=lr)
-    say("run", clients=clients, rounds=rounds, batch=batch, participation=participation, seed=seed)
-    say("run", device=device, engine=engine, precision=precision, workers=workers, store=store)
-    say("attack", name=attack, fraction=attackers)
-    say("robust", name=robust)
-    say("privacy", noise=privacy)
-    for text in settings or []:
-        title, key, value = configure.setting(text)
-        say(title, **{key: value})
+    named: Tables = {} if algorithm is None else {"algorithm": {"name": algorithm}}
+    seeded: Tables = {} if seed is None else {"run": {"seed": seed}}
     # Not so in Python: a program that is not guarded would start itself again in every process.
     below: list[Tables] = [{"run": {"workers": 0}}, *([presets.preset(preset)] if preset is not None else [])]
-    prepared = prepare([*below, {} if config is None else configure.read_file(config), line])
+    file: Tables = {} if config is None else configure.read_file(config)
+    prepared = prepare([*below, file, named, seeded, tables])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:
         result = _executed(prepared, folder, silent=quiet or as_json, track=track)
@@ -355,7 +300,3 @@ def _show(result: Result, quiet: bool, as_json: bool) -> None:
         print(json.dumps(summary.as_json(result)))
     elif not quiet:
         summary.show(result, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

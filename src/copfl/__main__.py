@@ -1,0 +1,5 @@
+"""`python -m copfl` is the command line."""
+
+from copfl.cli.main import main
+
+main()

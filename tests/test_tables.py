@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from copfl import tables
+from copfl.tables import RULE, Table, as_csv, as_markdown, as_text
+
+TABLE = Table(
+    "Title", ["", "accuracy", "which"], [["a|b", "65.0 ± 7.1", "x"], RULE, ["c", "-", "yy"]], ["A note."]
+)
+
+
+def test_text_by_hand() -> None:
+    assert as_text(TABLE).splitlines() == [
+        "Title",
+        "",
+        "       accuracy  which",
+        "----------------------",
+        "a|b  65.0 ± 7.1  x",
+        "----------------------",
+        "c             -  yy",
+        "A note.",
+    ]
+
+
+def test_long_names_of_columns_are_wrapped_and_cells_never() -> None:
+    table = Table("", ["", "left out: the others"], [["client 0", "+1.0 ± 0.1"]])
+    assert as_text(table, 20).splitlines() == [
+        "           left out:",
+        "          the others",
+        "--------------------",
+        "client 0  +1.0 ± 0.1",
+    ]
+    assert "client 0  +1.0 ± 0.1" in as_text(table, 5)
+
+
+def test_markdown_and_csv_by_hand() -> None:
+    assert as_markdown(TABLE) == (
+        "**Title**\n\n|  | accuracy | which |\n| --- | ---: | ---: |\n| a\\|b | 65.0 ± 7.1 | x |\n"
+        "| c | - | yy |\n\nA note."
+    )
+    assert as_markdown(Table("", ["a"], [["b"]], numeric=False)) == "| a |\n| --- |\n| b |"
+    assert as_csv(TABLE) == ",accuracy,which\na|b,65.0 ± 7.1,x\nc,-,yy\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (60_000, "60 kB"), (999_700, "1 MB"), (2.5e6, "2.5 MB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert tables.size(count) == text
+
+
+def test_numbers() -> None:
+    assert tables.percent(0.6504) == "65.0"
+    assert tables.percent(None) == tables.number(math.nan) == "-"
+    assert tables.percent_with_spread(0.65, 0.0707) == "65.0 ± 7.1"
+    assert tables.percent_with_spread(0.65, math.nan) == "65.0"
+    assert tables.with_spread(1.0, 0.5, "+.2f") == "+1.00 ± 0.50"
+    assert tables.interval(-1.5, 2.0) == "[-1.5, +2.0]"
+    assert tables.interval(-math.inf, math.inf) == "-"
+    assert (tables.seconds(0.456, 0.1), tables.seconds(12.34)) == ("0.46 ± 0.10", "12.3")
+
+
+def test_json_has_no_number_that_is_not_finite() -> None:
+    assert tables.plain({"a": np.array([[1.0, np.nan]]), "b": (math.inf, 2, None, "x")}) == {
+        "a": [[1.0, None]],
+        "b": [None, 2, None, "x"],
+    }

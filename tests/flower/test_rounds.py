@@ -96,7 +96,7 @@ def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation
 
 def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: Path) -> None:
     """Up and down, client by client, in rounds in which the masks travel and in rounds in which they do not."""
-    config = CONFIG | {"rounds": 5, "model-options.width": 128, "options.every": 2}
+    config = CONFIG | {"rounds": 5, "model-options.width": 128, "options.interval": 2}
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
     state = begin(settings.algorithm, settings.task, 3)
@@ -124,7 +124,7 @@ def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_p
     config = CONFIG | {
         "rounds": 5,
         "options.warmup": 1,
-        "options.every": 3,
+        "options.interval": 3,
     }  # it grows in the second and fifth round
     _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     uploads = [p for p in transport.received if '"kind":"upload"' in p.head]

@@ -60,7 +60,7 @@ def test_a_client_has_the_same_plan_alone_and_among_others(
     sizes: list[int], batch: int, first_id: int, augment: bool
 ) -> None:
     ids = [first_id + 3 * n for n in range(len(sizes))]
-    how: dict[str, Any] = {"batch": batch, "passes": 2, "augment": augment}
+    how: dict[str, Any] = {"batch": batch, "epochs": 2, "augment": augment}
     together = plan(7, 5, ids, sizes, **how)
     for place, (client, size) in enumerate(zip(ids, sizes, strict=True)):
         alone = plan(7, 5, [client], [size], **how)

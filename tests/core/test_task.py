@@ -306,8 +306,8 @@ def test_a_batch_is_augmented_before_it_is_normalised() -> None:
 
 @pytest.fixture
 def small_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "PASS", 4)
-    monkeypatch.setattr(task, "LOOK", 4)
+    monkeypatch.setattr(task, "STATISTICS_BATCH", 4)
+    monkeypatch.setattr(task, "EVAL_BATCH", 4)
 
 
 @pytest.mark.usefixtures("small_pass")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl import files
 from copfl.engine import checkpoint
 from copfl.errors import RunError
 
@@ -83,27 +80,3 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
             checkpoint.read(path)
     with pytest.raises(RunError, match="there is no checkpoint at"):
         checkpoint.read(tmp_path / "gone")
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    path = tmp_path / "state"
-    files.write_bytes(path, b"old")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, broken, full)
-    with pytest.raises(RunError, match=r"cannot write .*state: No space left on device; free some space"):
-        files.write_bytes(path, b"new")
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"state": b"old"}
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    for name in (".state.part", ".partition.json.77.tmp", "state", "notes.part"):
-        (tmp_path / name).touch()
-    files.remove_parts(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.part", "state"]
-    files.remove_parts(tmp_path / "gone")

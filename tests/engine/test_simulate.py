@@ -235,7 +235,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
         ({"batch": 0}, "batch=0 must be at least 1"),
         ({"eval_every": 0}, "eval_every=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
-        ({"eval_models": "befor"}, 'no eval_models "befor".* Known: after, all, own'),
+        ({"eval_models": "befor"}, 'no eval_models "befor".* Known: all, final, personal'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.errors import RunError
-from copfl.files import put
+from copfl.files import write_with
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
-    put(path, write)
+    write_with(path, write)
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:

@@ -1,0 +1,83 @@
+"""Files are written atomically, and a lock ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copfl import files
+from copfl.errors import RunError
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_write_that_fails_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "state"
+    files.write_bytes(path, b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, broken, full)
+    with pytest.raises(RunError, match=r"cannot write .*state: No space left on device; free some space"):
+        files.write_bytes(path, b"new")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"state": b"old"}
+
+
+def test_a_private_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "clients" / "state"
+    files.write_bytes(path, b"secret", private=True)
+    assert path.read_bytes() == b"secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+
+
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    for name in (".state.part", ".state.77.part", ".partition.json.77.tmp", "state", "notes.part"):
+        (tmp_path / name).touch()
+    files.remove_parts(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.part", "state"]
+    files.remove_parts(tmp_path / "missing")
+
+
+def test_one_process_at_a_time_has_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    with files.locked(lock):
+        message = f"another process is working in {tmp_path}; wait for it"
+        with pytest.raises(files.Busy, match=message), files.locked(lock):
+            pass
+        assert lock.exists()
+    assert not lock.exists()
+    with files.locked(lock):
+        pass
+
+
+HOLDER = """
+import sys, pathlib, copfl.files
+with copfl.files.locked(pathlib.Path(sys.argv[1])):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"taken\n"
+    with pytest.raises(files.Busy), files.locked(lock):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with files.locked(lock):
+        pass

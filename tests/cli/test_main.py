@@ -232,7 +232,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a share of the parameters"),
         ("run --set copfl.rte=0.2", 'no copfl option "rte"; did you mean "rate"?'),
         ("run --set rate=0.2", r"must look like TABLE\.KEY=VALUE"),
-        ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: algorithm, .*copfl'),
+        ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: addons, algorithm, .*copfl'),
         ("run --lr nan", "lr=nan must be a finite number"),
         ("run --lr -1", "lr=-1.0 must be a number above 0"),
         ("run --seed -3", "seed=-3 must be at least 0"),
@@ -243,7 +243,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --partition by_group", '"digits" has no groups'),
         ("run --algorithm copfl2", 'no algorithm "copfl2"; did you mean "copfl"?'),
         ("run --optimizer sdg", 'no optimizer "sdg"; did you mean "sgd"?'),
-        ("run --engine warp", 'no engine "warp". Known: vmap'),
+        ("run --engine warp", 'no engine "warp". Known: auto, cuda_graph'),
         ("run --device tpu", 'device "tpu" is unknown; use cpu, cuda'),
         ("run --precision fp12", 'no precision "fp12"'),
         (
@@ -396,7 +396,7 @@ def test_data_get_fetches_and_checks(here: Path, capsys: Capture, monkeypatch: p
 
 
 def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
-    look = "import sys; from copfl import cli; sys.argv = ['copfl', '--help']\n"
+    look = "import sys; from copfl.cli import main as cli; sys.argv = ['copfl', '--help']\n"
     look += "try: cli.main()\nexcept SystemExit as exit: assert exit.code == 0\n"
     look += "assert not {'torch', 'numpy', 'rich', 'sklearn'} & set(sys.modules), sorted(sys.modules)"
     subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, env=environment())

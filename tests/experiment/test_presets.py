@@ -9,12 +9,12 @@ from copfl.experiment.build import prepare
 from copfl.parts.mamo import Mamo
 
 
-def test_the_paper_by_the_letter() -> None:
+def test_the_paper_as_published() -> None:
     made = prepare([presets.preset("paper"), {"run": {"rounds": 2}}]).algorithm
-    letter = copfl(
+    published = copfl(
         Mamo(lr=1e-4, change="zero"), candidates="all", count="all", merge="union", leave_one_out="paper"
     )
-    assert made == letter
+    assert made == published
 
 
 def test_the_command_line_wins() -> None:
@@ -36,5 +36,8 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
     for rounds in (60, 200):
         tables = prepare([presets.preset("plus"), {"run": {"rounds": rounds}}]).tables
         assert tables["algorithm"]["warmup"] == rounds * 3 // 4
-        assert (tables["addons"]["momentum"], tables["addons"]["average"]) == (0.9, 0.95)
-        assert (tables["algorithm"]["by"], tables["algorithm"]["among"]) == ("benefit", "reselect")
+        assert (tables["addons"]["server_momentum"], tables["addons"]["ema"]) == (0.9, 0.95)
+        assert (tables["algorithm"]["criterion"], tables["algorithm"]["candidates"]) == (
+            "benefit",
+            "reselect",
+        )

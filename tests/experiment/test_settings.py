@@ -35,12 +35,12 @@ def test_resolving_what_was_resolved_changes_nothing(name: str) -> None:
     assert resolved(again) == tables
 
 
-def test_a_share_of_the_rounds_is_a_number_of_rounds() -> None:
+def test_a_percentage_of_the_rounds_is_a_number_of_rounds() -> None:
     for rounds, warmup in ((200, 100), (61, 30), (3, 2)):
         tables = resolved({"copfl": {"warmup": "50%"}, "run": {"rounds": rounds}})
         assert tables["algorithm"]["warmup"] == warmup
-    levers = {"schedule": "cosine", "over": "25%"}
-    assert resolved({"addons": levers, "run": {"rounds": 40}})["addons"]["over"] == 10
+    addons = {"lr_schedule": "cosine", "lr_rounds": "25%"}
+    assert resolved({"addons": addons, "run": {"rounds": 40}})["addons"]["lr_rounds"] == 10
     assert (
         resolved({"copfl": {"warmup": "25%"}})["algorithm"]["warmup"] == 10
     )  # of the 40 that suit the digits
@@ -138,7 +138,7 @@ def test_a_value_stands_in_for_its_table() -> None:
         ({"run": {"seed": 2**63}}, r"below 2\^63"),
         ({"run": {"participation": 0.0}}, "participation=0.0 must be above 0"),
         ({"run": {"participation": 1.1}}, "participation=1.1 must be above 0 and at most 1"),
-        ({"run": {"engine": "all_at_onse"}}, 'no engine "all_at_onse"; did you mean "vmap"'),
+        ({"run": {"engine": "sequentiel"}}, 'no engine "sequentiel"; did you mean "sequential"'),
         ({"run": {"precision": "fp8"}}, 'no precision "fp8"'),
         ({"run": {"round": 3}}, 'no run option "round"; did you mean "rounds"'),
         ({"algorithm": {"name": "fedpack"}}, 'no algorithm "fedpack"; did you mean "fedpac"'),
@@ -157,16 +157,16 @@ def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, An
         resolved(tables)
 
 
-def test_what_stands_around_the_algorithm_is_there_only_if_it_was_given() -> None:
+def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
     assert not set(AROUND) & resolved({"attack": {}, "robust": {}}).keys()
     tables = resolved(
         {"attack": {"name": "noise"}, "robust": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}}
     )
-    assert tables["attack"] == {"name": "noise", "share": 0.2, "strength": 0.0}
+    assert tables["attack"] == {"name": "noise", "fraction": 0.2, "strength": 0.0}
     assert tables["robust"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
     assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
     assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
     other = resolved(tables, {"robust": {"name": "median"}})
     assert other["robust"] == {"name": "median"}
-    with pytest.raises(UsageError, match='no guard "medan"'):
+    with pytest.raises(UsageError, match='no robust rule "medan"; did you mean "median"'):
         resolved({"robust": {"name": "medan"}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,19 @@ def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def load(path: Path, like: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trees, shaped and placed as in `like`, and `about`; a file that does not fit is refused by name."""
+def load(
+    path: Path, like: Mapping[str, Any], renamed: Callable[[str], str] = str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trees, shaped and placed as in `like`, and `about`; a file that does not fit is refused by name.
+
+    `renamed` is applied to the names of tensors that `like` does not have.
+    """
     tensors, about = read(path)
     result: dict[str, Any] = {}
     for name, part in like.items():
         expected = dict(tree.named(part))
         found = {key.split(":", 1)[1]: t for key, t in tensors.items() if key.startswith(f"{name}:")}
+        found = {key if key in expected else renamed(key): t for key, t in found.items()}
         if found.keys() != expected.keys():
             odd = sorted(found.keys() ^ expected.keys())
             raise RunError(f"{path} is not a checkpoint of this run: {name} differs in {', '.join(odd[:5])}")

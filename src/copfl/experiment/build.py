@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import RunError, UsageError
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables
+from copfl.experiment.identity import digest, essential
 from copfl.experiment.settings import AROUND, PRECISIONS, Loop, resolve
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import Attacked, attacked
@@ -82,38 +82,29 @@ class Experiment:
             ],
         }
 
+    @property
+    def contents(self) -> Tables:
+        """What the data and the partition contain, whatever they are called."""
+        data = self.federation.dataset
+        return {
+            "data": {
+                "classes": len(data.classes),
+                "mean": data.mean,
+                "std": data.std,
+                "augment": data.augment,
+            },
+            "partition": {"sha256": self.federation.partition.fingerprint},
+        }
+
     def fingerprints(self) -> dict[str, str]:
-        """What a checkpoint and the run that goes on from it must have in common, as fingerprints."""
-        free = {
-            "rounds",
-            "checkpoint_every",
-            "device",
-            "engine",
-            "chunk",
-            "threads",
-            "workers",
-            "mkldnn",
-            "save_models",
-            "dir",
-            "code",
-        }
-        kept = {kind: {k: v for k, v in t.items() if k not in free} for kind, t in self.tables.items()}
-        if kept["run"].get("eval_models") == "all":  # as in run folders that are older than the choice
-            del kept["run"]["eval_models"]
-        data = self.federation.dataset  # what it is counts, not what it is called
-        kept["data"] = {
-            "classes": len(data.classes),
-            "mean": data.mean,
-            "std": data.std,
-            "augment": data.augment,
-        }
-        kept["partition"] = {"sha256": self.federation.partition.fingerprint}
+        """Hashes that a checkpoint must share with the run that continues from it."""
+        settings = essential({**self.tables, **self.contents})
+        del settings["run"]["rounds"]
         samples = hashlib.sha256()
         for split in (self.federation.train, self.federation.test):
             for tensor in (split.x, split.y):
                 samples.update(tensor.cpu().numpy().tobytes())
-        settings = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode())
-        return {"settings": settings.hexdigest()[:16], "samples": samples.hexdigest()[:16]}
+        return {"settings": digest(settings), "samples": samples.hexdigest()[:16]}
 
 
 def prepare(

@@ -136,7 +136,7 @@ def optimizer_of(factory: Callable[..., Any], given: Mapping[str, Any]) -> Optim
 def with_robust_rule(name: str, algorithm: Any, options: Mapping[str, Any]) -> Any:
     """The algorithm with the guard of this name around it, its options checked."""
     if name not in ROBUST_RULES:
-        raise unknown("robust", name, ROBUST_RULES)
+        raise unknown("robust rule", name, ROBUST_RULES)
     return ROBUST_RULES[name](algorithm, **checked("robust", ROBUST_RULES[name], options, ("algorithm",)))
 
 

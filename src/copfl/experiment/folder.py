@@ -21,6 +21,7 @@ import re
 import shlex
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from copfl.core.task import Experts, Task
 from copfl.data.partition import Partition
 from copfl.engine import checkpoint, simulate
 from copfl.errors import RunError
-from copfl.experiment import config, records
+from copfl.experiment import config, migration, records
 from copfl.experiment.config import Tables
 
 LOCK = ".lock"
@@ -136,14 +137,20 @@ class RunFolder:
         state.clients.settled()
 
     def restore(
-        self, state: simulate.State, fingerprints: Mapping[str, str]
+        self, state: simulate.State, fingerprints: Mapping[str, str], contents: Tables
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """The records and seconds up to the checkpoint, with the state set to it and the files cut back to it."""
+        """The records and seconds up to the checkpoint, with the state set to it and the files cut back to it.
+
+        A checkpoint of version 0.1 is written anew, before run.toml gets today's names.
+        """
         lines = records.read(self.path / "rounds.jsonl")
+        old = False
         if self._state.exists():
-            trees, about = checkpoint.load(self._state, _everything(state))
-            for what, mark in fingerprints.items():
-                if about.get(what) != mark:
+            trees, about = checkpoint.load(self._state, _everything(state), migration.renamed_tensor)
+            if about.get("settings") == migration.settings_fingerprint(self._raw_tables(), contents):
+                about, old = {**about, "settings": fingerprints["settings"]}, True
+            for what, fingerprint in fingerprints.items():
+                if about.get(what) != fingerprint:
                     raise RunError(
                         f"the {what} of {self.path} are not those of its checkpoint: run.toml or the data were changed "
                         f"since; undo that, or start a new run with `copfl run -c {self.path}/run.toml`"
@@ -155,12 +162,18 @@ class RunFolder:
                 )
             state.server, state.held, state.round = trees["server"], trees["held"], about["round"]
             state.clients.restore(trees["clients"])
-        for name in ("rounds.jsonl", "timing.jsonl"):  # what came after the checkpoint will come again
-            path = self.path / name
-            kept = path.read_bytes().split(b"\n")[: state.round] if path.exists() else []
-            files.write_bytes(path, b"".join(line + b"\n" for line in kept if line))
-        timing = records.read(self.path / "timing.jsonl")
-        return lines[: state.round], [line["seconds"] for line in timing]
+        if old:
+            RunFolder.checkpoint(self, state, fingerprints)
+        # The rounds after the checkpoint will be trained again.
+        timing = records.read(self.path / "timing.jsonl") if (self.path / "timing.jsonl").exists() else []
+        for name, kept in (("rounds.jsonl", lines), ("timing.jsonl", timing)):
+            content = b"".join(map(records.encoded, kept[: state.round]))
+            files.write_bytes(self.path / name, content)
+        return lines[: state.round], [line["seconds"] for line in timing[: state.round]]
+
+    def _raw_tables(self) -> Tables:
+        """The content of run.toml under the names that it has there."""
+        return tomllib.loads((self.path / "run.toml").read_text("utf-8"))
 
     def save_models(self, algorithm: AnyAlgorithm, task: Task, state: simulate.State, clients: int) -> None:
         """Writes each client's model, its own part and the last broadcast, as tensors by name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +46,8 @@ METRICS = {
     "personal_share_of_moving": "personal_fraction_of_moving",
     "hostile": "malicious",
 }
+# Fields of the records in a checkpoint; applied to the names that the algorithm does not have.
+RECORDS: dict[str, str] = {}
 ENVIRONMENT = {"side_by_side": "batched_model", "held": "label_counts"}
 
 
@@ -81,3 +85,19 @@ def _removed(kinds: tuple[str, ...], key: str, value: Any) -> bool:
 def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The record with its keys renamed, in its order."""
     return {names.get(key, key): value for key, value in record.items()}
+
+
+def renamed_tensor(path: str) -> str:
+    """Today's name of a checkpoint's tensor, such as "client.moments.u"."""
+    return ".".join(RECORDS.get(field, field) for field in path.split("."))
+
+
+def settings_fingerprint(tables: Mapping[str, Mapping[str, Any]], contents: Tables) -> str:
+    """The fingerprint of the settings in a checkpoint of version 0.1, from its run.toml as it was written."""
+    neutral = {"rounds", "checkpoint_every", "save_models", "dir", "code"}
+    neutral |= {"device", "engine", "chunk", "threads", "workers", "mkldnn"}
+    kept = {title: {k: v for k, v in t.items() if k not in neutral} for title, t in tables.items()}
+    if kept["run"].get("look_at") == "all":
+        del kept["run"]["look_at"]
+    text = json.dumps({**kept, **contents}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,9 +35,14 @@ def _plain(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def encoded(record: dict[str, Any]) -> bytes:
+    """The record as a line."""
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
 def append(path: Path, record: dict[str, Any]) -> None:
     """Adds one line, on disk before this returns; a line that does not fit on the disk is taken back."""
-    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    line = encoded(record)
     try:
         with open(path, "ab", buffering=0) as file:
             start = file.seek(0, os.SEEK_END)
@@ -80,7 +85,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _renamed(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its metrics under today's names."""
     parts: dict[str, Any] = {
-        part: renamed(record[part], METRICS) for part in ("mean", "per_client") if part in record
+        part: dict(sorted(renamed(record[part], METRICS).items()))
+        for part in ("federation", "mean", "per_client")
+        if part in record
     }
     return {**record, **parts}
 

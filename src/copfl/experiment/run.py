@@ -151,7 +151,7 @@ def execute(
     result = Result(e, [], state, None if folder is None else folder.path)
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
-        result.records, result.seconds = folder.restore(state, fingerprints)
+        result.records, result.seconds = folder.restore(state, fingerprints, e.contents)
         folder.write_tables(e.tables)  # more rounds, or another device, may have been asked for
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())

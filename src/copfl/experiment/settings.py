@@ -168,7 +168,7 @@ def _around(merged: Tables, rounds: int) -> Tables:
             if name is None:
                 raise UsageError(f"[{kind}] needs a name: {', '.join(known)}")
             if name not in known:
-                raise unknown(kind, str(name), known)
+                raise unknown("robust rule" if kind == "robust" else kind, str(name), known)
             factory, skip = (ROBUST_RULES[name], ("algorithm",)) if kind == "robust" else (attacked, ATTACKED)
             options = config.checked(kind, factory, _without(table, "name"), skip)
             result[kind] = {"name": name, **config.keywords_of(factory, skip), **options}

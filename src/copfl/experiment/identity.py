@@ -1,0 +1,59 @@
+"""What a run is, as a short hash: two runs with the same identity differ in rounding at most."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from copfl.data.partition import Partition
+
+Tables = dict[str, dict[str, Any]]
+
+# Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
+NEUTRAL: Mapping[str, frozenset[str]] = {
+    "data": frozenset({"dir", "code"}),
+    "model": frozenset({"code"}),
+    "run": frozenset(
+        {
+            "device",
+            "engine",
+            "chunk",
+            "threads",
+            "workers",
+            "store",
+            "mkldnn",
+            "checkpoint_every",
+            "save_models",
+            "eval_models",
+        }
+    ),
+}
+USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
+
+
+def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """The tables without the neutral settings, as a JSON file would give them back."""
+    result = {
+        title: {k: v for k, v in table.items() if v is not None and k not in NEUTRAL.get(title, ())}
+        for title, table in tables.items()
+    }
+    if result.get("run", {}).get("precision") in USUAL_PRECISIONS:
+        del result["run"]["precision"]
+    plain: Tables = json.loads(json.dumps(result, default=str))
+    return plain
+
+
+def identity(tables: Mapping[str, Mapping[str, Any]], *more: Any) -> str:
+    """Twelve hexadecimal digits of tables with every default filled in, see `resolve`, and of what else counts."""
+    kept = essential(tables)
+    file = str(kept.get("partition", {}).get("name", ""))
+    if file.endswith(".json"):  # its content counts, not its place
+        kept["partition"] = {"sha256": Partition.load(file).fingerprint}
+    return digest([kept, *more])
+
+
+def digest(value: Any) -> str:
+    """Twelve hexadecimal digits of a value that JSON can express."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

@@ -4,9 +4,26 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
-from copfl.stats import Interval, difference, over_clients, over_seeds, spread_of, t_quantile
+from copfl.stats import (
+    Interval,
+    Numbers,
+    agreement,
+    correlation,
+    difference,
+    kendall,
+    latest,
+    mean_of_known,
+    over_clients,
+    over_seeds,
+    ranked,
+    spearman,
+    spread_of,
+    successive_agreement,
+)
 
 
 def test_mean_and_spread_by_hand() -> None:
@@ -20,15 +37,12 @@ def test_one_value_has_no_spread() -> None:
     assert math.isnan(spread)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 31, 100])
-def test_t_quantiles_are_scipys(freedom: int, level: float) -> None:
-    assert t_quantile(freedom, level) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-9)
-
-
-def test_t_quantiles_that_one_knows() -> None:
-    assert t_quantile(1, 0.5) == pytest.approx(1)  # the quartile of Cauchy's distribution
-    assert t_quantile(2) == pytest.approx(4.302653, abs=1e-6)  # as printed in every table
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_intervals_over_seeds_are_scipys(count: int, level: float) -> None:
+    means = np.random.default_rng(count).normal(size=count)
+    wanted = stats.t.interval(level, count - 1, means.mean(), stats.sem(means))
+    assert over_seeds(means, level) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_interval_over_seeds_by_hand() -> None:
@@ -78,3 +92,66 @@ def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:
 @pytest.mark.parametrize(("low", "high", "clear"), [(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False)])
 def test_zero_inside_or_not(low: float, high: float, clear: bool) -> None:
     assert Interval(low, high).without_zero is clear
+
+
+def test_means_and_latest_values_of_known_numbers() -> None:
+    rows = np.array([[1.0, math.nan, math.nan], [3.0, 5.0, math.nan], [math.nan, 7.0, math.nan]])
+    np.testing.assert_array_equal(mean_of_known(rows), [2, 6, math.nan])
+    np.testing.assert_array_equal(mean_of_known(rows, axis=1), [1, 4, 7])
+    np.testing.assert_array_equal(latest(rows), [3, 7, math.nan])
+
+
+def of(*values: float) -> Numbers:
+    return np.array(values, np.float64)
+
+
+def test_equal_values_share_their_ranks() -> None:
+    assert ranked(of(30, 10, 20, 20)).tolist() == [4, 1, 2.5, 2.5]
+
+
+def test_by_hand() -> None:
+    # Ranks 1 2 3 against 2 1 3: 1 - 6 (1 + 1) / (3 · 8) = 0.5; of three pairs two stand in the same order: 1 / 3.
+    assert spearman(of(1, 2, 3), of(20, 10, 30)) == pytest.approx(0.5)
+    assert kendall(of(1, 2, 3), of(20, 10, 30)) == pytest.approx(1 / 3)
+    for measure in (spearman, kendall):
+        assert measure(of(1, 2, 9), of(4, 5, 6)) == pytest.approx(1)
+        assert measure(of(1, 2, 9), of(6, 5, 4)) == pytest.approx(-1)
+        assert np.isnan(measure(of(1, 1, 1), of(4, 5, 6)))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=3, max_size=12))
+def test_as_scipy_does_it(pairs: list[tuple[int, int]]) -> None:
+    a, b = np.array(pairs, np.float64).T
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return
+    assert float(spearman(a, b)) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert float(kendall(a, b)) == pytest.approx(stats.kendalltau(a, b).statistic)
+
+
+def test_the_interval_holds_the_value_and_is_the_same_every_time() -> None:
+    rng = np.random.default_rng(3)
+    a = [rng.normal(size=10) for _ in range(2)]
+    b = [x + rng.normal(size=10) for x in a]
+    found = correlation(spearman, a, b)
+    assert found.low < found.value < found.high
+    assert found == correlation(spearman, a, b)
+    assert found.value == pytest.approx(np.mean([spearman(x, y) for x, y in zip(a, b, strict=True)]))
+    more = correlation(spearman, [np.tile(x, 5) for x in a], [np.tile(y, 5) for y in b])
+    assert more.high - more.low < (found.high - found.low) / 1.5
+
+
+def test_where_there_is_nothing_to_rank() -> None:
+    assert all(math.isnan(number) for number in correlation(spearman, [of(1, 1)], [of(1, 2)]))
+    assert math.isnan(agreement(of(1, 2, 3)[None]))
+    assert math.isnan(successive_agreement(of(1, 2, 3)[None]))
+
+
+def test_how_alike_rows_are() -> None:
+    rows = np.array([[1, 2, 3], [1, 2, 3], [3, 2, 1]], np.float64)
+    assert agreement(rows) == pytest.approx((1 - 1 - 1) / 3)
+    missing = np.concatenate([rows, [[math.nan], [9], [9]]], 1)  # a client that took no part in the first
+    assert successive_agreement(missing) == pytest.approx(
+        (1 + 0.2) / 2
+    )  # 1 2 3 4 and 3 2 1 4: 1 - 6 · 8 / 60
+    assert successive_agreement(rows) == pytest.approx((1 - 1) / 2)

@@ -1,29 +1,31 @@
-"""Means, spreads, and paired differences with intervals: arithmetic that one can do by hand.
+"""Means, spreads, paired differences and rank correlations, with intervals.
 
-The primary interval is over seeds: each seed gives one difference, the mean over its clients of what the same client
-got from the two algorithms; a t interval over those. It answers "on a new draw of clients, weights and batches, is
-there a difference?", and with three seeds it is wide, as it should be. The second one is over clients: the seeds are
-taken as given and each one's clients are drawn again (a bootstrap within seeds). It answers "in these very runs, is
-the difference carried by many clients or by a few?", and is too narrow for the first question.
+The primary interval of a difference is over seeds: each seed gives one difference, the mean over its clients of the
+paired differences, and a t interval covers those. It answers "is there a difference with new clients, weights and
+batches?", and with three seeds it is wide. The second one is over clients: it takes the seeds as given and resamples
+each one's clients (a bootstrap within seeds). It answers "do many clients carry the difference in these runs, or
+few?", and is too narrow for the first question.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
+Measure = Callable[[Numbers, Numbers], Numbers]
 
 LEVEL = 0.95
-DRAWS = 10_000
+DRAWS = 10_000  # of the bootstrap over clients
+RANK_DRAWS = 2000  # of the bootstrap of a rank correlation
 
 
 class Spread(NamedTuple):
-    """A mean and the standard deviation (n - 1) of what it is of; nan of one value alone."""
+    """A mean and its standard deviation (n - 1), which is nan of one value."""
 
     mean: float
     spread: float
@@ -47,62 +49,132 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What may be said of it."""
+        """The conclusion that the interval over seeds allows."""
         if not self.seeds.without_zero:
             return "not distinguishable"
         return "higher" if self.mean > 0 else "lower"
 
 
-def spread_of(values: Sequence[float]) -> Spread:
+class Correlation(NamedTuple):
+    """A rank correlation with its interval; all nan where nothing can be ranked."""
+
+    value: float
+    low: float
+    high: float
+
+
+def spread_of(values: Sequence[float] | Numbers) -> Spread:
     """The mean and spread over seeds."""
     array = np.asarray(values, np.float64)
     return Spread(float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else math.nan)
 
 
+def mean_of_known(values: Numbers, axis: int = 0) -> Numbers:
+    """The mean along an axis of the values that are not nan; nan where all are."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0).sum(axis)
+    return _ratio(total, known.sum(axis).astype(np.float64))
+
+
+def latest(rows: Numbers) -> Numbers:
+    """The last value of each column that is not nan, [columns]."""
+    newest = np.full(rows.shape[1], np.nan)
+    for row in rows:
+        newest = np.where(np.isnan(row), newest, row)
+    return newest
+
+
 def difference(row: Sequence[Numbers], reference: Sequence[Numbers], level: float = LEVEL) -> Difference:
     """The paired difference of two rows, each given as the values of its clients, an array per seed."""
     gains = [a - b for a, b in zip(row, reference, strict=True)]
-    gains = [gain[~np.isnan(gain)] for gain in gains]  # a client that never took part says nothing
+    gains = [gain[~np.isnan(gain)] for gain in gains]  # nan: the client never took part
     means = np.array([gain.mean() for gain in gains])
     return Difference(float(means.mean()), over_seeds(means, level), over_clients(gains, level))
 
 
 def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
-    """mean ± t(n - 1) · s / √n over the seeds' differences; of one seed, everything."""
-    count = len(means)
+    """mean ± t(n - 1) · s / √n over the seeds' differences; unbounded for one seed."""
+    from scipy import stats
+
+    count, mean = len(means), float(means.mean())
     if count < 2:
         return Interval(-math.inf, math.inf)
-    half = t_quantile(count - 1, level) * float(means.std(ddof=1)) / math.sqrt(count)
-    return Interval(float(means.mean()) - half, float(means.mean()) + half)
+    half = float(stats.t.ppf((1 + level) / 2, count - 1)) * float(means.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean - half, mean + half)
 
 
 def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DRAWS) -> Interval:
-    """The middle of the means that come out when each seed's clients are drawn again, with replacement."""
-    rng = np.random.default_rng(0)  # the same table has the same interval
+    """The bootstrap interval of the mean when each seed's clients are resampled with replacement."""
+    rng = np.random.default_rng(0)  # fixed, so that the same table has the same interval
     means = np.zeros(draws)
     for gain in gains:
-        for start in range(0, draws, 1000):  # in portions: thousands of clients times thousands of draws
+        for start in range(0, draws, 1000):  # in portions, as clients times draws may not fit in memory
             portion = min(1000, draws - start)
             means[start : start + portion] += gain[rng.integers(0, len(gain), (portion, len(gain)))].mean(1)
-    low, high = np.quantile(means / len(gains), ((1 - level) / 2, (1 + level) / 2))
+    return _quantiles(means / len(gains), level)
+
+
+def _quantiles(means: Numbers, level: float) -> Interval:
+    low, high = np.quantile(means, ((1 - level) / 2, (1 + level) / 2))
     return Interval(float(low), float(high))
 
 
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The t with P(-t < T < t) = level, for Student's T with this many degrees of freedom."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(100):  # by bisection in the angle of t / √freedom
-        middle = (low + high) / 2
-        low, high = (middle, high) if _central(middle, freedom) < level else (low, middle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
+def ranked(values: Numbers) -> Numbers:
+    """Ranks along the last axis, 1 for the lowest; equal values share their mean rank, nan has none."""
+    from scipy import stats
+
+    return np.asarray(stats.rankdata(values, axis=-1, nan_policy="omit"))
 
 
-def _central(angle: float, freedom: int) -> float:
-    """P(|T| < √freedom · tan angle), by the finite series for a whole number of degrees of freedom."""
-    cosine, sine = math.cos(angle), math.sin(angle)
-    even = freedom % 2 == 0
-    total, term = (0.0, 1.0) if even else (0.0, cosine)
-    for power in range(2 if even else 3, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (power - 1) / power
-    return sine * total if even else 2 / math.pi * (angle + sine * total)
+def spearman(a: Numbers, b: Numbers) -> Numbers:
+    """The correlation of the ranks along the last axis; nan where a side is constant."""
+    x, y = (r - r.mean(-1, keepdims=True) for r in (ranked(a), ranked(b)))
+    return _ratio((x * y).sum(-1), np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
+
+
+def kendall(a: Numbers, b: Numbers) -> Numbers:
+    """Tau-b along the last axis: pairs in the same order minus pairs in reverse, of those that either orders."""
+    # scipy's kendalltau takes one pair of vectors; the bootstrap has thousands.
+    x, y = (np.sign(v[..., :, None] - v[..., None, :]) for v in (a, b))
+    return _ratio((x * y).sum((-1, -2)), np.sqrt((x**2).sum((-1, -2)) * (y**2).sum((-1, -2))))
+
+
+def _ratio(above: Any, below: Any) -> Numbers:
+    """The quotient; nan where it would divide by zero."""
+    return np.asarray(np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0))
+
+
+def correlation(measure: Measure, a: Sequence[Numbers], b: Sequence[Numbers]) -> Correlation:
+    """The mean over seeds of the correlation of a and b, [clients] each.
+
+    The interval resamples the clients, the same ones in all seeds: it is about these clients, and wide with ten.
+    """
+    left, right = np.stack(a), np.stack(b)  # [seeds, clients]
+    known = ~(np.isnan(left) | np.isnan(right)).any(0)  # nan: the client never took part
+    left, right = left[:, known], right[:, known]
+    value = measure(left, right)
+    if np.isnan(value).all():
+        return Correlation(math.nan, math.nan, math.nan)
+    clients = left.shape[1]
+    drawn = np.random.default_rng(0).integers(0, clients, (RANK_DRAWS, clients))
+    resampled = np.stack([measure(x[drawn], y[drawn]) for x, y in zip(left, right, strict=True)])
+    means = mean_of_known(resampled)
+    means = means[~np.isnan(means)]  # nan: the same client throughout, which gives no order
+    bounds = _quantiles(means, LEVEL) if len(means) else Interval(math.nan, math.nan)
+    return Correlation(float(np.nanmean(value)), *bounds)
+
+
+def agreement(rows: Numbers) -> float:
+    """The mean Spearman correlation of every two rows, [rows, clients]; nan of fewer than two."""
+    return _mean_correlation([(rows[i], rows[j]) for i in range(len(rows)) for j in range(i)])
+
+
+def successive_agreement(rows: Numbers) -> float:
+    """The mean Spearman correlation of each row with the one before."""
+    return _mean_correlation(list(zip(rows[1:], rows[:-1], strict=True)))
+
+
+def _mean_correlation(pairs: Sequence[tuple[Numbers, Numbers]]) -> float:
+    """The mean over pairs of Spearman's correlation over the clients that both rank."""
+    common = [(pair, ~(np.isnan(pair[0]) | np.isnan(pair[1]))) for pair in pairs]
+    return float(mean_of_known(np.array([spearman(a[known], b[known]) for (a, b), known in common])))

@@ -35,10 +35,10 @@ def test_shares_by_hand() -> None:
     np.testing.assert_array_equal(even_shares(rows), [[0.5, 1.5, nan], [1, 1, 1]])
 
 
-def test_a_run_that_looked_at_less_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_evaluated_less_is_refused(tmp_path: Path) -> None:
     short = run_folder(tmp_path / "run", eval_models="personal")
     with pytest.raises(
-        UsageError, match=r'looked at less than an audit needs \(eval_models="personal"\); run it again'
+        UsageError, match=r'evaluated less than an audit needs \(eval_models="personal"\); run it again'
     ):
         run_audit(short)
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl import __version__
-from copfl.audit import games, ranks, replay
+from copfl import __version__, stats
+from copfl.audit import games, replay
 from copfl.audit.games import DEFAULT, Sampling
-from copfl.audit.ranks import Correlation
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import OnRound, Result
 from copfl.files import write_bytes
+from copfl.stats import Correlation
 
 Numbers = NDArray[np.float64]
 FORMAT = "copfl audit 1"
@@ -104,15 +104,15 @@ class Audit:
         found = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
         return np.sqrt((found**2).sum(0)) / len(found) if kind == "errors" else _mean(found)
 
-    def correlation(self, measure: ranks.Measure, score: str, reference: str) -> Correlation:
+    def correlation(self, measure: stats.Measure, score: str, reference: str) -> Correlation:
         """Of the score with the reference, over the clients."""
-        return ranks.correlation(
+        return stats.correlation(
             measure, [s.scores[score] for s in self.seeds], [s.values[reference] for s in self.seeds]
         )
 
     def over_seeds(self, kind: str, name: str) -> float:
         """How alike the seeds rank the clients; nan of one seed."""
-        return ranks.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
+        return stats.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
 
     def over_rounds(self, name: str) -> tuple[float, float]:
         """How alike a score ranks the clients from one round to the next, and in the two halves of the run."""
@@ -271,7 +271,7 @@ def _one_seed(
         {name: _mean(rows) for name, rows in shares.items()},
         values,
         errors,
-        {name: ranks.from_one_to_the_next(rows) for name, rows in shares.items()},
+        {name: stats.successive_agreement(rows) for name, rows in shares.items()},
         {name: _halves(rows) for name, rows in shares.items()},
         int(whole["shapley"]["orders"]),
     )
@@ -357,7 +357,7 @@ def even_shares(rows: Numbers) -> Numbers:
 
 def _halves(rows: Numbers) -> float:
     half = len(rows) // 2
-    return ranks.agreement(np.stack([_mean(rows[:half]), _mean(rows[half:])])) if half else math.nan
+    return stats.agreement(np.stack([_mean(rows[:half]), _mean(rows[half:])])) if half else math.nan
 
 
 def _mean(rows: Numbers) -> Numbers:

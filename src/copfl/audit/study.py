@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl import stats
 from copfl.audit import audit as auditing
-from copfl.audit import ranks, replay, tables
+from copfl.audit import replay, tables
 from copfl.audit.audit import LAST, SCORES, Audit, Cache, Tick, even_shares, figures_of
 from copfl.audit.games import DEFAULT, Sampling
 from copfl.audit.synthetic import (
@@ -191,7 +192,7 @@ def _closer(found: Study) -> Sheet:
 
 def _cells(shares: Numbers) -> list[str]:
     """A cell for each odd client and the twin."""
-    places = len(NAMES) + 1 - ranks.ranked(shares)  # [seeds, clients]
+    places = len(NAMES) + 1 - stats.ranked(shares)  # [seeds, clients]
     even = np.ptp(shares) < 1e-9
     shown = [*ODD.values(), TWIN]
     return [_number(shares[:, n]) + ("" if even else f" ({places[:, n].mean():.1f})") for n in shown]

@@ -10,10 +10,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from copfl.audit import ranks
+from copfl import stats
 from copfl.audit.audit import FORMAT, REFERENCES, SCORES, Audit
-from copfl.audit.ranks import Correlation
 from copfl.files import write_bytes
+from copfl.stats import Correlation
 
 
 class Sheet(NamedTuple):
@@ -39,7 +39,7 @@ def sheets(found: Audit) -> list[Sheet]:
 
 def _clients(found: Audit) -> Sheet:
     weight = found.mean("scores", "weight")
-    place = len(weight) + 1 - ranks.ranked(weight)  # the heaviest is 1
+    place = len(weight) + 1 - stats.ranked(weight)  # the heaviest is 1
     values = {name: (found.mean("values", name), found.mean("errors", name)) for name in found.references}
     accuracy = np.nanmean([seed.accuracy for seed in found.seeds], 0)
     rows = [
@@ -61,10 +61,10 @@ def _clients(found: Audit) -> Sheet:
     )
 
 
-MEASURES = (("Spearman's rho", ranks.spearman), ("Kendall's tau-b", ranks.kendall))
+MEASURES = (("Spearman's rho", stats.spearman), ("Kendall's tau-b", stats.kendall))
 
 
-def _correlations(found: Audit, title: str, measure: ranks.Measure) -> Sheet:
+def _correlations(found: Audit, title: str, measure: stats.Measure) -> Sheet:
     rows = [
         [
             label(score),
@@ -78,7 +78,7 @@ def _correlations(found: Audit, title: str, measure: ranks.Measure) -> Sheet:
         rows,
         f"+1: the same order, -1: the reverse, 0: no relation. In brackets where 95 % of the values lie when the "
         f"{found.clients} clients are drawn again: an interval that holds 0 tells nothing.{_seeds(found)}",
-        detail=measure is ranks.kendall,
+        detail=measure is stats.kendall,
     )
 
 
@@ -173,8 +173,8 @@ def as_json(found: Audit) -> dict[str, Any]:
             {
                 "score": score,
                 "reference": reference,
-                "spearman": numbers(found.correlation(ranks.spearman, score, reference)),
-                "kendall": numbers(found.correlation(ranks.kendall, score, reference)),
+                "spearman": numbers(found.correlation(stats.spearman, score, reference)),
+                "kendall": numbers(found.correlation(stats.kendall, score, reference)),
             }
             for score in found.scores
             for reference in found.references

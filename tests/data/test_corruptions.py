@@ -1,4 +1,4 @@
-"""Laws of the corruptions, and the arithmetic of what they are made of."""
+"""Laws of the corruptions, and their arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from copfl.errors import UsageError
 
 
 def scenes(n: int = 12) -> Images:
-    """Smooth colourful fields with a bright square each: something to blur and to shift."""
+    """Smooth colourful fields with a bright square each."""
     rng = np.random.default_rng(7)
     fields = np.stack([corruptions._plasma(n, 32, 1.6, rng) for _ in range(3)], axis=-1)
     fields[:, 10:20, 12:22] = rng.random((n, 1, 1, 3))
@@ -81,28 +81,28 @@ def test_chunks_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_contrast_draws_towards_the_mean() -> None:
     image = np.zeros((1, 2, 2, 3), np.uint8)
-    image[0, 0] = 200  # mean 100, kept share 0.15
-    after = corruptions.contrast(image, 5, np.random.default_rng(0))
+    image[0, 0] = 200  # mean 100, 0.15 of the difference is kept
+    after = corrupt(image, "contrast", 5, np.random.default_rng(0))
     assert after[0, 0, 0, 0] == 115
     assert after[0, 1, 0, 0] == 85
 
 
 def test_brightness_raises_the_value_at_the_same_hue() -> None:
     image = np.array([[[[102, 51, 0], [0, 0, 0], [255, 128, 0]]]], np.uint8)  # value .4, 0, 1; raised by .2
-    after = corruptions.brightness(image, 4, np.random.default_rng(0))
+    after = corrupt(image, "brightness", 4, np.random.default_rng(0))
     assert after[0, 0].tolist() == [[153, 76, 0], [51, 51, 51], [255, 128, 0]]
 
 
-def test_impulse_noise_hits_the_published_share() -> None:
+def test_impulse_noise_hits_the_published_fraction() -> None:
     grey = np.full((20, 32, 32, 3), 100, np.uint8)
-    after = corruptions.impulse_noise(grey, 5, np.random.default_rng(0))
+    after = corrupt(grey, "impulse_noise", 5, np.random.default_rng(0))
     assert set(np.unique(after)) == {0, 100, 255}
     assert (after != 100).mean() == pytest.approx(0.07, abs=0.004)
 
 
 def test_gaussian_noise_has_the_published_spread() -> None:
     grey = np.full((20, 32, 32, 3), 128, np.uint8)
-    after = corruptions.gaussian_noise(grey, 3, np.random.default_rng(0))
+    after = corrupt(grey, "gaussian_noise", 3, np.random.default_rng(0))
     assert after.std() / 255 == pytest.approx(0.08, abs=0.001)
 
 

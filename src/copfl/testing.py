@@ -28,8 +28,8 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import plan
 from copfl.core.task import Data, Experts, Plan, Task, task_of
-from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.simulate import State, begin, simulate

@@ -16,8 +16,8 @@ from copfl.algorithms.ktpfl import Down, Server, Total
 from copfl.core import tree
 from copfl.core.optim import Sgd
 from copfl.core.task import Task
-from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
 from copfl.testing import small_federation
@@ -121,10 +121,10 @@ def test_public_samples_are_those_that_no_client_holds() -> None:
     samples = Samples(np.arange(6.0)[:, None], np.array([0, 1, 0, 1, 0, 1]))
     held = np.array([0, 1]), np.array([3])
     federation = Federation(Dataset("toy", samples, samples, ("a", "b")), Partition(held, held, "by hand"))
-    assert federation.unheld(9).tolist() == [[2.0], [4.0], [5.0]]
-    assert federation.unheld(2).tolist() == [[2.0], [5.0]]
+    assert federation.unassigned(9).tolist() == [[2.0], [4.0], [5.0]]
+    assert federation.unassigned(2).tolist() == [[2.0], [5.0]]
     validated = Partition(held, (np.array([4]), np.array([5])), "by hand", test_from="train")
-    assert Federation(federation.dataset, validated).unheld(9).tolist() == [[2.0]]
+    assert Federation(federation.dataset, validated).unassigned(9).tolist() == [[2.0]]
 
 
 def test_a_run_sets_public_samples_aside() -> None:

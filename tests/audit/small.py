@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.data.assignment import Partition
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import claimed

@@ -94,7 +94,7 @@ def test_an_unfinished_run_goes_on_to_the_same_bytes(tmp_path: Path, pause: floa
     ("name", "content", "message"),
     [
         ("rounds.jsonl", "{\n" * 3, "line 1 of .*rounds.jsonl is damaged"),
-        ("partition.json", "{", "partition.json is cut short or damaged"),
+        ("partition.json", "{", "partition.json is not a valid partition"),
         ("run.toml", "[", "is not valid TOML"),
         ("environment.json", "{}", "does not say what the run began with"),
     ],

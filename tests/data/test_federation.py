@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 
 from copfl.algorithms import fedavg
-from copfl.data.assignment import Partition
-from copfl.data.federation import Federation, label_counts
+from copfl.data.federation import Federation
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError
 from tests.toys import rounds_of, slopes
@@ -30,7 +29,7 @@ def federation(train: Sequence[list[int]], test: Sequence[list[int]], test_from:
 TRAIN, TEST = [[9, 2], [4], [7, 0, 5]], [[0], [1, 2], [5, 3]]
 
 
-def test_rows_are_the_clients_samples_filled_up_to_the_largest() -> None:
+def test_rows_are_the_clients_samples_padded_to_the_largest() -> None:
     made = federation(TRAIN, TEST)
     data = made.train.rows([0, 2])
     assert data.size.tolist() == [2, 3]
@@ -49,7 +48,7 @@ def test_rows_come_in_the_order_asked_for() -> None:
     assert made.train.rows([0, 1, 2]).size.tolist() == [2, 1, 3]
 
 
-def test_only_what_somebody_holds_is_in_the_pool() -> None:
+def test_the_pool_has_assigned_samples_only() -> None:
     made = federation(TRAIN, TEST)
     assert sorted(made.train.x[:, 0].tolist()) == [0, 2, 4, 5, 7, 9]
     assert sorted(made.test.x[:, 0].tolist()) == [-5, -3, -2, -1, 0]
@@ -82,9 +81,3 @@ def test_a_partition_of_other_data_is_refused() -> None:
         federation([[10]], [[0]])
     with pytest.raises(DataError, match="client 1 has no train samples"):
         federation([[0], []], [[0], [1]])
-
-
-def test_labels_are_counted_without_the_filling() -> None:
-    data = federation(TRAIN, TEST).train.rows([0, 2])
-    counts = torch.func.vmap(lambda y, size: label_counts(type(data)(y, y, size), 3))(data.y, data.size)
-    assert counts.tolist() == [[1, 0, 1], [1, 1, 1]]

@@ -22,8 +22,8 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.payload import example
-from copfl.data.assignment import Partition
 from copfl.data.federation import Federation
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import run
 from copfl.flower.settings import settings_of

@@ -44,7 +44,7 @@ def test_the_table_says_what_each_client_has_and_got(result: Result) -> None:
     header = next(line for line in lines if "classes" in line)
     assert header.split() == ["client", "classes", "train", "test", "global", "before", "after", "weight"]
     row = next(line for line in lines if line.split()[:1] == ["0"])
-    held = result.experiment.federation.partition.table(result.experiment.federation.dataset).train[0]
+    held = result.experiment.federation.partition.label_counts(result.experiment.federation.dataset)[0]
     assert ", ".join(str(c) for c in np.flatnonzero(held)) in row
     figures = [result.accuracy_global, result.accuracy_before, result.accuracy]
     numbers = [f"{100 * f[-1, 0]:.1f}" for f in figures]

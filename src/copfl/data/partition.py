@@ -1,47 +1,212 @@
-"""Schemes that split a data set among clients: by label, by source, or by chance.
+"""Partitions of a data set among clients, and the schemes that make them: by class, by group, or at random.
 
     split = partition("classes", dataset, clients=10, seed=0, per_client=2)
-    print(split.draw(dataset))
 
-A scheme is a function of (dataset, clients, seed, keywords); its randomness comes from the seed alone.
+A scheme is a function of (dataset, clients, seed, options); its randomness comes from the seed alone.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import hashlib
+import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.assignment import Indices, Partition, Table, count_by, group_count, name_of
 from copfl.data.samples import Dataset, Samples
-from copfl.errors import DataError, UsageError, unknown
+from copfl.errors import DataError, UsageError, at_least, one_of, unknown
+from copfl.files import write_bytes
 
-__all__ = [
-    "SCHEMES",
-    "Partition",
-    "Table",
-    "by_group",
-    "classes",
-    "dirichlet",
-    "hold_out",
-    "iid",
-    "partition",
-]
+Indices = NDArray[np.int64]
+Parts = Sequence[Indices]  # the samples of each client
 
-STREAM = 0x70617274  # "part": keeps these draws apart from every other use of the same seed
+STREAM = 0x70617274  # "part": separates these draws from every other use of the same seed
+FORMAT = "copfl partition 1"
+FIELDS = {"scheme": str, "keywords": dict, "test_from": str, "notes": list, "train": list, "test": list}
+NAMES_IN_FILES = {"alpha": "concentration"}  # of options, in this format and in the fingerprint
 
 
-def partition(scheme: str, dataset: Dataset, clients: int, seed: int, **keywords: Any) -> Partition:
-    """The data set split by the named scheme."""
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The samples of every client. ``partition(p.scheme, dataset, p.clients, **p.keywords)`` makes it again."""
+
+    train: tuple[Indices, ...]  # per client, indices into Dataset.train
+    test: tuple[Indices, ...]  # per client, indices into Dataset.test, or into Dataset.train: see test_from
+    scheme: str
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # the scheme's options and the seed
+    test_from: str = "test"  # "test" | "train": a validation part, see hold_out
+    notes: tuple[str, ...] = ()  # where the data set has fewer samples than the options ask for
+
+    def __post_init__(self) -> None:
+        if self.test_from not in ("test", "train"):
+            raise DataError(f'test_from must be "test" or "train", not "{self.test_from}"')
+        if not self.train or len(self.train) != len(self.test):
+            raise DataError(f"a partition of {len(self.train)} train parts and {len(self.test)} test parts")
+        for client, (train, test) in enumerate(zip(self.train, self.test, strict=True)):
+            if not len(train):
+                raise DataError(f"client {client} has no train samples; use fewer clients or more data")
+            for part in (train, test):
+                valid = part.dtype == np.int64 and part.ndim == 1 and (part >= 0).all()
+                if not valid or len(np.unique(part)) < len(part):
+                    raise DataError(f"client {client}: indices must be distinct int64 numbers from 0 on")
+
+    @property
+    def clients(self) -> int:
+        return len(self.train)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all fields: equal partitions have equal fingerprints."""
+        return hashlib.sha256(_canonical(self._record()).encode()).hexdigest()
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "scheme": self.scheme,
+            "keywords": {NAMES_IN_FILES.get(name, name): value for name, value in self.keywords.items()},
+            "test_from": self.test_from,
+            "notes": list(self.notes),
+            "train": [part.tolist() for part in self.train],
+            "test": [part.tolist() for part in self.test],
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Writes the file, atomically."""
+        text = _canonical({"format": FORMAT, "sha256": self.fingerprint, "partition": self._record()})
+        write_bytes(Path(path), f"{text}\n".encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> Partition:
+        """The partition that was saved there."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                raise DataError(f'it has no "format": "{FORMAT}"')
+            loaded = _from_record(content["partition"])
+            if loaded.fingerprint != content["sha256"]:
+                raise DataError("it was changed after it was saved: its SHA-256 differs")
+        except OSError as error:
+            raise DataError(f"cannot read the partition {path}: {error.strerror}") from error
+        except (DataError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path} is not a valid partition ({error!r}); make the partition again"
+            ) from error
+        return loaded
+
+    def tested(self, dataset: Dataset) -> Samples:
+        """The split that the test indices refer to."""
+        return dataset.test if self.test_from == "test" else dataset.train
+
+    def check(self, dataset: Dataset) -> None:
+        """Raises a DataError if the data set lacks a sample of the partition."""
+        sides = (("train", self.train, dataset.train), ("test", self.test, self.tested(dataset)))
+        for name, parts, split in sides:
+            last = max((int(part.max()) for part in parts if len(part)), default=-1)
+            if last >= len(split):
+                raise DataError(
+                    f'the partition\'s {name} part names sample {last}, but "{dataset.name}" has {len(split)} '
+                    "there; it was made for another data set"
+                )
+
+    def label_counts(self, dataset: Dataset) -> Indices:
+        """The number of train samples of each class that each client has, [clients, classes]."""
+        self.check(dataset)
+        return count_by(self.train, dataset.train.y, len(dataset.classes))
+
+
+def _canonical(record: object) -> str:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"))
+
+
+def _from_record(record: dict[str, Any]) -> Partition:
+    for name, kind in FIELDS.items():
+        if not isinstance(record[name], kind):
+            raise DataError(f'"{name}" is not a {kind.__name__}')
+    if not all(isinstance(note, str) for note in record["notes"]):
+        raise DataError('"notes" are not all texts')
+    todays = {old: name for name, old in NAMES_IN_FILES.items()}
+    train, test = (
+        tuple(np.array(part) if len(part) else np.empty(0, np.int64) for part in record[side])
+        for side in ("train", "test")
+    )
+    keywords = {todays.get(name, name): value for name, value in record["keywords"].items()}
+    return Partition(train, test, record["scheme"], keywords, record["test_from"], tuple(record["notes"]))
+
+
+def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
+    """The number of samples of each label in each part, [parts, kinds]."""
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    key = owner * kinds + labels[np.concatenate(parts)]
+    return np.bincount(key, minlength=len(parts) * kinds).reshape(len(parts), kinds)
+
+
+def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
+    """The partition with a validation part from its train part as test part: every class in proportion.
+
+    A client with two samples or more keeps at least one of each part; a client with one sample keeps it for training.
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
+    partition.check(dataset)
+    rng = _generator(seed, 1)
+    train, test = [], []
+    for part in partition.train:
+        size = len(part)
+        count = max(1, min(round(fraction * size), size - 1)) if size > 1 else 0
+        part = rng.permutation(part)
+        part = part[np.argsort(dataset.train.y[part], kind="stable")]
+        # Every (size / count)-th sample of the list in class order takes each class in proportion.
+        chosen = np.zeros(size, bool)
+        chosen[(np.arange(count) * size + rng.integers(size)) // max(count, 1)] = True
+        train.append(np.sort(part[~chosen]))
+        test.append(np.sort(part[chosen]))
+    notes = (*partition.notes, f"validation: {fraction} of each client's train samples, seed {seed}")
+    return replace(partition, train=tuple(train), test=tuple(test), test_from="train", notes=notes)
+
+
+# The schemes
+
+Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
+SCHEMES: dict[str, Callable[..., Partition]] = {}
+
+
+def partition(scheme: str, dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
+    """The data set partitioned by the named scheme."""
     if scheme not in SCHEMES:
         raise unknown("partition", scheme, SCHEMES)
-    return SCHEMES[scheme](dataset, clients, seed, **keywords)
+    return SCHEMES[scheme](dataset, clients, seed, **options)
 
 
+def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
+    """The scheme of SCHEMES that records its options and gives every client sorted, distinct test samples."""
+    parameters = inspect.signature(assign).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    @functools.wraps(assign)
+    def scheme(dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
+        at_least(1, clients=clients)
+        if not len(dataset.train) or not len(dataset.test):
+            sizes = f"{len(dataset.train)} train and {len(dataset.test)} test samples"
+            raise DataError(f'"{dataset.name}" has {sizes}; both splits need at least one')
+        train, test, notes = assign(dataset, clients, seed, **options)
+        for client, part in enumerate(test):
+            if not len(part):
+                missing = f"client {client} has no test samples of its classes or groups"
+                raise DataError(f"{missing}; use fewer clients or more data")
+        ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
+        keywords = {"seed": int(seed), **defaults, **options}
+        return Partition(ours, theirs, assign.__name__, keywords, notes=tuple(notes))
+
+    SCHEMES[assign.__name__] = scheme
+    return scheme
+
+
+@_scheme
 def classes(
     dataset: Dataset,
     clients: int,
@@ -52,319 +217,241 @@ def classes(
     test_per_class: int = 100,
     distinct: bool = True,
     group_per_client: bool = False,
-) -> Partition:
-    """A few classes for each client, every class with as many clients as any other, give or take one.
+) -> Assigned:
+    """A few classes for each client; the clients per class differ by at most one.
 
-    No train image is with two clients. Test images are not either where a class has enough of them; where it has
-    not, all holders of the class are tested on the same ones. With ``group_per_client`` client n has images of
-    group n mod G only.
+    No train image is assigned twice. Neither is a test image where a class has enough of them; otherwise all clients
+    of the class are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
     """
-    rng = _begin(dataset, clients, seed)
+    at_least(1, per_client=per_client, train_per_class=train_per_class, test_per_class=test_per_class)
     kinds = len(dataset.classes)
-    if min(per_client, train_per_class, test_per_class) < 1:
-        raise UsageError("per_client, train_per_class and test_per_class are at least 1")
     if distinct and per_client > kinds:
-        raise UsageError(
-            f'per_client is at most {kinds}, the number of classes of "{dataset.name}"; got {per_client}'
-        )
-    # Paper: follows FedSelect, whose deal may give a client the same class twice. We swap until nobody has that;
+        limit = f'{kinds}, the number of classes of "{dataset.name}"'
+        raise UsageError(f"per_client={per_client} must be at most {limit}; or set distinct=false")
+    rng = _generator(seed)
+    # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has that;
     # distinct=False restores it.
-    held = _deal(rng, clients, per_client, kinds, distinct)
-    of_client = None
+    slots = _class_slots(rng, clients, per_client, kinds, distinct)
+    group = None
     if group_per_client:
         present = np.unique(_groups(dataset, dataset.train))
-        of_client = present[np.arange(clients) % len(present)]
-    train, train_notes = _cut(rng, dataset, "train", held, of_client, train_per_class)
-    test, test_notes = _cut(rng, dataset, "test", held, of_client, test_per_class)
-    keywords = {"seed": int(seed), "per_client": per_client, "train_per_class": train_per_class}
-    keywords |= {"test_per_class": test_per_class, "distinct": distinct, "group_per_client": group_per_client}
-    return _finish(train, test, "classes", keywords, train_notes + test_notes)
+        group = present[np.arange(clients) % len(present)]
+    train, train_notes = _fill_slots(rng, dataset, "train", slots, group, train_per_class)
+    test, test_notes = _fill_slots(rng, dataset, "test", slots, group, test_per_class)
+    return train, test, train_notes + test_notes
 
 
+@_scheme
 def dirichlet(
     dataset: Dataset,
     clients: int,
     seed: int,
     *,
-    concentration: float = 0.3,
+    alpha: float = 0.3,
     minimum: int = 2,
     test: str = "same",
-) -> Partition:
-    """Every class spread over the clients in Dirichlet proportions, nobody below ``minimum`` train samples.
+) -> Assigned:
+    """Every class divided among the clients in Dirichlet(alpha) proportions, at least ``minimum`` train samples each.
 
-    ``test``: "same" follows the client's own train labels, "iid" is an even share of the test split.
+    ``test``: "same" follows the client's train labels, "iid" is an equal part of the test split.
     """
-    rng = _begin(dataset, clients, seed)
-    if not (math.isfinite(concentration) and concentration >= 1e-100):  # below, the logarithms overflow
-        raise UsageError(f"concentration is a number above 0 (from 1e-100 on); got {concentration}")
-    if minimum < 1:
-        raise UsageError(f"minimum is at least 1; got {minimum}")
-    if test not in ("same", "iid"):
-        raise unknown("test part", test, ("same", "iid"))
-    _enough(dataset, clients, minimum)
+    at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
+    at_least(1, minimum=minimum)
+    one_of(("same", "iid"), test=test)
+    _check_size(dataset, clients, minimum)
+    rng = _generator(seed)
     shape = (len(dataset.classes), clients)
-    # A Gamma(a) variate is a Gamma(a+1) one times U^(1/a): in logarithms it survives a = 1e-6, where the plain is 0.
-    weights = (
-        np.log(rng.standard_gamma(concentration + 1, shape)) + np.log(1 - rng.random(shape)) / concentration
-    )
-    train = _spread(rng, dataset.train.y, weights, minimum)
-    if test == "same":
-        own = count_by(train, dataset.train.y, len(dataset.classes)).T
-        usable = np.flatnonzero(
-            (own.sum(axis=1) > 0)[dataset.test.y]
-        )  # nobody is tested on a class that nobody trains on
-        if not len(usable):
-            raise DataError(
-                f'"{dataset.name}" has no test samples of its train classes; test="iid" ignores classes'
-            )
-        spread = _spread(rng, dataset.test.y[usable], np.log(np.maximum(own, 1e-300)), 1)
-        tests = [usable[part] for part in spread]
-    else:
-        tests = _evenly(rng, np.arange(len(dataset.test)), clients)
-    keywords = {"seed": int(seed), "concentration": concentration, "minimum": minimum, "test": test}
-    return _finish(train, tests, "dirichlet", keywords, _shared_note(dataset, clients))
+    # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
+    log_weights = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
+    train = _proportional(rng, dataset.train.y, log_weights, minimum)
+    if test == "iid":
+        return train, _equal(rng, np.arange(len(dataset.test)), clients), _test_note(dataset, clients)
+    counts = count_by(train, dataset.train.y, len(dataset.classes)).T
+    usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
+    if not len(usable):
+        raise DataError(
+            f'"{dataset.name}" has no test samples of its train classes; test="iid" ignores classes'
+        )
+    parts = _proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
+    return train, [usable[part] for part in parts], _test_note(dataset, clients)
 
 
-def iid(dataset: Dataset, clients: int, seed: int) -> Partition:
-    """Equal random shares, give or take one sample."""
-    rng = _begin(dataset, clients, seed)
-    _enough(dataset, clients, 1)
-    train, test = (_evenly(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
-    return _finish(train, test, "iid", {"seed": int(seed)}, _shared_note(dataset, clients))
+@_scheme
+def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
+    """Random parts of equal size; sizes differ by at most one sample."""
+    _check_size(dataset, clients, 1)
+    rng = _generator(seed)
+    train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
+    return train, test, _test_note(dataset, clients)
 
 
-def by_group(dataset: Dataset, clients: int, seed: int) -> Partition:
-    """One group (source, domain, corruption) for each client; groups are shared out, or joined, to come out even."""
-    rng = _begin(dataset, clients, seed)
-    train_group, test_group = _groups(dataset, dataset.train), _groups(dataset, dataset.test)
-    present = np.unique(train_group)
+@_scheme
+def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
+    """One group (source, domain, corruption) per client; groups are divided, or joined, where the numbers differ."""
+    rng = _generator(seed)
+    splits = dataset.train, dataset.test
+    present = np.unique(_groups(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
     notes: list[str] = []
     for position, group in enumerate(present):
-        holders = range(
+        members = range(
             position % clients, clients, len(present)
-        )  # several, or one that has other groups as well
-        ours, theirs = np.flatnonzero(train_group == group), np.flatnonzero(test_group == group)
-        name, many = name_of(dataset.groups, group), len(holders)
-        if len(ours) < many:
-            raise DataError(
-                f'group "{name}" has {len(ours)} train samples for {many} clients; use fewer clients'
-            )
-        if len(theirs) < many:
-            notes.append(f'test: {len(theirs)} samples of group "{name}" serve {many} client(s)')
-        for parts, pool in ((train, ours), (test, theirs)):
-            for client, part in zip(holders, _evenly(rng, pool, many), strict=True):
+        )  # several, or one that has other groups too
+        pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
+        name = dataset.groups[group]
+        if len(pools[0]) < len(members):
+            found = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
+            raise DataError(f"{found}; use fewer clients")
+        if len(pools[1]) < len(members):
+            notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
+        for parts, pool in zip((train, test), pools, strict=True):
+            for client, part in zip(members, _equal(rng, pool, len(members)), strict=True):
                 parts[client].append(part)
-    return _finish(_joined(train), _joined(test), "by_group", {"seed": int(seed)}, notes)
+    return _joined(train), _joined(test), notes
 
 
-SCHEMES: Mapping[str, Callable[..., Partition]] = {
-    "classes": classes,
-    "dirichlet": dirichlet,
-    "iid": iid,
-    "by_group": by_group,
-}
-
-
-def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
-    """A partition whose test part is cut from the train part: every class in proportion, rounded down or up.
-
-    A client with two samples or more keeps one and gives one; a client with one sample keeps it.
-    """
-    if not 0 < fraction < 1:
-        raise UsageError(f"the fraction to hold out is between 0 and 1; got {fraction}")
-    partition.check(dataset)
-    rng = _generator(seed, 1)
-    train, test = [], []
-    for part in partition.train:
-        size = len(part)
-        give = max(1, min(round(fraction * size), size - 1)) if size > 1 else 0
-        part = rng.permutation(part)
-        part = part[np.argsort(dataset.train.y[part], kind="stable")]
-        # Every (size/give)-th sample of the list in class order takes each class in proportion.
-        chosen = np.zeros(size, bool)
-        chosen[(np.arange(give) * size + rng.integers(size)) // max(give, 1)] = True
-        train.append(np.sort(part[~chosen]))
-        test.append(np.sort(part[chosen]))
-    note = f"validation: {fraction} of each client's train samples, seed {seed}"
-    return replace(
-        partition, train=tuple(train), test=tuple(test), test_from="train", notes=(*partition.notes, note)
-    )
-
-
-# --- shuffling and dealing
+# Shared by the schemes
 
 
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
-    if seed < 0:
-        raise UsageError(f"a seed is 0 or more; got {seed}")
+    at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])
 
 
-def _begin(dataset: Dataset, clients: int, seed: int) -> np.random.Generator:
-    """The generator of a scheme, once what all schemes need is there."""
-    if clients < 1:
-        raise UsageError(f"there is at least 1 client; got {clients}")
-    if not len(dataset.train) or not len(dataset.test):
+def _check_size(dataset: Dataset, clients: int, minimum: int) -> None:
+    available, needed = len(dataset.train), clients * minimum
+    if needed > available:
         raise DataError(
-            f'"{dataset.name}" has {len(dataset.train)} train and {len(dataset.test)} test samples'
-        )
-    return _generator(seed)
-
-
-def _enough(dataset: Dataset, clients: int, minimum: int) -> None:
-    have = len(dataset.train)
-    if clients * minimum > have:
-        raise DataError(
-            f"{clients} clients with at least {minimum} train samples each need {clients * minimum}, but "
-            f'"{dataset.name}" has {have}; use at most {have // minimum} clients'
+            f"{clients} clients with at least {minimum} train samples each need {needed}, but "
+            f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
         )
 
 
 def _groups(dataset: Dataset, split: Samples) -> Indices:
-    if split.group is None:
+    if split.group is None or not dataset.groups:
         raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')
     return split.group
 
 
-def _buckets(rng: np.random.Generator, key: Indices, count: int) -> list[Indices]:
+def _test_note(dataset: Dataset, clients: int) -> list[str]:
+    few = clients > len(dataset.test)
+    return [f"test: {clients} clients share {len(dataset.test)} samples"] if few else []
+
+
+def _joined(parts: Sequence[Sequence[Indices]]) -> list[Indices]:
+    return [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in parts]
+
+
+def _shuffled_by(rng: np.random.Generator, key: Indices, count: int) -> list[Indices]:
     """For each key 0..count-1 its positions, in random order."""
     shuffled = rng.permutation(len(key))
     order = shuffled[np.argsort(key[shuffled], kind="stable")]
     return np.split(order, np.cumsum(np.bincount(key, minlength=count))[:-1])
 
 
-def _evenly(rng: np.random.Generator, pool: Indices, parts: int) -> list[Indices]:
-    """Equal shares of the pool; where it has fewer samples than there are shares, samples are in several."""
+def _equal(rng: np.random.Generator, pool: Indices, parts: int) -> list[Indices]:
+    """Random parts of equal size; a pool with fewer samples than parts is used several times."""
     copies = max(1, -(-parts // max(len(pool), 1)))
     return np.array_split(rng.permutation(np.tile(pool, copies)), parts)
 
 
-def _joined(parts: Sequence[Sequence[Indices]]) -> list[Indices]:
-    return [np.concatenate([np.empty(0, np.int64), *own]) for own in parts]
-
-
-def _finish(
-    train: Sequence[Indices],
-    test: Sequence[Indices],
-    scheme: str,
-    keywords: Mapping[str, Any],
-    notes: Sequence[str],
-) -> Partition:
-    """The partition: sorted, without duplicates, nobody untested."""
-    ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
-    made = Partition(ours, theirs, scheme, keywords, notes=tuple(notes))
-    for client, part in enumerate(made.test):
-        if not len(part):
-            raise DataError(
-                f"there are no test samples of what client {client} holds; use fewer clients or more data"
-            )
-    return made
-
-
-def _shared_note(dataset: Dataset, clients: int) -> list[str]:
-    few = clients > len(dataset.test)
-    return [f"test: {clients} clients share {len(dataset.test)} samples"] if few else []
-
-
-def _deal(rng: np.random.Generator, clients: int, per_client: int, kinds: int, distinct: bool) -> Indices:
-    """How often each client was dealt each class, [clients, classes]."""
+def _class_slots(
+    rng: np.random.Generator, clients: int, per_client: int, kinds: int, distinct: bool
+) -> Indices:
+    """The number of times each class is assigned to each client, [clients, classes]."""
     rounds, rest = divmod(clients * per_client, kinds)
-    cards = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
-    held = np.zeros((clients, kinds), np.int64)
-    np.add.at(held, (np.repeat(np.arange(clients), per_client), rng.permutation(cards)), 1)
-    # Each swap lowers the number of surplus cards, and one exists as long as there is surplus: no class has more cards
-    # than there are clients, so somebody lacks it, and that one has a class which is new to us or surplus to them.
-    while distinct and len(surplus := np.argwhere(held > 1)):
-        for ours, giving in surplus:
-            if held[ours, giving] > 1:
-                theirs = rng.choice(np.flatnonzero(held[:, giving] == 0))
-                useful = (held[theirs] > 1) | ((held[theirs] > 0) & (held[ours] == 0))
-                taking = rng.choice(np.flatnonzero(useful))
-                held[[ours, theirs], [giving, taking]] -= 1
-                held[[ours, theirs], [taking, giving]] += 1
-    return held
+    labels = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
+    slots = np.zeros((clients, kinds), np.int64)
+    np.add.at(slots, (np.repeat(np.arange(clients), per_client), rng.permutation(labels)), 1)
+    # Each swap lowers the number of repeated classes, and a swap exists as long as there is one: no class has more
+    # slots than there are clients, so some client lacks it and has a class that is new to us or repeated there.
+    while distinct and len(repeated := np.argwhere(slots > 1)):
+        for client, surplus in repeated:
+            if slots[client, surplus] > 1:
+                other = rng.choice(np.flatnonzero(slots[:, surplus] == 0))
+                useful = (slots[other] > 1) | ((slots[other] > 0) & (slots[client] == 0))
+                wanted = rng.choice(np.flatnonzero(useful))
+                slots[[client, other], [surplus, wanted]] -= 1
+                slots[[client, other], [wanted, surplus]] += 1
+    return slots
 
 
-def _cut(
-    rng: np.random.Generator, dataset: Dataset, side: str, held: Indices, of_client: Indices | None, size: int
+def _fill_slots(
+    rng: np.random.Generator, dataset: Dataset, side: str, slots: Indices, group: Indices | None, size: int
 ) -> tuple[list[Indices], list[str]]:
-    """Each client's samples of its classes (and group), ``size`` per class or what there is; and what to note."""
+    """Each client's samples of its classes (in its group), ``size`` per class or all there are; and notes."""
     split = dataset.train if side == "train" else dataset.test
-    groups = 1 if of_client is None else group_count(dataset)
-    client, label = np.repeat(np.argwhere(held), held[held > 0], axis=0).T  # of each slot
-    sample_key = split.y if of_client is None else split.y * groups + _groups(dataset, split)
-    slot_key = label if of_client is None else label * groups + of_client[client]
-    count = held.shape[1] * groups
-    parts: list[list[Indices]] = [[] for _ in held]
+    client, label = np.repeat(np.argwhere(slots), slots[slots > 0], axis=0).T  # of each slot
+    groups, sample_key, slot_key, kind = 1, split.y, label, "classes"
+    if group is not None:
+        groups, kind = len(dataset.groups), "classes of a group"
+        sample_key, slot_key = split.y * groups + _groups(dataset, split), label * groups + group[client]
+    count = slots.shape[1] * groups
+    pools, slots_of = _shuffled_by(rng, sample_key, count), _shuffled_by(rng, slot_key, count)
+    parts: list[list[Indices]] = [[] for _ in slots]
     short, shared = [], 0
-    pools, slots = _buckets(rng, sample_key, count), _buckets(rng, slot_key, count)
-    for key, (pool, holders) in enumerate(zip(pools, slots, strict=True)):
-        if not len(holders):
+    for key, (pool, members) in enumerate(zip(pools, slots_of, strict=True)):
+        if not len(members):
             continue
-        shard = len(pool) // len(holders)
-        common = side == "test" and shard < size
-        got = min(size, len(pool) if common else shard)
-        shared += common and len(holders) > 1
-        if got < size:
-            short.append((got, len(pool), len(holders), key))
-        for rank, slot in enumerate(holders):
-            start = 0 if common else rank * got
-            parts[client[slot]].append(pool[start : start + got])
-    kind = "classes" if of_client is None else "classes of a group"
-    notes = (
-        [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
-        if shared
-        else []
-    )
+        available = len(pool) // len(members)
+        common = side == "test" and available < size
+        taken = min(size, len(pool) if common else available)
+        shared += common and len(members) > 1
+        if taken < size:
+            short.append((taken, len(pool), len(members), key))
+        for rank, slot in enumerate(members):
+            start = 0 if common else rank * taken
+            parts[client[slot]].append(pool[start : start + taken])
+    notes = []
+    if shared:
+        notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
     if short:
-        got, have, many, key = min(short)
-        what = f'class "{name_of(dataset.classes, key // groups)}"'
-        if of_client is not None:
-            what += f' in group "{name_of(dataset.groups, key % groups)}"'
-            whom = f"{many} clients {size} each" if many > 1 else f"a client {size}"
-            remedy = (
-                f"lower {side}_per_class to {got} or use fewer clients"
-                if got
-                else "use fewer clients or groups"
+        taken, available, many, key = min(short)
+        what = f'class "{dataset.classes[key // groups]}"'
+        if group is not None:
+            found = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
+            remedy = "use fewer clients or groups" + (
+                f", or lower {side}_per_class to {taken}" if taken else ""
             )
-            raise DataError(f"{have} {side} samples of {what} do not give {whom}; {remedy}")
+            raise DataError(f"{found} are too few for {many} client(s) with {size} each; {remedy}")
         notes.append(
-            f"{side}: {len(short)} {kind} have fewer than {size} samples per client, {what} only {got}"
+            f"{side}: {len(short)} {kind} have fewer than {size} samples per client, {what} only {taken}"
         )
     return _joined(parts), notes
 
 
-def _spread(
-    rng: np.random.Generator, y: Indices, weights: NDArray[np.float64], minimum: int
+def _proportional(
+    rng: np.random.Generator, y: Indices, log_weights: NDArray[np.float64], minimum: int
 ) -> list[Indices]:
-    """Every sample with one client: first ``minimum`` for each, then the rest in proportion to exp(weights).
+    """Every sample assigned to one client: first ``minimum`` each, then the rest in proportion to the weights.
 
-    ``weights`` is [classes, clients]. The first samples, too, are of the classes a client has most weight in, as far
-    as they go round. Where samples are fewer than that takes, each is used several times.
+    ``log_weights`` is [classes, clients]. The first samples, too, are of the classes a client has most weight in, as
+    far as the samples suffice. If there are fewer samples than the minimum takes, each is used several times.
     """
-    kinds, clients = weights.shape
+    kinds, clients = log_weights.shape
     copies = max(1, -(-clients * minimum // len(y)))
-    pools = [np.tile(pool, copies) for pool in _buckets(rng, y, kinds)]
+    pools = [np.tile(pool, copies) for pool in _shuffled_by(rng, y, kinds)]
     sizes = np.array([len(pool) for pool in pools])
-    share = weights - weights.max(axis=1, keepdims=True)
-    share -= np.log(np.exp(share).sum(axis=1, keepdims=True))  # log of each client's share in a class
-    liking = share + np.log(np.maximum(sizes, 1e-300))[:, None]
-    liking = np.exp(liking - liking.max(axis=0))
-    liking = np.cumsum(liking / liking.sum(axis=0), axis=0)
+    log_fraction = log_weights - log_weights.max(axis=1, keepdims=True)
+    log_fraction -= np.log(np.exp(log_fraction).sum(axis=1, keepdims=True))  # of each class, for each client
+    # The first samples: each client draws classes with its own probabilities, as long as samples are left.
+    probability = log_fraction + np.log(np.maximum(sizes, 1e-300))[:, None]
+    probability = np.exp(probability - probability.max(axis=0))
+    cumulative = np.cumsum(probability / probability.sum(axis=0), axis=0)
     draws = rng.random((minimum, clients))
-    wish = sum((draws > liking[kind] for kind in range(kinds - 1)), np.zeros(draws.shape, np.int64)).ravel()
-    refused = np.concatenate(
-        [wanting[size:] for wanting, size in zip(_buckets(rng, wish, kinds), sizes, strict=True)]
-    )
-    left = sizes - np.minimum(np.bincount(wish, minlength=kinds), sizes)
-    wish[refused] = rng.permutation(np.repeat(np.arange(kinds), left))[: len(refused)]
-    counts = np.bincount(wish * clients + np.tile(np.arange(clients), minimum), minlength=kinds * clients)
+    wanted = sum(
+        (draws > cumulative[kind] for kind in range(kinds - 1)), np.zeros(draws.shape, np.int64)
+    ).ravel()
+    by_class = _shuffled_by(rng, wanted, kinds)
+    unmet = np.concatenate([positions[size:] for positions, size in zip(by_class, sizes, strict=True)])
+    left = sizes - np.minimum(np.bincount(wanted, minlength=kinds), sizes)
+    wanted[unmet] = rng.permutation(np.repeat(np.arange(kinds), left))[: len(unmet)]
+    counts = np.bincount(wanted * clients + np.tile(np.arange(clients), minimum), minlength=kinds * clients)
     counts = counts.reshape(kinds, clients)
     for kind, rest in enumerate(sizes - counts.sum(axis=1)):
         order = rng.permutation(clients)  # or rounding would favour the same clients in every class
-        cuts = np.minimum(np.rint(np.cumsum(np.exp(share[kind, order])) * rest), rest).astype(np.int64)
+        cuts = np.minimum(np.rint(np.cumsum(np.exp(log_fraction[kind, order])) * rest), rest).astype(np.int64)
         cuts[-1] = rest
         counts[kind, order] += np.diff(cuts, prepend=0)
     owner = np.repeat(np.tile(np.arange(clients), kinds), counts.ravel())

@@ -78,7 +78,7 @@ class Experiment:
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
             "label_counts": [
-                " ".join(map(str, row)) for row in self.federation.partition.table(data).train.tolist()
+                " ".join(map(str, row)) for row in self.federation.partition.label_counts(data).tolist()
             ],
         }
 
@@ -143,7 +143,7 @@ def prepare(
         options = _options(given["algorithm"])
         algorithm = config.algorithm_of(ALGORITHMS, given["algorithm"]["name"], options, given["optimizer"])
     if wanted := getattr(algorithm, "public", 0):
-        task = dataclasses.replace(task, public=federation.unheld(wanted))
+        task = dataclasses.replace(task, public=federation.unassigned(wanted))
     algorithm = _around(algorithm, given, task, federation, loop)
     engine = _engine(loop, task, federation, algorithm)
     if engine.name != "sequential":

@@ -22,6 +22,7 @@ KEYS: dict[str, dict[str, str]] = {  # by the table's title, or by the algorithm
         "statistics": "bn_stats",
     },
     "attack": {"share": "fraction"},
+    "partition": {"concentration": "alpha"},
     "copfl": {
         "among": "candidates",
         "every": "interval",

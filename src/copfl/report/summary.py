@@ -55,7 +55,7 @@ def show(result: Result, out: IO[str]) -> None:
         grid.add_column(
             name, justify="left" if wide else "right", no_wrap=True, max_width=room if wide else None
         )
-    counts = partition.table(data).train
+    counts = partition.label_counts(data)
     worst = (
         np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
     )

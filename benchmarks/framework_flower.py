@@ -1,6 +1,6 @@
 """The same FedAvg rounds in Flower's simulation (`pip install "flwr[simulation]"`): prints their seconds as JSON.
 
-`rival_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+`framework_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
 """
 
 from __future__ import annotations

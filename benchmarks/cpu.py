@@ -3,7 +3,7 @@
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8, SGD; with
 --cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. copfl and the plain loop take turns, several
 times over, so that what else the machine does falls on both; the table shows medians. The other tools run afterwards;
-name a Python that has them: --frameworks PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
+name a Python that has them: --baselines PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def baselines(python: str, case: str, rounds: int, settings: tuple[str, ...]) ->
     ways: dict[str, tuple[Any, ...]] = {}
     for mkldnn in settings:
         words, said = (case, str(rounds), mkldnn), "mkldnn" if mkldnn == "on" else "no mkldnn"
-        ways[f"pfl-research, {said}"] = (1, "framework_pfl.py", *words)
-        ways[f"pfl-research, {said}, 2 processes"] = (2, "framework_pfl.py", *words)
-        ways[f"Flower with Ray, {said}, 2 actors"] = (1, "framework_flower.py", *words)
+        ways[f"pfl-research, {said}"] = (1, "baseline_pfl.py", *words)
+        ways[f"pfl-research, {said}, 2 processes"] = (2, "baseline_pfl.py", *words)
+        ways[f"Flower with Ray, {said}, 2 actors"] = (1, "baseline_flower.py", *words)
     found = {name: baseline(python, *words) for name, words in ways.items()}
     return {name: times["wall"][1:] for name, times in found.items() if times}
 
@@ -249,7 +249,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cases", default="digits", help="digits, resnet or digits,resnet")
-    parser.add_argument("--frameworks", help="a Python that has pfl-research and Flower")
+    parser.add_argument("--baselines", help="a Python that has pfl-research and Flower")
     parser.add_argument("--out", default="cpu.json")
     args = parser.parse_args()
     torch.set_num_threads(1)

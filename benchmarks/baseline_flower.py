@@ -1,6 +1,6 @@
 """The same FedAvg rounds in Flower's simulation (`pip install "flwr[simulation]"`): prints their seconds as JSON.
 
-`framework_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+`baseline_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
 """
 
 from __future__ import annotations

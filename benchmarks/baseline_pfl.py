@@ -1,6 +1,6 @@
 """The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON.
 
-`framework_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+`baseline_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
 """
 
 from __future__ import annotations

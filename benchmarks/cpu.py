@@ -31,7 +31,7 @@ import torch
 from plain import plain_fedavg_round
 
 from copfl import models
-from copfl.algorithms import fedavg
+from copfl.algorithms import FedAvg
 from copfl.core.optim import Sgd
 from copfl.core.task import task_of
 from copfl.data.federation import Federation
@@ -85,7 +85,7 @@ def copfl_rounds(
     """copfl's round loop; nobody looks at test samples, as nobody does in the other ways."""
     task = task_of(case.model, 10, mean=case.federation.dataset.mean, std=case.federation.dataset.std)
     task = task.with_batching() if engine.name != "sequential" else task
-    algorithm = fedavg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
+    algorithm = FedAvg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
     state = begin(algorithm, task, case.federation.clients)
     before = autotune.mkldnn_enabled()
     autotune.set_mkldnn(mkldnn)

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS
-from copfl.algorithms.averaging import Server, Total
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
+from copfl.algorithms.fedper import FedPer
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.optim import Adam
+from copfl.parts import Cowa, Pwpm
+from copfl.parts.averaging import Server, Total
 from copfl.testing import check_algorithm
 
 # To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and flower/test_rounds.py.
@@ -29,16 +31,13 @@ def test_every_algorithm_obeys_the_contract(name: str, norm: str) -> None:
 
 
 def test_variants_obey_the_contract_too() -> None:
-    check_algorithm(FedAvg(Adam(keep=True), epochs=2, personal=("norms",)), rounds=2)
-    letter = ALGORITHMS["copfl"](
-        merge="union_kept", phases="sequence", leave_one_out="paper", candidates="tensor"
+    check_algorithm(FedPer(Adam(keep=True), epochs=2, personal=("norms",)), rounds=2)
+    as_published = COPFL(
+        growth=Pwpm(candidates="tensor"), contribution=Cowa(leave_one_out="paper"), merge="union"
     )
-    check_algorithm(letter, rounds=2)
-    check_algorithm(ALGORITHMS["copfl"](trust="held_out"), rounds=1)
-    check_algorithm(
-        ALGORITHMS["copfl"](criterion="benefit", candidates="reselect", scale="mean", smooth=0.9), rounds=2
-    )
-    check_algorithm(ALGORITHMS["copfl"](phases="apart", hold="offset"), rounds=2)
+    check_algorithm(as_published, rounds=2)
+    check_algorithm(COPFL(contribution=Cowa(trust="held_out")), rounds=1)
+    check_algorithm(COPFL(growth=Pwpm(criterion="benefit", candidates="reselect")), rounds=2)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------
@@ -49,7 +48,7 @@ class EditsItsClient(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        client.own.zero_()
+        client.personal.zero_()
         return super().client_update(task, client, down, data, plan)
 
 

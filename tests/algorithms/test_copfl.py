@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload, copfl
-from copfl.algorithms.fedavg import fedavg
+from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload
+from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.batches import plan
 from copfl.core.optim import Sgd
 from copfl.core.task import Data
 from copfl.engine.mapping import vmap
 from copfl.errors import UsageError
+from copfl.experiment.config import built
 from copfl.parts.cowa import Cowa
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
@@ -31,6 +32,13 @@ from tests.toys import everything, federation_of, rounds_of, slopes
 # sigma(z) = 1 / (1 + exp(-z)). So one step from a ends in a + x sigma(-a.x). A third of the parameters turns personal
 # in a round, and a third is the budget: one entry, the one with the largest |x|, in the first round.
 A, B = (2.0, 1.0, 0.5), (-0.5, 0.75, 1.5)
+
+
+def build(**options: Any) -> COPFL:
+    made: COPFL = built(COPFL, options)
+    return made
+
+
 ONE_THIRD = Pwpm(1 / 3, 1 / 3)
 BY_HAND = COPFL(Sgd(1.0, 0.0, 0.0), ONE_THIRD)
 
@@ -287,7 +295,7 @@ def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
     server, clients, _ = two_rounds(everything_own, rounds=4)
     assert clients.mask.all()
     state, _ = rounds_of(
-        fedavg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4
+        FedAvg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4
     )
     torch.testing.assert_close(server.w, state.server.w, rtol=0, atol=1e-12)
     assert (clients.w - clients.apart.sent).abs().amax() > 0.1  # and the own ones go further
@@ -329,7 +337,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
         "batch", (8, 8, 8)
     )  # equal sizes, and a power of two: the means are exact
     sgd = Sgd()
-    mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none")), fedavg(sgd)
+    mine, theirs = COPFL(sgd, Pwpm(rate=0.0), Cowa(score="none")), FedAvg(sgd)
     server, other = mine.server_init(task, 3), theirs.server_init(task, 3)
     clients, others = [mine.client_init(task)] * 3, [theirs.client_init(task)] * 3
     for k in range(3):
@@ -364,7 +372,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
 @pytest.mark.parametrize("merge", ["sharers", "union", "union_kept"])
 def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> None:
     task, federation = small_federation(norm, (5, 9))
-    algorithm = copfl(merge=merge)
+    algorithm = COPFL(merge=merge)
     server, client = algorithm.server_init(task, 2), algorithm.client_init(task)
     data = tree.row(federation.train.rows([1]), 0)
     masks = [client.mask]
@@ -389,7 +397,7 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
 
 def test_weights_add_up_to_one() -> None:
     task, federation = small_federation("none", (5, 9, 3, 12))
-    state, shown = rounds_of(copfl(budget=0.3), task, federation, 3, vmap())
+    state, shown = rounds_of(COPFL(growth=Pwpm(budget=0.3)), task, federation, 3, vmap())
     for each in shown:
         assert (each.clients["weight"] > 0).all()
         assert each.clients["weight"].sum() == pytest.approx(1)
@@ -461,11 +469,11 @@ def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> 
 def test_averaged_statistics_are_shared_like_weights() -> None:
     task, federation = small_federation("batch", (5, 9))
     average = replace(task, buffers="average")
-    state, _ = rounds_of(copfl(), average, federation, 2)
+    state, _ = rounds_of(COPFL(), average, federation, 2)
     statistics = state.server.w[task.d :]
     assert not torch.equal(statistics, task.initial[task.d :])
     assert not state.clients.rows(torch.arange(2)).mask[:, task.d :].any()
-    state, _ = rounds_of(copfl(), task, federation, 2)
+    state, _ = rounds_of(COPFL(), task, federation, 2)
     assert torch.equal(state.server.w[task.d :], task.initial[task.d :])
     own = state.clients.rows(torch.arange(2)).w[:, task.d :]
     assert not torch.equal(own[0], own[1])
@@ -483,8 +491,8 @@ def test_nobody_answered() -> None:
 
 
 def test_the_factory_hands_every_keyword_to_its_part() -> None:
-    made = copfl(
-        Mamo(lr=1e-3), rate=0.1, budget=0.2, candidates="all", limit="check_before", count="all", warmup=3, interval=4,
+    made = build(
+        optimizer=Mamo(lr=1e-3), rate=0.1, budget=0.2, candidates="all", limit="check_before", count="all", warmup=3, interval=4,
         criterion="benefit", score="gradient", leave_one_out="paper", prefer="agreement", trust="learned", scale="mean",
         smooth=0.5, merge="union", phases="sequence", epochs=2, max_weight=0.5, hold="offset",
     )  # fmt: skip
@@ -493,7 +501,7 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
         Cowa("gradient", "paper", "agreement", "learned", "mean", 0.5), Phases("sequence", "offset", 2), "union", 0.5,
     )  # fmt: skip
     assert made.total_epochs == 4
-    assert copfl() == COPFL()
+    assert COPFL() == COPFL()
 
 
 @pytest.mark.parametrize(
@@ -517,7 +525,7 @@ def test_the_factory_hands_every_keyword_to_its_part() -> None:
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        copfl(**wrong)
+        build(**wrong)
 
 
 def test_two_epochs_go_twice_over_each_half() -> None:

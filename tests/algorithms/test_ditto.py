@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from copfl.algorithms import ditto, fedavg, local
+from copfl.algorithms import Ditto, FedAvg, Local
 from copfl.core.optim import Sgd
 from tests.algorithms.chain import (
     LR,
@@ -25,8 +25,8 @@ from tests.algorithms.chain import (
 
 def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_trained_global_one() -> None:
     task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
-    client = ditto(PLAIN).client_init(task)._replace(v=vector(1.0, -1.0), started=torch.tensor(True))
-    turn = turn_of(ditto(PLAIN, pull=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
+    client = Ditto(PLAIN).client_init(task)._replace(v=vector(1.0, -1.0), started=torch.tensor(True))
+    turn = turn_of(Ditto(PLAIN, lam=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
     body, head = 1.0, -1.0
     for x, y in ((1.0, 1), (3.0, 0)):
         miss = off(head * body * x, y)
@@ -49,22 +49,22 @@ def test_without_a_pull_it_is_local_training_beside_fedavg(
     keep: bool, epochs: int, personal_epochs: int
 ) -> None:
     optimizer = Sgd(keep=keep)
-    _, both, _ = three_rounds(ditto(optimizer, epochs, pull=0.0, personal_epochs=personal_epochs))
-    _, alone, _ = three_rounds(local(optimizer, personal_epochs))
-    _, together, _ = three_rounds(fedavg(optimizer, epochs))
-    assert torch.equal(clients_of(both).v, clients_of(alone).own)
+    _, both, _ = three_rounds(Ditto(optimizer, epochs, lam=0.0, personal_epochs=personal_epochs))
+    _, alone, _ = three_rounds(Local(optimizer, personal_epochs))
+    _, together, _ = three_rounds(FedAvg(optimizer, epochs))
+    assert torch.equal(clients_of(both).v, clients_of(alone).personal)
     assert torch.equal(both.server.w, together.server.w)
-    assert torch.equal(clients_of(both).own, clients_of(together).own)
+    assert torch.equal(clients_of(both).personal, clients_of(together).personal)
 
 
 def test_the_global_half_is_fedavgs_whatever_the_pull() -> None:
-    _, both, _ = three_rounds(ditto(pull=5.0))
-    _, together, _ = three_rounds(fedavg())
+    _, both, _ = three_rounds(Ditto(lam=5.0))
+    _, together, _ = three_rounds(FedAvg())
     assert torch.equal(both.server.w, together.server.w)
 
 
 def test_a_newcomer_predicts_with_the_broadcast() -> None:
-    task, algorithm = chain(1.0, 1.0), ditto()
+    task, algorithm = chain(1.0, 1.0), Ditto()
     down, client = down_of(algorithm, task, vector(5.0, 6.0)), algorithm.client_init(task)
     assert algorithm.personal_model(task, client, down).tolist() == [5.0, 6.0]
     assert algorithm.personal_model(task, client._replace(started=torch.tensor(True)), down).tolist() == [

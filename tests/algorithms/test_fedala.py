@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.algorithms import FedAvg, fedala
-from copfl.algorithms.averaging import Down
+from copfl.algorithms import FedALA, FedAvg
 from copfl.algorithms.fedala import Client
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.errors import UsageError
 from copfl.parts import Mamo
+from copfl.parts.averaging import Down
 from copfl.testing import small_federation
 from tests.algorithms.chain import (
     LR,
@@ -39,7 +39,7 @@ def client(w: Tensor, mix: float = 1.0, turns: int = 1) -> Client:
 def test_a_turn_by_hand() -> None:
     """Own weights (5, 0.5), broadcast (2, 1.5): only the head is mixed, the body is the broadcast's."""
     task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
-    algorithm = fedala(PLAIN, tensors=1, step=0.5, share=1.0)
+    algorithm = FedALA(PLAIN, tensors=1, step=0.5, fraction=1.0)
     turn = turn_of(
         algorithm, task, data, one_at_a_time([1, 0], [0]), client(vector(5.0, 0.5)), vector(2.0, 1.5)
     )
@@ -57,23 +57,23 @@ def test_a_turn_by_hand() -> None:
 
 def test_a_newcomer_takes_the_whole_broadcast() -> None:
     task, data = chain(5.0, 0.5), samples((3.0, 0))
-    turn = turn_of(fedala(PLAIN), task, data, one_at_a_time([0], []), w=vector(2.0, 1.5))
+    turn = turn_of(FedALA(PLAIN), task, data, one_at_a_time([0], []), w=vector(2.0, 1.5))
     assert turn.client.mix.tolist() == [1.0, 1.0]
     assert turn.trained.tolist() == numbers(2.0, 1.5)
-    assert int(turn.client.turns) == 1
+    assert int(turn.client.rounds) == 1
 
 
 def test_before_training_it_predicts_with_its_own_mixture() -> None:
-    task, algorithm = chain(0.0, 0.0), fedala(tensors=1)
+    task, algorithm = chain(0.0, 0.0), FedALA(tensors=1)
     personal = algorithm.personal_model(task, client(vector(5.0, 0.5), mix=0.25), Down(vector(2.0, 1.5)))
     assert personal.tolist() == numbers(2.0, 0.75)
 
 
-def test_only_a_share_of_the_samples_teaches_the_mixture() -> None:
-    """With 5 samples and a share of 0.4, the first two of the shuffled pass."""
+def test_only_a_fraction_of_the_samples_trains_the_mixture() -> None:
+    """With 5 samples and a fraction of 0.4, the first two of the shuffled epoch."""
     task, order = chain(0.0, 0.0), one_at_a_time([3, 1, 0, 2, 4], [])
     algorithm, own, w = (
-        fedala(PLAIN, share=0.4, step=0.1),
+        FedALA(PLAIN, fraction=0.4, step=0.1),
         Client(vector(5.0, 0.5), vector(1.0, 1.0), (), torch.tensor(1)),
         vector(2.0, 1.5),
     )
@@ -101,22 +101,22 @@ class LaterPasses(FedAvg):
 def test_with_the_whole_broadcast_it_is_fedavg(optimizer: Optimizer) -> None:
     """step=0 leaves W at 1."""
     task, federation = small_federation("batch", (5, 9, 3))
-    mixed, _ = rounds_of(fedala(optimizer, step=0.0), task, federation, 3, batch=4)
+    mixed, _ = rounds_of(FedALA(optimizer, step=0.0), task, federation, 3, batch=4)
     plain, _ = rounds_of(LaterPasses(optimizer), task, federation, 3, batch=4)
     torch.testing.assert_close(mixed.server.w, plain.server.w, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("step", [1.0, 1e6])
 def test_the_mixture_stays_between_own_and_broadcast(step: float) -> None:
-    _, state, _ = three_rounds(fedala(Sgd(lr=0.1), step=step, tensors=3))
+    _, state, _ = three_rounds(FedALA(Sgd(lr=0.1), step=step, tensors=3))
     mix = clients_of(state).mix
     assert ((mix >= 0) & (mix <= 1)).all()
     assert (mix < 1).any(), "nothing was learnt"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": 0.0}, {"share": 1.5}, {"tensors": 0}, {"step": -1.0}, {"mix_epochs": -1}]
+    "wrong", [{"fraction": 0.0}, {"fraction": 1.5}, {"tensors": 0}, {"step": -1.0}, {"mix_epochs": -1}]
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        fedala(**wrong)
+        FedALA(**wrong)

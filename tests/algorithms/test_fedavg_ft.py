@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from copfl.algorithms import fedavg, fedavg_ft
+from copfl.algorithms import FedAvg, FedAvgFT
 from copfl.core.optim import Sgd
 from copfl.errors import UsageError
 from tests.algorithms.chain import (
@@ -24,7 +24,7 @@ from tests.algorithms.chain import (
 
 def test_the_upload_ends_with_the_epochs_and_the_evaluated_model_goes_on() -> None:
     task, data = chain(1.0, 0.0), samples((1.0, 1))
-    turn = turn_of(fedavg_ft(PLAIN, epochs=1, tune_epochs=1), task, data, one_at_a_time([0], [0]))
+    turn = turn_of(FedAvgFT(PLAIN, epochs=1, tune_epochs=1), task, data, one_at_a_time([0], [0]))
     head = 0.5 * LR  # off(0, 1) = -1/2; the body has no gradient while the head is 0
     assert turn.upload.w.tolist() == numbers(1.0, head)
     miss = off(head, 1)
@@ -33,7 +33,7 @@ def test_the_upload_ends_with_the_epochs_and_the_evaluated_model_goes_on() -> No
 
 def test_tuning_one_part_leaves_the_other_as_it_was_uploaded() -> None:
     task, data = chain(1.0, 1.0), samples((1.0, 1))
-    turn = turn_of(fedavg_ft(PLAIN, tune_epochs=2, tune="head"), task, data, one_at_a_time([0], [0], [0]))
+    turn = turn_of(FedAvgFT(PLAIN, tune_epochs=2, tune="head"), task, data, one_at_a_time([0], [0], [0]))
     assert turn.trained[0] == turn.upload.w[0]
     assert turn.trained[1] > turn.upload.w[1]
 
@@ -41,18 +41,18 @@ def test_tuning_one_part_leaves_the_other_as_it_was_uploaded() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_federation_is_fedavgs_whatever_is_tuned(keep: bool) -> None:
     optimizer = Sgd(keep=keep)
-    _, plain, shown = three_rounds(fedavg(optimizer))
-    _, tuned, better = three_rounds(fedavg_ft(optimizer, tune_epochs=2))
+    _, plain, shown = three_rounds(FedAvg(optimizer))
+    _, tuned, better = three_rounds(FedAvgFT(optimizer, tune_epochs=2))
     assert torch.equal(plain.server.w, tuned.server.w)
-    assert torch.equal(clients_of(plain).own, clients_of(tuned).own)
+    assert torch.equal(clients_of(plain).personal, clients_of(tuned).personal)
     assert all(
         torch.equal(a, b) for a, b in zip(clients_of(plain).moments, clients_of(tuned).moments, strict=True)
     )
     assert (shown[-1].clients["test_loss"] != better[-1].clients["test_loss"]).all()
-    _, _, same = three_rounds(fedavg_ft(optimizer))
+    _, _, same = three_rounds(FedAvgFT(optimizer))
     assert (shown[-1].clients["test_loss"] == same[-1].clients["test_loss"]).all()
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="tune_epochs=-1 must be a number of at least 0"):
-        fedavg_ft(tune_epochs=-1)
+        FedAvgFT(tune_epochs=-1)

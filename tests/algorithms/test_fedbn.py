@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from copfl.algorithms import fedavg, fedbn
+from copfl.algorithms import FedAvg, FedBN
 from copfl.core.task import task_of
 from tests.algorithms.chain import LR, PLAIN, clients_of, numbers, off, three_rounds
 from tests.toys import federation_of, rounds_of
@@ -28,11 +28,11 @@ class Scaled(nn.Module):
 def test_scale_and_shift_are_each_clients_own_and_the_rest_is_the_mean() -> None:
     task = task_of(Scaled(), 2, dtype=torch.float64)  # w = [scale, scale, shift, shift, head, head]
     federation = federation_of(([[2.0, 0.0]], [1]), ([[0.0, 2.0]] * 3, [0] * 3))
-    state, _ = rounds_of(fedbn(PLAIN), task, federation, 1, batch=3)
+    state, _ = rounds_of(FedBN(PLAIN), task, federation, 1, batch=3)
     one, two = off(0.0, 1), off(0.0, 0)  # the two normalised inputs cancel: s = 0
     head = [(1 * (0.5 - LR * one * sign) + 3 * (0.5 + LR * two * sign)) / 4 for sign in (1, -1)]
     assert state.server.w.tolist() == numbers(*head)
-    own = state.clients.rows(torch.arange(2)).own
+    own = state.clients.rows(torch.arange(2)).personal
     for row, miss, sign in zip(own, (one, two), (1, -1), strict=True):
         scales = [1 - LR * miss * 0.5 * sign, 1 + LR * miss * 0.5 * sign]
         assert row.tolist() == numbers(*scales, -LR * miss * 0.5, -LR * miss * 0.5)
@@ -40,13 +40,13 @@ def test_scale_and_shift_are_each_clients_own_and_the_rest_is_the_mean() -> None
 
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_the_statistics_belong_to_the_norm(buffers: str) -> None:
-    task, state, _ = three_rounds(fedbn(), buffers=buffers)
+    task, state, _ = three_rounds(FedBN(), buffers=buffers)
     assert state.server.w.numel() == task.d - int(task.where("norms").sum())
-    assert clients_of(state).own.shape[1] == int(task.where("norms", "buffers").sum())
-    assert (clients_of(state).own.std(0) > 0).all()
+    assert clients_of(state).personal.shape[1] == int(task.where("norms", "buffers").sum())
+    assert (clients_of(state).personal.std(0) > 0).all()
 
 
 def test_a_model_without_norms_makes_it_fedavg() -> None:
-    _, bn, _ = three_rounds(fedbn(), norm="none")
-    _, avg, _ = three_rounds(fedavg(), norm="none")
+    _, bn, _ = three_rounds(FedBN(), norm="none")
+    _, avg, _ = three_rounds(FedAvg(), norm="none")
     assert torch.equal(bn.server.w, avg.server.w)

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl.algorithms import fedavg, fedcalm
-from copfl.algorithms.averaging import Upload
+from copfl.algorithms import FedAvg
 from copfl.algorithms.fedcalm import FedCALM, Server, resolved
 from copfl.core import tree
 from copfl.core.task import Task
 from copfl.errors import UsageError
-from copfl.parts.sharing import layers
+from copfl.parts.averaging import Upload, layers
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
 from tests.toys import rounds_of, slopes
@@ -84,7 +83,7 @@ def server_after(algorithm: FedCALM, task: Task, ids: list[int], weights: list[T
 
 def test_only_those_who_reported_count_and_by_their_own_row() -> None:
     task = slopes(1.0, 1.0)
-    server = server_after(fedcalm(limit=0.0), task, [3, 1], [vector(3.0, 1.0), vector(0.5, 1 + 0.75**0.5)])
+    server = server_after(FedCALM(limit=0.0), task, [3, 1], [vector(3.0, 1.0), vector(0.5, 1 + 0.75**0.5)])
     u = vector(2.0, 0.0), vector(-0.5, 0.75**0.5)
     torch.testing.assert_close(server.w, vector(1.0, 1.0) + 0.625 * u[0] + 1.0 * u[1])
     assert server.weights.tolist() == numbers(0.0, 1.0, 0.0, 0.625)
@@ -94,23 +93,23 @@ def test_layers_are_judged_apart() -> None:
     """The updates agree in one layer and conflict in the other: only there is anything taken away."""
     task, _ = small_federation("none", (4, 4))
     (start, stop, _), (begin, end, _) = layers(task, ())[0], layers(task, ())[-1]
-    first = fedcalm().server_init(task, 4).w
+    first = FedCALM().server_init(task, 4).w
     u1, u2 = torch.zeros_like(first), torch.zeros_like(first)
     u1[start:stop], u2[start:stop] = 1.0, 3.0
     u1[begin:end], u2[begin:end] = 1.0, -1.0
-    step = server_after(fedcalm(limit=0.0), task, [0, 1], [first + u1, first + u2]).w - first
+    step = server_after(FedCALM(limit=0.0), task, [0, 1], [first + u1, first + u2]).w - first
     torch.testing.assert_close(step[start:stop], torch.full_like(step[start:stop], 2.0))
     torch.testing.assert_close(step[begin:end], torch.zeros_like(step[begin:end]))
 
 
 def test_with_one_opinion_it_is_fedavg() -> None:
     task, federation = small_federation("none", (6,))
-    calm, _ = rounds_of(fedcalm(), task, federation, 3, batch=4)
-    mean, _ = rounds_of(fedavg(), task, federation, 3, batch=4)
+    calm, _ = rounds_of(FedCALM(), task, federation, 3, batch=4)
+    mean, _ = rounds_of(FedAvg(), task, federation, 3, batch=4)
     torch.testing.assert_close(calm.server.w, mean.server.w, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("wrong", [{"margin": -1.0}, {"limit": -1.0}, {"epochs": 0}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        fedcalm(**wrong)  # type: ignore[arg-type]
+        FedCALM(**wrong)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import fedavg, fedce
+from copfl.algorithms import FedAvg, FedCE
 from copfl.algorithms.fedce import Upload
 from copfl.core import tree
 from copfl.core.optim import Sgd
@@ -41,7 +41,7 @@ def loss(a: Vector, x: Vector) -> float:
 
 def after(rounds: int, **how: Any) -> tuple[Any, Any]:
     task, federation = slopes(0.0, 0.0), federation_of(([A], [1]), ([B], [1]))
-    state, _ = rounds_of(fedce(PLAIN, **how), task, federation, rounds)
+    state, _ = rounds_of(FedCE(PLAIN, **how), task, federation, rounds)
     return state.server, state.clients.rows(torch.arange(2))
 
 
@@ -74,7 +74,7 @@ def test_the_error_is_what_accuracy_lacks() -> None:
 
 
 def test_plus_normalises_each_score_before_it_adds() -> None:
-    task, algorithm = slopes(0.0), fedce(combine="plus")
+    task, algorithm = slopes(0.0), FedCE(combine="plus")
     server = algorithm.server_init(task, 2)
     uploads = Upload(vector(1.0), vector(1.0, 6.0)), Upload(vector(5.0), vector(3.0, 2.0))
     parts = [algorithm.summand(task, server, torch.tensor(i), u) for i, u in enumerate(uploads)]
@@ -87,7 +87,7 @@ def test_plus_normalises_each_score_before_it_adds() -> None:
 def test_the_cosine_is_with_the_weighted_mean_of_the_others(combine: str) -> None:
     """In the third round three clients with unequal weights each find the rest of the step exactly."""
     task, federation = small_federation("none", (5, 9, 3))
-    algorithm, everybody = fedce(combine=combine, error="loss"), torch.arange(3)
+    algorithm, everybody = FedCE(combine=combine, error="loss"), torch.arange(3)
     before, _ = rounds_of(algorithm, task, federation, 2, batch=4)
     clients = before.clients.rows(everybody)
     share = (clients.weight / clients.weight.sum(0)).mean(1)
@@ -105,20 +105,20 @@ def test_the_cosine_is_with_the_weighted_mean_of_the_others(combine: str) -> Non
 
 def test_with_equal_contributions_it_is_the_plain_mean() -> None:
     task, federation = small_federation("batch", (6, 6, 6))
-    equal, _ = rounds_of(fedce(combine="equal"), task, federation, 3, batch=4)
-    plain, _ = rounds_of(fedavg(), task, federation, 3, batch=4)
+    equal, _ = rounds_of(FedCE(combine="equal"), task, federation, 3, batch=4)
+    plain, _ = rounds_of(FedAvg(), task, federation, 3, batch=4)
     torch.testing.assert_close(equal.server.w, plain.server.w, rtol=0, atol=1e-12)
 
 
 def test_one_client_alone_counts() -> None:
     task, federation = small_federation("none", (6,))
-    alone, _ = rounds_of(fedce(), task, federation, 3, batch=4)
-    plain, _ = rounds_of(fedavg(), task, federation, 3, batch=4)
+    alone, _ = rounds_of(FedCE(), task, federation, 3, batch=4)
+    plain, _ = rounds_of(FedAvg(), task, federation, 3, batch=4)
     torch.testing.assert_close(alone.server.w, plain.server.w, rtol=0, atol=1e-12)
 
 
 def test_unknown_readings_are_refused() -> None:
     with pytest.raises(UsageError, match='did you mean "times"'):
-        fedce(combine="time")
+        FedCE(combine="time")
     with pytest.raises(UsageError, match="accuracy, loss"):
-        fedce(error="dice")
+        FedCE(error="dice")

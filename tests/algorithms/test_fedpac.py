@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from copfl.algorithms import fedpac
 from copfl.algorithms.fedpac import FedPAC, Server, Upload
 from copfl.core import tree
 from copfl.core.optim import Adam, Sgd, faster
@@ -37,7 +36,7 @@ from tests.algorithms.chain import (
 def test_the_statistics_are_those_before_training_and_the_centroids_those_after() -> None:
     """Features 2, 6 (class 0) and 4 (class 1); prior times mean is their sum over all three samples."""
     task, data = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0), (2.0, 1))
-    turn = turn_of(fedpac(PLAIN, head_epochs=0), task, data, one_at_a_time([0]))
+    turn = turn_of(FedPAC(PLAIN, head_epochs=0), task, data, one_at_a_time([0]))
     assert turn.upload.means.tolist() == [numbers(8 / 3), numbers(4 / 3)]
     assert float(turn.upload.spread) == pytest.approx((56 / 3 - 64 / 9 - 16 / 9) / 3)
     body = 2.0 - LR * off(0.5 * 2.0, 0) * 0.5
@@ -48,7 +47,7 @@ def test_the_statistics_are_those_before_training_and_the_centroids_those_after(
 
 def test_the_head_goes_first_and_ten_times_as_fast() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(fedpac(PLAIN), task, data, one_at_a_time([0], [1]))
+    turn = turn_of(FedPAC(PLAIN), task, data, one_at_a_time([0], [1]))
     head = 0.5 - 10 * LR * off(0.5 * 2.0, 1) * 2.0
     body = 2.0 - LR * off(head * 2.0 * 3.0, 0) * head * 3.0  # no centroids in the first round: nothing pulls
     assert turn.upload.head.tolist() == numbers(head)
@@ -58,7 +57,7 @@ def test_the_head_goes_first_and_ten_times_as_fast() -> None:
 def aligned(known: tuple[bool, bool]) -> float:
     """The body after one step on the sample (3, class 0), when the centroids are 1 and -1."""
     task, data = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0))
-    algorithm = fedpac(PLAIN, head_epochs=0, alignment=0.25)
+    algorithm = FedPAC(PLAIN, head_epochs=0, alignment=0.25)
     down = down_of(algorithm, task)._replace(centroids=vector(1.0, -1.0)[:, None], known=torch.tensor(known))
     with torch.no_grad():
         turn = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([1]))
@@ -87,7 +86,7 @@ def uploads(task: Task, clients: int) -> list[Upload]:
 
 
 def small() -> Task:
-    return three_rounds(fedpac(), norm="none")[0]
+    return three_rounds(FedPAC(), norm="none")[0]
 
 
 def server_after(algorithm: FedPAC, task: Task, ids: list[int], given: list[Upload]) -> Server:
@@ -99,16 +98,16 @@ def server_after(algorithm: FedPAC, task: Task, ids: list[int], given: list[Uplo
 def test_heads_are_matched_by_id() -> None:
     task = small()
     given, ids = uploads(task, 4), [2, 0, 3, 1]
-    straight, mixed = (server_after(fedpac(), task, order, given) for order in ([0, 1, 2, 3], ids))
+    straight, mixed = (server_after(FedPAC(), task, order, given) for order in ([0, 1, 2, 3], ids))
     torch.testing.assert_close(mixed.heads[ids], straight.heads)
     torch.testing.assert_close(mixed.w, straight.w)
-    torch.testing.assert_close(fedpac().downlink(mixed, torch.tensor([3, 1])).head, straight.heads[[2, 3]])
+    torch.testing.assert_close(FedPAC().downlink(mixed, torch.tensor([3, 1])).head, straight.heads[[2, 3]])
 
 
 def test_only_those_who_took_part_are_combined() -> None:
     task = small()
     given = uploads(task, 2)
-    server, first = server_after(fedpac(), task, [3, 1], given), fedpac().server_init(task, 4)
+    server, first = server_after(FedPAC(), task, [3, 1], given), FedPAC().server_init(task, 4)
     assert torch.equal(server.heads[[0, 2]], first.heads[[0, 2]])
     rows = torch.stack([u.means.flatten() for u in given])
     weights = combination(rows, torch.stack([u.spread for u in given]))
@@ -116,7 +115,7 @@ def test_only_those_who_took_part_are_combined() -> None:
 
 
 def test_centroids_are_weighted_by_the_samples_of_the_class() -> None:
-    task, algorithm = chain(1.0, 1.0), fedpac()
+    task, algorithm = chain(1.0, 1.0), FedPAC()
     first = algorithm.server_init(task, 2)._replace(centroids=vector(7.0, 7.0)[:, None])
     one = Upload(
         vector(0),
@@ -137,11 +136,11 @@ def test_centroids_are_weighted_by_the_samples_of_the_class() -> None:
 def test_one_client_alone_keeps_its_head() -> None:
     task = small()
     given = uploads(task, 1)
-    torch.testing.assert_close(server_after(fedpac(), task, [2], given).heads[2], given[0].head)
+    torch.testing.assert_close(server_after(FedPAC(), task, [2], given).heads[2], given[0].head)
 
 
 def test_each_phase_keeps_moments_of_its_own() -> None:
-    task, state, _ = three_rounds(fedpac(Adam(keep=True)))
+    task, state, _ = three_rounds(FedPAC(Adam(keep=True)))
     clients, head = clients_of(state), task.where("head")[: task.d]
     assert clients.head_moments.u.shape[1] == int(head.sum())
     assert not clients.body_moments.u[:, head].any()
@@ -159,7 +158,7 @@ def test_faster_multiplies_the_rate_of_any_optimizer() -> None:
 def test_a_head_must_be_linear() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 4, 6), nn.Flatten())
     with pytest.raises(UsageError, match="Linear head"):
-        fedpac().server_init(task_of(model, 4, head="1"), 2)
+        FedPAC().server_init(task_of(model, 4, head="1"), 2)
 
 
 @pytest.mark.parametrize(
@@ -167,4 +166,4 @@ def test_a_head_must_be_linear() -> None:
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        fedpac(**wrong)
+        FedPAC(**wrong)

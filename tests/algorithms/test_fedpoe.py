@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import fedavg, fedpoe, local
+from copfl.algorithms import FedAvg, FedPOE, Local
 from copfl.algorithms.fedpoe import Down
 from copfl.core import tree
 from copfl.core.optim import Adam, Optimizer, Sgd
@@ -36,10 +36,10 @@ def test_two_rounds_by_hand() -> None:
     rate, x, held = 2.0, (1.0, -3.0), (2.0, -1.0)
     federation = federation_of(([[x[0]], [held[0]]], [1, 1]), ([[x[1]], [held[1]]], [1, 1]))
     state, shown = rounds_of(
-        fedpoe(PLAIN, rate=rate, stored=1, period=100, held=2), slopes(0.0), federation, 2, batch=2
+        FedPOE(PLAIN, rate=rate, stored=1, period=100, holdout=2), slopes(0.0), federation, 2, batch=2
     )
     # In the first round all experts are the model 0, whose loss is log 2: nothing tells them apart.
-    assert shown[0].clients["own_share"] == pytest.approx([0.25, 0.25])
+    assert shown[0].clients["local_weight"] == pytest.approx([0.25, 0.25])
     own = [0.0 + x[n] * sigma(0.0) for n in range(2)]
     mean = sum(own) / 2
     clients = state.clients.rows(torch.arange(2))
@@ -48,14 +48,14 @@ def test_two_rounds_by_hand() -> None:
         pair = softmax(-rate * losses[0], -rate * losses[1])
         together = -math.log((sigma(own[n] * held[n]) + sigma(mean * held[n])) / 2)
         halves = softmax(-rate * together, -rate * losses[2])
-        assert shown[1].clients["own_share"][n] == pytest.approx(halves[0] * pair[0])
-        assert shown[1].clients["mean_share"][n] == pytest.approx(halves[0] * pair[1])
+        assert shown[1].clients["local_weight"][n] == pytest.approx(halves[0] * pair[0])
+        assert shown[1].clients["global_weight"][n] == pytest.approx(halves[0] * pair[1])
         assert float(clients.local[n]) == pytest.approx(own[n] + x[n] * sigma(-own[n] * x[n]))
         assert clients.logs.bank[n].tolist() == numbers(-rate * (math.log(2) + math.log(2)))
 
 
 def test_the_answer_is_the_mixture_of_the_probabilities() -> None:
-    task, algorithm = slopes(0.0), fedpoe(stored=1, rate=1.0)
+    task, algorithm = slopes(0.0), FedPOE(stored=1, rate=1.0)
     client = algorithm.client_init(task)
     client = client._replace(
         local=vector(3.0), logs=client.logs._replace(pair=vector(0.0, -1.0), halves=vector(1.0, 0.0))
@@ -73,17 +73,17 @@ def test_the_answer_is_the_mixture_of_the_probabilities() -> None:
 @pytest.mark.parametrize("optimizer", [Sgd(), Adam(keep=True)])
 def test_the_mean_is_fedavg_and_the_own_model_local_training(optimizer: Optimizer) -> None:
     task, federation = small_federation("batch", (5, 9, 3))
-    state, _ = rounds_of(fedpoe(optimizer, held=0), task, federation, 3, batch=4)
-    plain, _ = rounds_of(fedavg(optimizer), task, federation, 3, batch=4)
-    alone, _ = rounds_of(local(optimizer), task, federation, 3, batch=4)
+    state, _ = rounds_of(FedPOE(optimizer, holdout=0), task, federation, 3, batch=4)
+    plain, _ = rounds_of(FedAvg(optimizer), task, federation, 3, batch=4)
+    alone, _ = rounds_of(Local(optimizer), task, federation, 3, batch=4)
     clients, lonely = (s.clients.rows(torch.arange(3)) for s in (state, alone))
     torch.testing.assert_close(state.server.w, plain.server.w, rtol=0, atol=1e-12)
-    torch.testing.assert_close(clients.local, lonely.own, rtol=0, atol=1e-12)
+    torch.testing.assert_close(clients.local, lonely.personal, rtol=0, atol=1e-12)
 
 
 def test_shares_add_up_and_without_a_rate_stay() -> None:
     for rate in (0.0, 5.0):
-        algorithm = fedpoe(rate=rate, stored=3, period=2, held=2)
+        algorithm = FedPOE(rate=rate, stored=3, period=2, holdout=2)
         task, state, shown = three_rounds(algorithm)
         down = algorithm.downlink(state.server, torch.arange(4))
         for n in range(4):
@@ -91,7 +91,7 @@ def test_shares_add_up_and_without_a_rate_stay() -> None:
             assert (share >= 0).all()
             assert float(share.sum()) == pytest.approx(1)
             assert float(share[-1]) == 0, "an empty place answers"
-        fixed = shown[-1].clients["own_share"] == pytest.approx([0.25] * 4)
+        fixed = shown[-1].clients["local_weight"] == pytest.approx([0.25] * 4)
         assert fixed is (rate == 0)
 
 
@@ -99,7 +99,7 @@ def test_the_server_stores_a_model_every_period_and_drops_the_oldest() -> None:
     task, federation = slopes(0.0), federation_of(([[1.0]], [1]), ([[-2.0]], [1]))
     means, births = [0.0], []
     for rounds in range(1, 8):
-        state, _ = rounds_of(fedpoe(PLAIN, stored=2, period=2, held=0), task, federation, rounds)
+        state, _ = rounds_of(FedPOE(PLAIN, stored=2, period=2, holdout=0), task, federation, rounds)
         means.append(float(state.server.w))
         births.append(state.server.birth.tolist())
         for slot, born in enumerate(births[-1]):
@@ -109,7 +109,7 @@ def test_the_server_stores_a_model_every_period_and_drops_the_oldest() -> None:
 
 def test_a_stored_model_is_weighed_as_if_it_had_been_there_from_the_start() -> None:
     task, federation = slopes(0.0), federation_of(([[1.0], [2.0]], [1, 1]))
-    algorithm = fedpoe(PLAIN, rate=1.0, stored=2, period=2, held=2)
+    algorithm = FedPOE(PLAIN, rate=1.0, stored=2, period=2, holdout=2)
     state, _ = rounds_of(algorithm, task, federation, 3)
     client = state.clients.rows(torch.arange(1))
     stored = float(state.server.bank[1])
@@ -117,7 +117,7 @@ def test_a_stored_model_is_weighed_as_if_it_had_been_there_from_the_start() -> N
 
 
 def test_what_is_held_out_is_never_trained_on() -> None:
-    task, algorithm = slopes(0.0), fedpoe(PLAIN, held=3)
+    task, algorithm = slopes(0.0), FedPOE(PLAIN, holdout=3)
     down = Down(*algorithm.server_init(task, 1))
     x, y = vector(1.0, 2.0, 4.0, 3.0)[:, None], torch.ones(4, dtype=torch.int64)
 
@@ -133,7 +133,9 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     assert upload(changed) == upload(x)
 
 
-@pytest.mark.parametrize("wrong", [{"held": 1}, {"held": -1}, {"stored": 0}, {"period": 0}, {"rate": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"holdout": 1}, {"holdout": -1}, {"stored": 0}, {"period": 0}, {"rate": -1.0}]
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        fedpoe(**wrong)
+        FedPOE(**wrong)

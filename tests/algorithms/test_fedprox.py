@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from copfl.algorithms import fedavg, fedprox
+from copfl.algorithms import FedAvg, FedProx
 from copfl.core.optim import Sgd
 from copfl.errors import UsageError
 from tests.algorithms.chain import (
@@ -24,7 +24,7 @@ from tests.algorithms.chain import (
 
 def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(fedprox(PLAIN, pull=0.2), task, data, one_at_a_time([0, 1]))
+    turn = turn_of(FedProx(PLAIN, mu=0.2), task, data, one_at_a_time([0, 1]))
     miss = off(0.5 * 2.0, 1)
     body, head = (
         2.0 - LR * miss * 0.5,
@@ -41,17 +41,17 @@ def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
 
 def test_each_round_pulls_towards_its_own_broadcast() -> None:
     task, data = chain(2.0, 0.5), samples((0.0, 1))  # a sample without a gradient: the pull is all there is
-    turn = turn_of(fedprox(PLAIN, pull=1.0), task, data, one_at_a_time([0, 0]), w=vector(7.0, -3.0))
+    turn = turn_of(FedProx(PLAIN, mu=1.0), task, data, one_at_a_time([0, 0]), w=vector(7.0, -3.0))
     assert turn.upload.w.tolist() == [7.0, -3.0]
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_without_a_pull_it_is_fedavg(keep: bool) -> None:
-    _, prox, _ = three_rounds(fedprox(Sgd(keep=keep), pull=0.0))
-    _, avg, _ = three_rounds(fedavg(Sgd(keep=keep)))
+    _, prox, _ = three_rounds(FedProx(Sgd(keep=keep), mu=0.0))
+    _, avg, _ = three_rounds(FedAvg(Sgd(keep=keep)))
     assert torch.equal(prox.server.w, avg.server.w)
 
 
 def test_a_push_is_refused() -> None:
-    with pytest.raises(UsageError, match="pull=-1"):
-        fedprox(pull=-1)
+    with pytest.raises(UsageError, match="mu=-1"):
+        FedProx(mu=-1)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import FedAvg, fedselect
-from copfl.algorithms.averaging import Server
+from copfl.algorithms import FedAvg, FedSelect
 from copfl.algorithms.fedselect import Total
 from copfl.core import tree
 from copfl.core.optim import Optimizer, Sgd
 from copfl.parts import Mamo
+from copfl.parts.averaging import Server
 from copfl.testing import small_federation
 from tests.algorithms.chain import clients_of, numbers, three_rounds
 from tests.toys import federation_of, rounds_of, slopes
@@ -36,9 +36,9 @@ def mean(a: Vector, b: Vector) -> Vector:
 
 
 def after(rounds: int) -> tuple[Any, Any]:
-    """Two clients with one sample each; a quarter of four entries turns personal in the second turn, and so on."""
+    """Two clients with one sample each; a quarter of four entries turns personal in the second round, and so on."""
     task, federation = slopes(0.0, 0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1]))
-    state, _ = rounds_of(fedselect(PLAIN, interval=1), task, federation, rounds)
+    state, _ = rounds_of(FedSelect(PLAIN, interval=1), task, federation, rounds)
     return state.server, state.clients.rows(torch.arange(2))
 
 
@@ -56,7 +56,7 @@ def test_three_rounds_by_hand() -> None:
     assert server.w.tolist() == numbers(*second)
     # Since the start, the first entry moved most at A and the last at B; neither mask was used in the upload.
     assert clients.mask.tolist() == [[True, False, False, False], [False, False, False, True]]
-    assert not clients.held.any()
+    assert not clients.uploaded.any()
     # The new masks train; both start from the whole average, and the shared pass goes on from the personal one.
     m = (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
     a, b = (
@@ -66,14 +66,14 @@ def test_three_rounds_by_hand() -> None:
     server, clients = after(3)
     assert clients.w.tolist() == [numbers(*a), numbers(*b)]
     assert server.w.tolist() == numbers(b[0], (a[1] + b[1]) / 2, (a[2] + b[2]) / 2, a[3])
-    assert clients.held.tolist() == [[True, False, False, False], [False, False, False, True]]
+    assert clients.uploaded.tolist() == [[True, False, False, False], [False, False, False, True]]
 
 
-def test_the_score_spans_the_turns_since_the_last_growth() -> None:
+def test_the_score_spans_the_rounds_since_the_last_growth() -> None:
     _, clients = after(2)
-    torch.testing.assert_close(clients.then, clients.w)
+    torch.testing.assert_close(clients.reference, clients.w)
     _, clients = after(1)
-    assert not clients.then.any()
+    assert not clients.reference.any()
 
 
 def test_the_score_counts_what_broadcasts_moved() -> None:
@@ -82,15 +82,15 @@ def test_the_score_counts_what_broadcasts_moved() -> None:
         slopes(0.0, 0.0, 0.0, 0.0),
         federation_of(([[1, 0, 0, 0]], [1]), ([[0, 0, 0, 10]], [1])),
     )
-    state, _ = rounds_of(fedselect(PLAIN, interval=1), task, federation, 2)
+    state, _ = rounds_of(FedSelect(PLAIN, interval=1), task, federation, 2)
     assert state.clients.rows(torch.arange(1)).mask.tolist() == [[False, False, False, True]]
 
 
 def test_growth_passes_the_budget_once_as_in_the_released_code() -> None:
-    growth, layout = fedselect(rate=0.25, budget=0.5, interval=2).growth, slopes(*[0.0] * 64).layout
+    growth, layout = FedSelect(rate=0.25, budget=0.5, interval=2).growth, slopes(*[0.0] * 64).layout
     mask, change, shares = torch.zeros(64, dtype=torch.bool), torch.linspace(1, 2, 64), []
-    for turn in range(12):
-        mask = growth.grow(layout, mask, change, torch.tensor(turn))
+    for round in range(12):
+        mask = growth.grow(layout, mask, change, torch.tensor(round))
         shares.append(int(mask.sum()))
     assert shares == [0, 0, 16, 16, 28, 28, 37, 37, 37, 37, 37, 37]
 
@@ -112,7 +112,7 @@ def test_at_rate_zero_it_is_fedavg_over_every_other_pass(optimizer: Optimizer) -
     """Without masks the personal pass moves nothing (Adam's step count would move), and equal clients count equally."""
     task, federation = small_federation("none", (6, 6, 6))
     masked, shown = rounds_of(
-        fedselect(optimizer, epochs=2, rate=0.0, interval=1), task, federation, 3, batch=4
+        FedSelect(optimizer, epochs=2, rate=0.0, interval=1), task, federation, 3, batch=4
     )
     plain, other = rounds_of(EveryOther(optimizer, 2), task, federation, 3, batch=4)
     torch.testing.assert_close(masked.server.w, plain.server.w, rtol=0, atol=1e-12)
@@ -123,10 +123,10 @@ def test_at_rate_zero_it_is_fedavg_over_every_other_pass(optimizer: Optimizer) -
 
 
 def test_masks_only_grow_and_biases_never_turn_personal() -> None:
-    task, state, shown = three_rounds(fedselect(interval=1, rate=0.5))
+    task, state, shown = three_rounds(FedSelect(interval=1, rate=0.5))
     clients = clients_of(state)
-    assert (clients.mask | ~clients.held).all(), "an entry that was personal is shared again"
-    assert (clients.mask & ~clients.held)[:, : task.d].any()
+    assert (clients.mask | ~clients.uploaded).all(), "an entry that was personal is shared again"
+    assert (clients.mask & ~clients.uploaded)[:, : task.d].any()
     biases = torch.cat(
         [
             torch.full((size,), "bias" in name)
@@ -141,7 +141,7 @@ def test_masks_only_grow_and_biases_never_turn_personal() -> None:
 def test_an_entry_that_nobody_shares_keeps_its_value() -> None:
     task = slopes(0.0, 0.0)
     total = Total(torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0]))
-    server, metrics = fedselect().server_update(task, Server(torch.tensor([1.0, 7.0])), total)
+    server, metrics = FedSelect().server_update(task, Server(torch.tensor([1.0, 7.0])), total)
     assert server.w.tolist() == [2.0, 7.0]
     assert float(metrics["averaged"]) == 0.5
 
@@ -149,14 +149,14 @@ def test_an_entry_that_nobody_shares_keeps_its_value() -> None:
 def test_sharers_count_the_same_whatever_they_hold() -> None:
     """Unlike FedAvg's, the mean is not weighted by samples."""
     task, federation = slopes(0.0), federation_of(([[1.0]] * 3, [1] * 3), ([[-2.0]], [1]))
-    state, _ = rounds_of(fedselect(PLAIN), task, federation, 1)
+    state, _ = rounds_of(FedSelect(PLAIN), task, federation, 1)
     assert state.server.w.tolist() == numbers((0.5 - 1.0) / 2)
 
 
 def test_a_newly_personal_entry_starts_mamo_afresh() -> None:
-    task, state, _ = three_rounds(fedselect(Mamo(), interval=1))
+    task, state, _ = three_rounds(FedSelect(Mamo(), interval=1))
     clients = clients_of(state)
-    fresh = (clients.mask & ~clients.held)[:, : task.d]
+    fresh = (clients.mask & ~clients.uploaded)[:, : task.d]
     steps = clients.moments.t
     assert not steps[fresh].any()
     assert steps[~clients.mask[:, : task.d]].all()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import copfl
-from copfl.algorithms import ktpfl, local
+from copfl.algorithms import KTpFL, Local
 from copfl.algorithms.ktpfl import Down, Server, Total
 from copfl.core import tree
 from copfl.core.optim import Sgd
@@ -37,7 +37,7 @@ def public(task: Task, *x: float) -> Task:
 
 def test_a_turn_by_hand() -> None:
     """The softened answer to x is sigma(a x / T); the distance to the teacher falls by (sigma(a x / T) - t) x / T."""
-    task, algorithm = public(slopes(1.0), 2.0, -1.0), ktpfl(PLAIN, temperature=4.0, batch=1)
+    task, algorithm = public(slopes(1.0), 2.0, -1.0), KTpFL(PLAIN, temperature=4.0, batch=1)
     teacher = torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)
     down, data = Down(teacher, torch.tensor(True)), samples((3.0, 0))
     with torch.no_grad():
@@ -52,20 +52,20 @@ def test_a_turn_by_hand() -> None:
 
 def test_without_a_teacher_it_is_local_training() -> None:
     task, federation = small_federation("batch", (5, 9, 3))
-    first, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 1, batch=4)
-    alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 1, batch=4)
+    first, _ = rounds_of(KTpFL(Sgd(lr=0.1)), task, federation, 1, batch=4)
+    alone, _ = rounds_of(Local(Sgd(lr=0.1)), task, federation, 1, batch=4)
     everybody = torch.arange(3)
     torch.testing.assert_close(
-        first.clients.rows(everybody).w, alone.clients.rows(everybody).own, rtol=0, atol=1e-12
+        first.clients.rows(everybody).w, alone.clients.rows(everybody).personal, rtol=0, atol=1e-12
     )
-    second, _ = rounds_of(ktpfl(Sgd(lr=0.1)), task, federation, 2, batch=4)
-    alone, _ = rounds_of(local(Sgd(lr=0.1)), task, federation, 2, batch=4)
-    assert not torch.allclose(second.clients.rows(everybody).w, alone.clients.rows(everybody).own)
+    second, _ = rounds_of(KTpFL(Sgd(lr=0.1)), task, federation, 2, batch=4)
+    alone, _ = rounds_of(Local(Sgd(lr=0.1)), task, federation, 2, batch=4)
+    assert not torch.allclose(second.clients.rows(everybody).w, alone.clients.rows(everybody).personal)
 
 
 def test_the_coefficients_take_one_step_by_hand() -> None:
     """Two clients whose answers differ by u in every entry: the loss of c_1 is u^2 c_12^2 and a penalty."""
-    task, algorithm = public(slopes(0.0), 1.0), ktpfl(penalty=0.1)
+    task, algorithm = public(slopes(0.0), 1.0), KTpFL(penalty=0.1)
     answers = torch.tensor([[[0.4, 0.6]], [[0.7, 0.3]]], dtype=torch.float64)  # u = 0.3
     server, metrics = algorithm.server_update(
         task, algorithm.server_init(task, 2), Total(answers, vector(1.0, 1.0))
@@ -77,12 +77,12 @@ def test_the_coefficients_take_one_step_by_hand() -> None:
         server.coefficients, torch.tensor([[first, 1 - first], [1 - first, first]], dtype=torch.float64)
     )
     torch.testing.assert_close(server.teachers[0], first * answers[0] + (1 - first) * answers[1])
-    assert float(metrics["own_coefficient"]) == pytest.approx(first)
+    assert float(metrics["own_weight"]) == pytest.approx(first)
 
 
 @pytest.mark.parametrize(("penalty", "start", "end"), [(1e6, 1.0, 0.25), (0.0, 0.25, 1.0)])
 def test_the_penalty_decides_between_the_others_and_oneself(penalty: float, start: float, end: float) -> None:
-    task, algorithm = public(slopes(0.0), 1.0, 2.0, 3.0, 4.0), ktpfl(penalty=penalty)
+    task, algorithm = public(slopes(0.0), 1.0, 2.0, 3.0, 4.0), KTpFL(penalty=penalty)
     draw = torch.Generator().manual_seed(0)
     answers = torch.rand(4, 4, 2, dtype=torch.float64, generator=draw).softmax(2)
     eye = torch.eye(4, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_the_penalty_decides_between_the_others_and_oneself(penalty: float, star
 
 
 def test_rows_add_up_to_one_and_only_the_known_are_quoted() -> None:
-    _, state, _ = three_rounds(ktpfl(penalty=0.01, temperature=1.0), participation=0.5)
+    _, state, _ = three_rounds(KTpFL(penalty=0.01, temperature=1.0), participation=0.5)
     server: Server = state.server
     torch.testing.assert_close(server.coefficients.sum(1), torch.ones(4, dtype=torch.float64))
     assert (server.coefficients >= 0).all()
@@ -102,7 +102,7 @@ def test_rows_add_up_to_one_and_only_the_known_are_quoted() -> None:
 
 
 def test_who_did_not_take_part_is_quoted_with_the_last_answers() -> None:
-    task, algorithm = public(slopes(0.0), 1.0), ktpfl()
+    task, algorithm = public(slopes(0.0), 1.0), KTpFL()
     first = torch.tensor([[[0.4, 0.6]], [[0.7, 0.3]]], dtype=torch.float64)
     server, _ = algorithm.server_update(task, algorithm.server_init(task, 2), Total(first, vector(1.0, 1.0)))
     new = torch.tensor([[[0.1, 0.9]], [[0.0, 0.0]]], dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_who_did_not_take_part_is_quoted_with_the_last_answers() -> None:
 
 
 def test_no_weight_ever_travels() -> None:
-    task, state, shown = three_rounds(ktpfl())
+    task, state, shown = three_rounds(KTpFL())
     answers = torch.zeros(6, 4, dtype=torch.float64)  # six public samples, four classes
     assert shown[0].clients["bytes_up"].tolist() == [float(tree.nbytes(answers))] * 4
     assert clients_of(state).w.shape == (4, task.layout.size)
@@ -134,7 +134,7 @@ def test_a_run_sets_public_samples_aside() -> None:
 
 def test_it_says_what_is_missing_without_public_samples() -> None:
     with pytest.raises(UsageError, match="public samples that no client holds"):
-        ktpfl().server_init(slopes(0.0), 2)
+        KTpFL().server_init(slopes(0.0), 2)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_it_says_what_is_missing_without_public_samples() -> None:
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        ktpfl(**wrong)
+        KTpFL(**wrong)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from copfl.algorithms import pfedme
-from copfl.algorithms.averaging import Server, Total
+from copfl.algorithms import PFedMe
+from copfl.parts.averaging import Server, Total
 from tests.algorithms.chain import (
     LR,
     PLAIN,
@@ -25,7 +25,7 @@ from tests.algorithms.chain import (
 
 def test_theta_takes_the_inner_steps_and_w_follows_it() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    algorithm = pfedme(PLAIN, rate=0.1, pull=0.4, inner_steps=2)
+    algorithm = PFedMe(PLAIN, rate=0.1, lam=0.4, inner_steps=2)
     turn = turn_of(algorithm, task, data, one_at_a_time([0, 1]))
     theta, w = [2.0, 0.5], [2.0, 0.5]
     for x, y in ((1.0, 1), (3.0, 0)):
@@ -44,7 +44,7 @@ def test_theta_takes_the_inner_steps_and_w_follows_it() -> None:
 
 def test_a_step_without_samples_moves_neither() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1))
-    some, more = (turn_of(pfedme(PLAIN), task, data, one_at_a_time(steps)) for steps in ([0], [0, -1]))
+    some, more = (turn_of(PFedMe(PLAIN), task, data, one_at_a_time(steps)) for steps in ([0], [0, -1]))
     assert torch.equal(some.upload.w, more.upload.w)
     assert torch.equal(some.trained, more.trained)
     assert some.metrics["loss"] == more.metrics["loss"]
@@ -54,19 +54,19 @@ def test_a_step_without_samples_moves_neither() -> None:
 def test_the_server_mixes_the_mean_in(server_rate: float, expected: float) -> None:
     task, server = chain(1.0, 1.0), Server(vector(1.0, 1.0))
     total = Total(vector(20.0, 20.0), torch.tensor(4.0))  # a mean of 5
-    after, _ = pfedme(server_rate=server_rate).server_update(task, server, total)
+    after, _ = PFedMe(server_rate=server_rate).server_update(task, server, total)
     assert after.w.tolist() == [expected, expected]
 
 
 def test_without_outer_steps_the_server_stays_and_theta_is_personal() -> None:
-    task, state, _ = three_rounds(pfedme(rate=0.0), norm="none")
+    task, state, _ = three_rounds(PFedMe(rate=0.0), norm="none")
     torch.testing.assert_close(state.server.w, task.initial, rtol=0, atol=1e-15)
     assert (clients_of(state).theta[:, : task.d].std(0) > 0).any()
 
 
 def test_every_round_starts_from_the_broadcast() -> None:
     task, data = chain(0.0, 0.0), samples((1.0, 1))
-    algorithm = pfedme(PLAIN)
+    algorithm = PFedMe(PLAIN)
     old = algorithm.client_init(task)._replace(theta=vector(9.0, 9.0), started=torch.tensor(True))
     new, before = (
         turn_of(algorithm, task, data, one_at_a_time([0]), c, w=vector(2.0, 0.5)) for c in (None, old)
@@ -78,8 +78,8 @@ def test_every_round_starts_from_the_broadcast() -> None:
 
 
 def test_shared_statistics_are_never_extrapolated() -> None:
-    task, state, _ = three_rounds(pfedme(), buffers="average")
+    task, state, _ = three_rounds(PFedMe(), buffers="average")
     nothing = Total(torch.zeros_like(state.server.w), torch.tensor(1.0))  # a mean of 0
-    far = pfedme(server_rate=9.0).server_update(task, state.server, nothing)[0].w
+    far = PFedMe(server_rate=9.0).server_update(task, state.server, nothing)[0].w
     assert torch.equal(far[: task.d], -8 * state.server.w[: task.d])
     assert not far[task.d :].any()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from copfl.algorithms import lg_fedavg, local, splitnn
-from copfl.algorithms.splitnn import held
+from copfl.algorithms import LGFedAvg, Local, SplitNN
+from copfl.algorithms.splitnn import client_parameters
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import task_of
 from copfl.errors import UsageError
@@ -37,20 +37,20 @@ def test_two_sides_make_the_gradient_of_the_whole_model() -> None:
 @pytest.mark.parametrize("optimizer", [Sgd(), Adam(keep=True)])
 def test_with_the_cut_at_the_end_it_is_local_training(optimizer: Optimizer) -> None:
     task, federation = small_federation("batch", SIZES)
-    cut, shown = rounds_of(splitnn(optimizer, cut="head"), task, federation, 3, batch=4)
-    alone, _ = rounds_of(local(optimizer), task, federation, 3, batch=4)
+    cut, shown = rounds_of(SplitNN(optimizer, cut="head"), task, federation, 3, batch=4)
+    alone, _ = rounds_of(Local(optimizer), task, federation, 3, batch=4)
     assert cut.server.w.numel() == 0
-    assert torch.equal(clients_of(cut).own, clients_of(alone).own)
+    assert torch.equal(clients_of(cut).personal, clients_of(alone).personal)
     assert not shown[0].clients["bytes_up"].any()
     assert not shown[0].clients["bytes_down"].any()
 
 
 def test_before_the_head_its_weights_are_those_of_lg_fedavg() -> None:
     task, federation = small_federation("batch", SIZES)
-    cut, shown = rounds_of(splitnn(), task, federation, 3, batch=4)
-    mean, others = rounds_of(lg_fedavg(), task, federation, 3, batch=4)
+    cut, shown = rounds_of(SplitNN(), task, federation, 3, batch=4)
+    mean, others = rounds_of(LGFedAvg(), task, federation, 3, batch=4)
     assert torch.equal(cut.server.w, mean.server.w)
-    assert torch.equal(clients_of(cut).own, clients_of(mean).own)
+    assert torch.equal(clients_of(cut).personal, clients_of(mean).personal)
     assert (shown[0].clients["bytes_up"] != others[0].clients["bytes_up"]).all()
 
 
@@ -59,7 +59,7 @@ def test_before_the_head_its_weights_are_those_of_lg_fedavg() -> None:
 )
 def test_bytes_are_those_that_cross_the_cut(cut: str, width: int) -> None:
     """In each of two epochs, 4 bytes a number there and back, and 8 for the label."""
-    _, _, shown = three_rounds(splitnn(epochs=2, cut=cut))
+    _, _, shown = three_rounds(SplitNN(epochs=2, cut=cut))
     sizes = torch.tensor(SIZES)
     assert shown[0].clients["bytes_up"].tolist() == (2 * sizes * (4 * width + 8)).tolist()
     assert shown[0].clients["bytes_down"].tolist() == (2 * sizes * 4 * width).tolist()
@@ -76,8 +76,8 @@ def test_bytes_are_those_that_cross_the_cut(cut: str, width: int) -> None:
 def test_the_client_holds_what_comes_up_to_the_cut(cut: str, names: list[str] | None) -> None:
     task, _ = small_federation("batch", SIZES)
     expected = task.layout.names[: task.layout.trained] if names is None else tuple(names)
-    assert held(task, cut) == expected
-    assert set(held(task, "")) == {
+    assert client_parameters(task, cut) == expected
+    assert set(client_parameters(task, "")) == {
         name for name in task.layout.names[: task.layout.trained] if "head" not in name
     }
 
@@ -85,4 +85,4 @@ def test_the_client_holds_what_comes_up_to_the_cut(cut: str, names: list[str] | 
 def test_an_unknown_cut_is_refused() -> None:
     task: Any = small_federation("none", SIZES)[0]
     with pytest.raises(UsageError, match="no module"):
-        splitnn(cut="bodi").server_init(task, 2)
+        SplitNN(cut="bodi").server_init(task, 2)

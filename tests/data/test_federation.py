@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from copfl.algorithms import fedavg
+from copfl.algorithms import FedAvg
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
@@ -70,7 +70,7 @@ def test_a_client_or_all_clients_without_test_samples() -> None:
     for test in (some, [some[1], some[1]]):
         made = federation([[0, 1], [3, 4]], test)
         assert made.test.rows([0, 1]).size.tolist() == [len(part) for part in test]
-        _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), made, 1)
+        _, shown = rounds_of(FedAvg(), slopes(0.0, 0.0), made, 1)
         accuracy = shown[0].clients["accuracy"]
         assert np.isnan(accuracy).tolist() == [not part for part in test]  # unknown, not wrong
         assert np.isfinite(shown[0].clients["loss"]).all()

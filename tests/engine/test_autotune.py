@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from copfl.algorithms import copfl, fedavg
-from copfl.algorithms.fedavg import FedAvg
+from copfl.algorithms import COPFL, FedAvg
 from copfl.engine import autotune
 from copfl.engine.autotune import Choice
 from copfl.engine.mapping import sequential, vmap
@@ -29,7 +28,7 @@ def test_the_usual_way_unless_another_is_clearly_quicker(
     task, federation = small_federation("none", (4, 4))
     of = dict(zip(WAYS, seconds, strict=True))
     monkeypatch.setattr(autotune, "seconds", lambda algorithm, task, federation, way, *_, **__: of[way])
-    found = autotune.choose(fedavg(), task, federation, WAYS, batch=4, turns=turns)
+    found = autotune.choose(FedAvg(), task, federation, WAYS, batch=4, turns=turns)
     assert found == WAYS[chosen]
 
 
@@ -37,7 +36,7 @@ def test_a_measurement_leaves_the_process_as_it_was() -> None:
     task, federation = small_federation("batch", (5, 9, 3))
     before = autotune.mkldnn_enabled()
     for way in WAYS:
-        assert 0 < autotune.seconds(fedavg(), task, federation, way, 4) < 60
+        assert 0 < autotune.seconds(FedAvg(), task, federation, way, 4) < 60
         assert autotune.mkldnn_enabled() == before
 
 
@@ -48,7 +47,7 @@ def test_it_is_not_measured_again_what_is_enough_already(
     task, federation = small_federation("none", (4, 4))
     calls: list[object] = []
     monkeypatch.setattr(autotune, "together", lambda *given, **named: calls.append(given))
-    autotune.seconds(fedavg(), task, federation, WAYS[0], 4, enough=enough)
+    autotune.seconds(FedAvg(), task, federation, WAYS[0], 4, enough=enough)
     assert len(calls) == measured
 
 
@@ -81,7 +80,7 @@ def test_processes_where_they_pay(
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
     way = Choice(vmap(chunk), True)
     how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
-    assert autotune.processes(copfl(), task, federation, way, **how) == expected
+    assert autotune.processes(COPFL(), task, federation, way, **how) == expected
 
 
 def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +90,6 @@ def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.Monk
     task, federation = small_federation("none", (4, 4))
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: 1e3)
     monkeypatch.setattr(autotune, "processors", lambda: 2)
-    for algorithm, expected in ((fedavg(), 2), (Mine(), 1)):
+    for algorithm, expected in ((FedAvg(), 2), (Mine(), 1)):
         how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
         assert autotune.processes(algorithm, task, federation, WAYS[1], **how) == expected

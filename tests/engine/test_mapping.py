@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.algorithms import copfl, fedavg, local
-from copfl.algorithms.fedavg import FedAvg
+from copfl.algorithms import COPFL, FedAvg, FedPer, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Experts, with_statistics
 from copfl.engine.mapping import sequential, vectorised, vmap
+from copfl.parts import Cowa, Pwpm
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes
 
@@ -47,9 +47,9 @@ def test_sequential_takes_one_at_a_time() -> None:
 @pytest.mark.parametrize(
     "algorithm",
     [
-        copfl(),
-        copfl(merge="union", leave_one_out="paper", count="all"),
-        FedAvg(Adam(keep=True), personal=("norms",)),
+        COPFL(),
+        COPFL(growth=Pwpm(count="all"), contribution=Cowa(leave_one_out="paper"), merge="union"),
+        FedPer(Adam(keep=True), personal=("norms",)),
     ],
     ids=["copfl", "copfl by the letter", "kept Adam, own norms"],
 )
@@ -78,7 +78,7 @@ def test_the_engines_agree_on_every_record_and_figure(algorithm: AnyAlgorithm, p
 
 def test_the_three_accuracies() -> None:
     task, federation = small_federation("batch", (6, 6))
-    state, shown = rounds_of(fedavg(), task, federation, 1)
+    state, shown = rounds_of(FedAvg(), task, federation, 1)
     metrics = shown[0].clients
     # Before the first round everybody has the first weights; the global model is then tried with the statistics that
     # the client's training left.
@@ -109,7 +109,7 @@ def test_with_statistics_of_one_model_and_of_a_mixture() -> None:
 
 def test_bytes_are_counted_client_by_client() -> None:
     task, federation = small_federation("none", (8, 8))
-    _, shown = rounds_of(copfl(rate=0.25, budget=0.25, count="all"), task, federation, 1, vmap())
+    _, shown = rounds_of(COPFL(growth=Pwpm(rate=0.25, budget=0.25, count="all")), task, federation, 1, vmap())
     shared = task.d - round(0.25 * task.d)
     # The shared values, the score as it is, eight bytes in double precision, and of the mask what is new in it.
     for found in shown[0].clients["bytes_up"].tolist():
@@ -120,12 +120,12 @@ def test_bytes_are_counted_client_by_client() -> None:
 
 def test_nothing_of_a_local_client_is_counted() -> None:
     task, federation = small_federation("none", (4,))
-    _, shown = rounds_of(local(), task, federation, 1, vmap())
+    _, shown = rounds_of(Local(), task, federation, 1, vmap())
     assert shown[0].clients["bytes_down"].tolist() == [0]
 
 
 def test_figures_are_in_double_precision() -> None:
     _, shown = rounds_of(
-        copfl(), slopes(0.0, 0.0), federation_of(([[1.0, 2.0]], [1]), ([[2.0, 1.0]], [0])), 2
+        COPFL(), slopes(0.0, 0.0), federation_of(([[1.0, 2.0]], [1]), ([[2.0, 1.0]], [0])), 2
     )
     assert {values.dtype for values in shown[0].clients.values()} == {np.dtype(np.float64)}

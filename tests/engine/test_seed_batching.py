@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, fedavg
+from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import vmap
@@ -39,7 +39,7 @@ def simulated(setting: Setting, executor: Executor | None = None) -> tuple[State
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
 def test_in_step_is_one_after_the_other(name: str) -> None:
-    around = with_addons(fedavg(), server_momentum=0.9, ema=0.9, bn_stats="local")
+    around = with_addons(FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local")
     settings = settings_of(around if name == "addons" else ALGORITHMS[name]())
     assert can(settings)
     alone = [simulated(setting) for setting in settings]
@@ -58,16 +58,16 @@ def test_in_step_is_one_after_the_other(name: str) -> None:
 
 
 def test_only_what_is_of_one_kind_goes_in_step() -> None:
-    one, other = settings_of(fedavg())
+    one, other = settings_of(FedAvg())
     assert can([one, other])
     assert not can([one, other._replace(batch=5)])
-    assert not can([one, other._replace(algorithm=fedavg(epochs=2))])
+    assert not can([one, other._replace(algorithm=FedAvg(epochs=2))])
     assert not can([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
     assert not can([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
 
 
 def test_what_goes_wrong_in_one_ends_all() -> None:
-    settings = settings_of(fedavg())
+    settings = settings_of(FedAvg())
 
     def stopping(setting: Setting, executor: Executor) -> None:
         algorithm, task, federation, mapping, seed, _ = setting
@@ -83,7 +83,7 @@ def test_what_goes_wrong_in_one_ends_all() -> None:
 
 
 def test_as_many_rounds_for_each() -> None:
-    settings = settings_of(fedavg())
+    settings = settings_of(FedAvg())
 
     def some(setting: Setting, executor: Executor) -> list[Round]:
         algorithm, task, federation, mapping, seed, _ = setting
@@ -108,7 +108,7 @@ def test_as_many_rounds_for_each() -> None:
 
 @pytest.mark.parametrize("differs", [{"eval_every": 2}, {"participation": 0.3}])
 def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
-    settings = settings_of(fedavg())
+    settings = settings_of(FedAvg())
 
     def some(setting: Setting, executor: Executor) -> list[Round]:
         algorithm, task, federation, mapping, seed, _ = setting
@@ -122,7 +122,7 @@ def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
 
 
 def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
-    settings = settings_of(fedavg())
+    settings = settings_of(FedAvg())
     torch.manual_seed(5)
     before = torch.get_rng_state()
     in_step(settings, [partial(simulated, setting) for setting in settings])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from copfl.algorithms import copfl, fedavg, local
+from copfl.algorithms import COPFL, FedAvg, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import Mapping, sequential, vmap
@@ -20,7 +20,7 @@ from tests.toys import divided, federation_of, rounds_of, slopes
 
 SIZES = (5, 9, 3, 12)
 EVERYBODY = torch.arange(4)
-ALGORITHMS: dict[str, AnyAlgorithm] = {"copfl": copfl(), "fedavg": fedavg(), "local": local()}
+ALGORITHMS: dict[str, AnyAlgorithm] = {"copfl": COPFL(), "fedavg": FedAvg(), "local": Local()}
 ENGINES = {"one by one": sequential(), "all at once": vmap(), "in chunks of 3": vmap(3)}
 
 
@@ -59,13 +59,13 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, engine: str, part
 
 def test_a_finished_run_has_nothing_left_to_do() -> None:
     task, federation = small_federation("none", SIZES)
-    state, _ = rounds_of(fedavg(), task, federation, 2)
-    assert list(simulate(fedavg(), task, federation, sequential(), state, rounds=2)) == []
+    state, _ = rounds_of(FedAvg(), task, federation, 2)
+    assert list(simulate(FedAvg(), task, federation, sequential(), state, rounds=2)) == []
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     task, federation = small_federation("batch", SIZES)
-    a, b, c = (rounds_of(fedavg(), task, federation, 2, batch=4, seed=seed)[0] for seed in (0, 0, 1))
+    a, b, c = (rounds_of(FedAvg(), task, federation, 2, batch=4, seed=seed)[0] for seed in (0, 0, 1))
     assert same(record(a), record(b))
     assert not same(record(a), record(c))
 
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
 @pytest.mark.parametrize(("participation", "count"), [(1.0, 4), (0.5, 2), (0.51, 3), (0.1, 1), (0.75, 3)])
 def test_how_many_take_part(participation: float, count: int) -> None:
     task, federation = small_federation("none", SIZES)
-    _, shown = rounds_of(fedavg(), task, federation, 3, vmap(3), participation=participation)
+    _, shown = rounds_of(FedAvg(), task, federation, 3, vmap(3), participation=participation)
     for one in shown:
         assert len(one.ids) == count
         assert all(len(values) == count for values in one.clients.values())
@@ -86,15 +86,15 @@ def test_how_many_take_part(participation: float, count: int) -> None:
 def test_a_share_that_rounding_puts_above_a_whole_number_is_that_number() -> None:
     assert 0.28 * 25 > 7
     federation = federation_of(*[([[1.0, 2.0]], [1])] * 25)
-    _, shown = rounds_of(fedavg(), slopes(0.0, 0.0), federation, 1, vmap(), participation=0.28)
+    _, shown = rounds_of(FedAvg(), slopes(0.0, 0.0), federation, 1, vmap(), participation=0.28)
     assert len(shown[0].ids) == 7
 
 
 def test_who_does_not_take_part_keeps_its_record() -> None:
     task, federation = small_federation("batch", SIZES)
-    state = begin(copfl(), task, 4)
+    state = begin(COPFL(), task, 4)
     before = copy.deepcopy(record(state)[1])
-    for one in simulate(copfl(), task, federation, vmap(), state, rounds=6, participation=0.5):
+    for one in simulate(COPFL(), task, federation, vmap(), state, rounds=6, participation=0.5):
         after = copy.deepcopy(record(state)[1])
         for n in range(4):
             assert same(tree.row(before, n), tree.row(after, n)) == (n not in one.ids)
@@ -165,7 +165,7 @@ def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> No
 
 def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None:
     task, federation = small_federation("batch", SIZES)
-    state = begin(copfl(), task, 4)
+    state = begin(COPFL(), task, 4)
     before, little = copy.deepcopy(record(state)), Room(0)
     with (
         pytest.warns(RuntimeWarning),
@@ -173,7 +173,7 @@ def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None
             RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"
         ),
     ):
-        next(simulate(copfl(), task, federation, vmap()._replace(call=little), state, rounds=1))
+        next(simulate(COPFL(), task, federation, vmap()._replace(call=little), state, rounds=1))
     assert little.asked == [4, 2, 1]
     assert same(before, record(state))
 
@@ -191,14 +191,14 @@ def test_a_round_in_which_everybody_breaks_changes_nothing() -> None:
 
 def test_looks_are_rare_where_asked_and_never_miss_the_end() -> None:
     task, federation = small_federation("none", SIZES)
-    _, shown = rounds_of(fedavg(), task, federation, 5, eval_every=2)
+    _, shown = rounds_of(FedAvg(), task, federation, 5, eval_every=2)
     assert ["accuracy" in one.clients for one in shown] == [False, True, False, True, True]
     assert all({"loss", "weight", "healthy", "bytes_up", "bytes_down"} <= one.clients.keys() for one in shown)
 
 
 def test_looking_does_not_change_the_run() -> None:
     task, federation = small_federation("batch", SIZES)
-    often, seldom = (rounds_of(copfl(), task, federation, 3, eval_every=every)[0] for every in (1, 3))
+    often, seldom = (rounds_of(COPFL(), task, federation, 3, eval_every=every)[0] for every in (1, 3))
     assert same(record(often), record(seldom))
 
 
@@ -223,7 +223,7 @@ def test_a_look_tries_what_it_is_told_to_and_finds_the_same(name: str, engine: s
 
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     task, federation = small_federation("none", (3, 5))
-    large, exact = (rounds_of(fedavg(), task, federation, 2, batch=batch)[0] for batch in (1000, 5))
+    large, exact = (rounds_of(FedAvg(), task, federation, 2, batch=batch)[0] for batch in (1000, 5))
     assert same(large.server, exact.server)
 
 
@@ -241,7 +241,7 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
     task, federation = small_federation("none", SIZES)
     with pytest.raises(UsageError, match=message):
-        rounds_of(fedavg(), task, federation, 1, **wrong)
+        rounds_of(FedAvg(), task, federation, 1, **wrong)
 
 
 def test_an_engine_is_a_value() -> None:

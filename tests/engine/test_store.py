@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import copfl as copfl_package
-from copfl.algorithms import copfl, fedavg
+from copfl.algorithms import COPFL, FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
@@ -23,11 +23,11 @@ from tests.toys import slopes
 
 
 def store(clients: int = 4) -> MemoryStore:
-    return MemoryStore(copfl(), slopes(1.0, 2.0), clients)
+    return MemoryStore(COPFL(), slopes(1.0, 2.0), clients)
 
 
 def test_everybody_begins_as_a_client_that_never_took_part() -> None:
-    first = copfl().client_init(slopes(1.0, 2.0))
+    first = COPFL().client_init(slopes(1.0, 2.0))
     rows = store().rows(torch.arange(4))
     for (path, expected), (other, value) in zip(tree.named(first), tree.named(rows), strict=True):
         assert path == other
@@ -52,7 +52,7 @@ def test_everybody_at_once_and_then_some() -> None:
 
 def test_the_first_weights_of_the_task_are_not_written_into() -> None:
     task = slopes(1.0, 2.0)
-    it = MemoryStore(copfl(), task, 3)
+    it = MemoryStore(COPFL(), task, 3)
     it.put(torch.tensor([0]), tree.each(torch.zeros_like, it.rows(torch.tensor([0]))))
     assert task.initial.tolist() == [1, 2]
     assert it.rows(torch.tensor([2])).w.tolist() == [[1, 2]]
@@ -66,7 +66,7 @@ def same(a: object, b: object) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("algorithm", [copfl(), copfl(optimizer=Adam(keep=True)), fedavg()], ids=repr)
+@pytest.mark.parametrize("algorithm", [COPFL(), COPFL(optimizer=Adam(keep=True)), FedAvg()], ids=repr)
 def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Path) -> None:
     task, federation = small_federation("batch", SIZES)
     memory, disk = (begin(algorithm, task, len(SIZES), path) for path in (None, tmp_path / "states"))
@@ -83,7 +83,7 @@ def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Pat
 
 def test_the_disk_holds_the_last_checkpoint_whatever_is_written_after_it(tmp_path: Path) -> None:
     task = slopes(1.0, 2.0)
-    it = DiskStore(copfl(), task, 3, tmp_path / "states")
+    it = DiskStore(COPFL(), task, 3, tmp_path / "states")
     ids = torch.tensor([0, 2])
 
     def put(number: float) -> None:
@@ -96,15 +96,15 @@ def test_the_disk_holds_the_last_checkpoint_whatever_is_written_after_it(tmp_pat
     for number in (3, 4, 5):
         put(number)
     assert it.rows(torch.arange(3)).w[:, 0].tolist() == [5, 1, 5]
-    again = DiskStore(copfl(), task, 3, tmp_path / "states")
+    again = DiskStore(COPFL(), task, 3, tmp_path / "states")
     again.restore(saved)
     assert again.rows(torch.arange(3)).w[:, 0].tolist() == [2, 1, 2]
 
 
 def test_masks_take_a_bit_an_entry_and_who_never_took_part_takes_nothing(tmp_path: Path) -> None:
     task, _ = small_federation("none", (4, 4))
-    it = DiskStore(copfl(), task, 1000, tmp_path / "states")
-    record = copfl().client_init(task)
+    it = DiskStore(COPFL(), task, 1000, tmp_path / "states")
+    record = COPFL().client_init(task)
     masks = sum(t.numel() for t in tree.leaves(record) if t.dtype == torch.bool)
     whole = sum(t.numel() * t.element_size() for t in tree.leaves(record))
     assert it.size == whole - masks + sum(
@@ -116,9 +116,9 @@ def test_masks_take_a_bit_an_entry_and_who_never_took_part_takes_nothing(tmp_pat
 
 def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    it = DiskStore(copfl(), slopes(1.0), 2, tmp_path / "file" / "states")
+    it = DiskStore(COPFL(), slopes(1.0), 2, tmp_path / "file" / "states")
     with pytest.raises(RunError, match=r"cannot keep the clients' states in .*states"):
-        it.put(torch.tensor([0]), tree.repeat(copfl().client_init(slopes(1.0)), 1))
+        it.put(torch.tensor([0]), tree.repeat(COPFL().client_init(slopes(1.0)), 1))
 
 
 def test_a_run_on_disk_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:

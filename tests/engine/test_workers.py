@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from copfl.algorithms import copfl
+from copfl.algorithms import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
@@ -74,7 +74,7 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
     everybody = torch.arange(len(SIZES))
     states, shown = zip(
         *(
-            trained(copfl(), task, federation, n, tmp_path / str(n) if where == "disk" else None)
+            trained(COPFL(), task, federation, n, tmp_path / str(n) if where == "disk" else None)
             for n in (0, 1, 2)
         ),
         strict=True,

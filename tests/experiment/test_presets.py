@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from copfl.algorithms import copfl
+from copfl.algorithms import COPFL
 from copfl.errors import UsageError
 from copfl.experiment import presets
 from copfl.experiment.build import prepare
-from copfl.parts.mamo import Mamo
+from copfl.parts import Cowa, Mamo, Pwpm
 
 
 def test_the_paper_as_published() -> None:
     made = prepare([presets.preset("paper"), {"run": {"rounds": 2}}]).algorithm
-    published = copfl(
-        Mamo(lr=1e-4, change="zero"), candidates="all", count="all", merge="union", leave_one_out="paper"
-    )
-    assert made == published
+    growth, contribution = Pwpm(candidates="all", count="all"), Cowa(leave_one_out="paper")
+    assert made == COPFL(Mamo(lr=1e-4, change="zero"), growth, contribution, merge="union")
 
 
 def test_the_command_line_wins() -> None:

@@ -44,7 +44,7 @@ def test_the_slope_is_the_derivative_by_the_share(kind: str) -> None:
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_v_descends_the_mixtures_loss(kind: str) -> None:
     task, step = chain(1.0, 1.0), 1e-5
-    how = MIXTURES[kind].how(task, W, SHARE, DATA, ALL)
+    how = MIXTURES[kind].options(task, W, SHARE, DATA, ALL)
     optimizer = Sgd(lr=1.0, momentum=0.0, weight_decay=0.0)
     moved, _, _ = descend(task, optimizer, V, optimizer.init(V), DATA, (ALL,), **how)
     for entry in range(2):

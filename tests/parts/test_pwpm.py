@@ -233,12 +233,12 @@ def test_shares() -> None:
         ({"rate": 1.5}, "rate=1.5 must lie between 0 and 1"),
         ({"budget": -0.1}, "budget=-0.1 must lie between 0 and 1"),
         ({"rate": float("nan")}, "rate=nan must lie between 0 and 1"),
-        ({"candidates": "tensors"}, 'no among "tensors"; did you mean "tensor"'),
+        ({"candidates": "tensors"}, 'no candidates "tensors"; did you mean "tensor"'),
         ({"limit": "hard"}, 'no limit "hard"'),
         ({"count": "moved"}, 'no count "moved"'),
-        ({"criterion": "size"}, 'no by "size"'),
+        ({"criterion": "size"}, 'no criterion "size"'),
         ({"warmup": -1}, "warmup=-1 must be at least 0"),
-        ({"every": 0}, "interval=0 at least 1"),
+        ({"interval": 0}, "interval=0 at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, copfl, fedavg, local
-from copfl.algorithms.averaging import Server, Total
+from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, Local
 from copfl.core import tree
 from copfl.core.optim import Adam, Scaled, Sgd, faster
 from copfl.engine.mapping import sequential, vmap
 from copfl.errors import UsageError
 from copfl.kernels.modules import BatchNorm
+from copfl.parts.averaging import Server, Total
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.addons import Ema, LocalBnStats, LrSchedule, MomentumServer, ServerMomentum, with_addons
 from tests.toys import rounds_of, slopes
 
 
 def test_at_its_defaults_nothing_is_added() -> None:
-    algorithm = fedavg()
+    algorithm = FedAvg()
     assert with_addons(algorithm) is algorithm
 
 
 def test_momentum_by_hand() -> None:
     """w = 1; the mean says 3, then 3 again: steps of 2, then 0.5 * 2 + (3 - 3) = 1."""
-    task, algorithm = slopes(1.0), ServerMomentum(fedavg(), 0.5)
+    task, algorithm = slopes(1.0), ServerMomentum(FedAvg(), 0.5)
     server: Any = MomentumServer(Server(torch.tensor([1.0])), torch.tensor([0.0]))
     total = Total(torch.tensor([6.0]), torch.tensor(2.0))
     server, _ = algorithm.server_update(task, server, total)
@@ -40,7 +40,7 @@ def test_momentum_by_hand() -> None:
 def test_average_by_hand() -> None:
     """Decay 1/2 over models a, b: (a / 4 + b / 2) / (3 / 4) = (a + 2 b) / 3."""
     task, federation = small_federation("none", (4, 6))
-    plain, ends = local(Sgd(lr=0.1)), []
+    plain, ends = Local(Sgd(lr=0.1)), []
     for rounds in (1, 2):
         state, _ = rounds_of(plain, task, federation, rounds, sequential())
         down = plain.downlink(state.server, torch.arange(2))
@@ -63,7 +63,7 @@ def test_paces_by_hand() -> None:
         ("linear", [1, 0.75, 0.5, 0.25, 0, 0]),
         ("cosine", [1, (1 + math.sqrt(0.5)) / 2, 0.5]),
     ):
-        algorithm = LrSchedule(fedavg(), schedule, 4)
+        algorithm = LrSchedule(FedAvg(), schedule, 4)
         server = algorithm.server_init(task, 1)
         for round, lr_factor in enumerate(wanted):
             down = algorithm.downlink(server._replace(round=torch.tensor(round)), torch.tensor([0]))
@@ -106,7 +106,7 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe", "fedpac"])
-def test_every_lever_at_once_breaks_no_law(name: str) -> None:
+def test_all_addons_together_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
     every: dict[str, Any] = {
         "server_momentum": 0.9,
@@ -115,13 +115,13 @@ def test_every_lever_at_once_breaks_no_law(name: str) -> None:
         "lr_rounds": 5,
         "bn_stats": "local",
     }
-    check_algorithm(with_addons(algorithm, bn_stats="local", **every))
+    check_algorithm(with_addons(algorithm, **every))
 
 
 def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
     task, federation = small_federation("batch", (5, 9, 3))
-    plain, shown = rounds_of(copfl(), task, federation, 3, vmap(64))
-    other, shown_too = rounds_of(LocalBnStats(Ema(copfl(), 0.9)), task, federation, 3, vmap(64))
+    plain, shown = rounds_of(COPFL(), task, federation, 3, vmap(64))
+    other, shown_too = rounds_of(LocalBnStats(Ema(COPFL(), 0.9)), task, federation, 3, vmap(64))
     torch.testing.assert_close(plain.server.w, other.server.w)
     assert shown[-1].federation == shown_too[-1].federation
 
@@ -129,26 +129,26 @@ def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"momentum": 1.0}, "below 1"),
-        ({"average": -0.1}, "at least 0"),
-        ({"schedule": "step"}, "cosine"),
-        ({"schedule": "cosine"}, "addons.lr_rounds"),
-        ({"statistics": "mine"}, "running"),
+        ({"server_momentum": 1.0}, "below 1"),
+        ({"ema": -0.1}, "at least 0"),
+        ({"lr_schedule": "step"}, "cosine"),
+        ({"lr_schedule": "cosine"}, "addons.lr_rounds"),
+        ({"bn_stats": "mine"}, "running"),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        with_addons(fedavg(), **options)
+        with_addons(FedAvg(), **options)
 
 
 def test_momentum_needs_weights_at_the_server() -> None:
-    with pytest.raises(UsageError, match="keep moving"):
-        ServerMomentum(local()).server_init(slopes(1.0), 2)
+    with pytest.raises(UsageError, match="has no weights"):
+        ServerMomentum(Local()).server_init(slopes(1.0), 2)
 
 
 def test_without_batch_norm_there_is_nothing_to_state_again() -> None:
     task, federation = small_federation("none", (4, 6))
     plain, with_local_statistics = (
-        rounds_of(a, task, federation, 2, vmap(64))[1] for a in (fedavg(), LocalBnStats(fedavg()))
+        rounds_of(a, task, federation, 2, vmap(64))[1] for a in (FedAvg(), LocalBnStats(FedAvg()))
     )
     assert plain[-1].clients["accuracy"].tolist() == with_local_statistics[-1].clients["accuracy"].tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, FedAvg, fedavg
+from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core.payload import Update
 from copfl.core.task import Data
 from copfl.engine.mapping import vmap
@@ -87,7 +87,7 @@ def test_attackers_follow_from_the_seed() -> None:
     with pytest.raises(UsageError, match="no honest one"):
         drawn(0, 2, 0.9)
     with pytest.raises(UsageError, match='did you mean "noise"'):
-        attacked(fedavg(), "nose", 10)
+        attacked(FedAvg(), "nose", 10)
 
 
 def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
@@ -139,13 +139,13 @@ def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     ] == attackers
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["attackers"] == attackers
     toml = (tmp_path / "run" / "run.toml").read_text()
-    assert '[attack]\nname = "scaled"\nshare = 0.3' in toml
+    assert '[attack]\nname = "scaled"\nfraction = 0.3' in toml
 
 
 def test_a_run_that_goes_on_draws_the_same_lies_and_the_same_noise(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "model": "mlp", "model_options": {"width": 4}, "clients": 3, "engine": "vmap", "checkpoint_every": 1,
-        "attack": {"name": "noise", "share": 0.4}, "robust": {"name": "trimmed_mean"},
+        "attack": {"name": "noise", "fraction": 0.4}, "robust": {"name": "trimmed_mean"},
     }  # fmt: skip
     whole = run("copfl", rounds=4, **options)
     run("copfl", rounds=2, out=tmp_path / "run", **options)
@@ -156,6 +156,6 @@ def test_what_does_not_fit_is_said_before_the_run() -> None:
     with pytest.raises(UsageError, match="choose another algorithm"):
         run("ktpfl", rounds=1, attack={"name": "noise"}, model="mlp")
     with pytest.raises(UsageError, match="needs a name"):
-        run("fedavg", rounds=1, attack={"share": 0.2}, model="mlp")
-    with pytest.raises(UsageError, match='no attack option "shar"'):
-        run("fedavg", rounds=1, attack={"name": "noise", "shar": 0.2}, model="mlp")
+        run("fedavg", rounds=1, attack={"fraction": 0.2}, model="mlp")
+    with pytest.raises(UsageError, match='no attack option "fractio"'):
+        run("fedavg", rounds=1, attack={"name": "noise", "fractio": 0.2}, model="mlp")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from copfl.algorithms import ALGORITHMS, FedAvg, averaging
-from copfl.algorithms.copfl import copfl
+from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.algorithms.copfl import COPFL
 from copfl.core import tree
 from copfl.core.task import Task
 from copfl.engine.mapping import sequential, vmap
@@ -21,6 +21,7 @@ from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
 from copfl.experiment.config import with_robust_rule
 from copfl.experiment.run import run
+from copfl.parts import averaging
 from copfl.parts.cowa import bounds_of, held
 from copfl.testing import check_algorithm
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, middle_of, trimmed_mean
@@ -118,7 +119,7 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
         with_robust_rule("medan", FedAvg(), {})
-    with pytest.raises(UsageError, match='no guard option "radus"'):
+    with pytest.raises(UsageError, match='no robust option "radus"'):
         with_robust_rule("clip", FedAvg(), {"radus": 1.0})
     with pytest.raises(UsageError, match=r"trim=0.7"):
         with_robust_rule("trimmed_mean", FedAvg(), {"trim": 0.7})
@@ -181,15 +182,15 @@ def test_a_liar_gets_its_share_and_no_more() -> None:
 
 def test_most_must_leave_room_for_everybody() -> None:
     with pytest.raises(UsageError, match=r"max_weight=1.5"):
-        copfl(max_weight=1.5)
+        COPFL(max_weight=1.5)
     with pytest.raises(UsageError, match=r"at least 0.333"):
-        copfl(max_weight=0.2).server_init(slopes(0.0, 0.0), 3)
+        COPFL(max_weight=0.2).server_init(slopes(0.0, 0.0), 3)
 
 
 def test_without_a_bound_nothing_is_added_to_the_messages() -> None:
     task = slopes(0.0, 0.0)
-    assert copfl().server_init(task, 3).bounds is None
-    assert len(tree.leaves(copfl().downlink(copfl().server_init(task, 3), torch.arange(3)))) == 5
+    assert COPFL().server_init(task, 3).bounds is None
+    assert len(tree.leaves(COPFL().downlink(COPFL().server_init(task, 3), torch.arange(3)))) == 5
 
 
 def test_engines_agree_with_a_bound() -> None:
@@ -198,7 +199,7 @@ def test_engines_agree_with_a_bound() -> None:
     task, federation = small_federation("none", (5, 9, 3, 12))
     states = []
     for mapping in (sequential(), vmap(3)):
-        state = begin(copfl(max_weight=0.3), task, 4)
-        list(simulate(copfl(max_weight=0.3), task, federation, mapping, state, rounds=3, batch=4))
+        state = begin(COPFL(max_weight=0.3), task, 4)
+        list(simulate(COPFL(max_weight=0.3), task, federation, mapping, state, rounds=3, batch=4))
         states.append(state)
     assert farthest(states[0].server, states[1].server) < 1e-9

@@ -1,102 +1,77 @@
-"""The registry, by hand: a name and the factory whose keyword arguments are the algorithm's configuration."""
+"""The registry: the algorithms by name. The fields of each dataclass are its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copfl.algorithms.apfl import APFL
+from copfl.algorithms.copfl import COPFL
+from copfl.algorithms.ditto import Ditto
+from copfl.algorithms.fedala import FedALA
+from copfl.algorithms.fedavg import FedAvg
+from copfl.algorithms.fedavg_ft import FedAvgFT
+from copfl.algorithms.fedbabu import FedBABU
+from copfl.algorithms.fedbn import FedBN
+from copfl.algorithms.fedcalm import FedCALM
+from copfl.algorithms.fedce import FedCE
+from copfl.algorithms.fedpac import FedPAC
+from copfl.algorithms.fedper import FedPer
+from copfl.algorithms.fedpoe import FedPOE
+from copfl.algorithms.fedprox import FedProx
+from copfl.algorithms.fedrep import FedRep
+from copfl.algorithms.fedselect import FedSelect
+from copfl.algorithms.ktpfl import KTpFL
+from copfl.algorithms.lg_fedavg import LGFedAvg
+from copfl.algorithms.local import Local
+from copfl.algorithms.perfedavg import PerFedAvg
+from copfl.algorithms.pfedme import PFedMe
+from copfl.algorithms.splitnn import SplitNN
 
-from copfl.algorithms.apfl import APFL, apfl
-from copfl.algorithms.copfl import COPFL, copfl
-from copfl.algorithms.ditto import Ditto, ditto
-from copfl.algorithms.fedala import FedALA, fedala
-from copfl.algorithms.fedavg import FedAvg, fedavg
-from copfl.algorithms.fedavg_ft import FedAvgFT, fedavg_ft
-from copfl.algorithms.fedbabu import FedBABU, fedbabu
-from copfl.algorithms.fedbn import fedbn
-from copfl.algorithms.fedcalm import FedCALM, fedcalm
-from copfl.algorithms.fedce import FedCE, fedce
-from copfl.algorithms.fedpac import FedPAC, fedpac
-from copfl.algorithms.fedper import fedper
-from copfl.algorithms.fedpoe import FedPOE, fedpoe
-from copfl.algorithms.fedprox import FedProx, fedprox
-from copfl.algorithms.fedrep import FedRep, fedrep
-from copfl.algorithms.fedselect import FedSelect, fedselect
-from copfl.algorithms.ktpfl import KTpFL, ktpfl
-from copfl.algorithms.lg_fedavg import lg_fedavg
-from copfl.algorithms.local import local
-from copfl.algorithms.perfedavg import PerFedAvg, perfedavg
-from copfl.algorithms.pfedme import PFedMe, pfedme
-from copfl.algorithms.splitnn import SplitNN, splitnn
-from copfl.core.algorithm import Algorithm, AnyAlgorithm, ClientOutput, Metrics
-
-ALGORITHMS: dict[str, Callable[..., AnyAlgorithm]] = {
-    "apfl": apfl,
-    "copfl": copfl,
-    "ditto": ditto,
-    "fedala": fedala,
-    "fedavg": fedavg,
-    "fedavg_ft": fedavg_ft,
-    "fedbabu": fedbabu,
-    "fedbn": fedbn,
-    "fedcalm": fedcalm,
-    "fedce": fedce,
-    "fedpac": fedpac,
-    "fedper": fedper,
-    "fedpoe": fedpoe,
-    "fedprox": fedprox,
-    "fedrep": fedrep,
-    "fedselect": fedselect,
-    "ktpfl": ktpfl,
-    "lg_fedavg": lg_fedavg,
-    "local": local,
-    "perfedavg": perfedavg,
-    "pfedme": pfedme,
-    "splitnn": splitnn,
+ALGORITHMS: dict[str, type] = {
+    "apfl": APFL,
+    "copfl": COPFL,
+    "ditto": Ditto,
+    "fedala": FedALA,
+    "fedavg": FedAvg,
+    "fedavg_ft": FedAvgFT,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
+    "fedcalm": FedCALM,
+    "fedce": FedCE,
+    "fedpac": FedPAC,
+    "fedper": FedPer,
+    "fedpoe": FedPOE,
+    "fedprox": FedProx,
+    "fedrep": FedRep,
+    "fedselect": FedSelect,
+    "ktpfl": KTpFL,
+    "lg_fedavg": LGFedAvg,
+    "local": Local,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
+    "splitnn": SplitNN,
 }
 
 __all__ = [
     "ALGORITHMS",
     "APFL",
     "COPFL",
-    "Algorithm",
-    "AnyAlgorithm",
-    "ClientOutput",
     "Ditto",
     "FedALA",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
+    "FedBN",
     "FedCALM",
     "FedCE",
     "FedPAC",
     "FedPOE",
+    "FedPer",
     "FedProx",
     "FedRep",
     "FedSelect",
     "KTpFL",
-    "Metrics",
+    "LGFedAvg",
+    "Local",
     "PFedMe",
     "PerFedAvg",
     "SplitNN",
-    "apfl",
-    "copfl",
-    "ditto",
-    "fedala",
-    "fedavg",
-    "fedavg_ft",
-    "fedbabu",
-    "fedbn",
-    "fedcalm",
-    "fedce",
-    "fedpac",
-    "fedper",
-    "fedpoe",
-    "fedprox",
-    "fedrep",
-    "fedselect",
-    "ktpfl",
-    "lg_fedavg",
-    "local",
-    "perfedavg",
-    "pfedme",
-    "splitnn",
 ]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, State, fresh, kept
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
 from copfl.errors import UsageError, one_of, share_of
 from copfl.kernels.fused import either
+from copfl.parts import averaging
 from copfl.parts.cowa import Cowa, bounds_of, first_bounds, held
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import shared, sharing, weighed
@@ -79,7 +79,7 @@ class COPFL:
     merge: str = "sharers"
     max_weight: float = 1.0
 
-    downlink = averaging.everything
+    downlink = averaging.downlink_all
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
@@ -174,20 +174,3 @@ class COPFL:
         )
         means = None if total.scores is None else total.scores / clients
         return Server(w, weights, total.score, union, server.round + 1, bounds, means), metrics
-
-
-def copfl(
-    optimizer: Optimizer = Mamo(),
-    # PWPM's
-    rate: float = 0.25, budget: float = 0.5, candidates: str = "shared", limit: str = "exact", count: str = "moving",
-    warmup: int = 0, interval: int = 1, criterion: str = "change",
-    # COWA's
-    score: str = "both", leave_one_out: str = "exact", prefer: str = "deviation", trust: str = "all",
-    scale: str = "none", smooth: float = 0.0,
-    # the phases', and their composition's
-    merge: str = "sharers", phases: str = "restart", epochs: int = 1, max_weight: float = 1.0, hold: str = "value",
-) -> COPFL:  # fmt: skip
-    """CO-PFL with all its readings as keywords: the parts' own, see Mamo, Pwpm, Cowa, Phases and COPFL."""
-    growth = Pwpm(rate, budget, candidates, limit, count, warmup, interval, criterion)
-    contribution = Cowa(score, leave_one_out, prefer, trust, scale, smooth)
-    return COPFL(optimizer, growth, contribution, Phases(phases, hold, epochs), merge, max_weight)

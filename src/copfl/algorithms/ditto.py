@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): FedAvg, and beside it a personal model that is pulled towards it."""
+"""Ditto (Li et al. 2021): FedAvg, and for each client a personal model regularised towards the global model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Down, Upload
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept, pull, train
+from copfl.core.optim import Optimizer, Sgd, State, pull
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import Down, Upload
 
 
 class Client(NamedTuple):
-    own: Tensor  # [h], what stays home of the global model: local statistics
-    moments: State  # of the global half
+    personal: Tensor  # [p], the personal entries of the global model: local statistics
+    moments: State  # of the global model
     v: Tensor  # [D], v_n, the personal model
     v_moments: State
     started: Tensor  # [] bool, whether it has trained before
@@ -26,11 +26,14 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto:
-    """The global half is FedAvg; v <- v - eta * (grad f(v) + pull * (v - broadcast)) on the same batches."""
+    """The global model is FedAvg's; v <- v - eta * (grad f(v) + lam * (v - global model)) on the same batches.
+
+    `epochs` are those of the global model, `personal_epochs` those of v. lam=0 is local training alongside FedAvg.
+    """
 
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
-    pull: float = 1.0  # lambda
+    lam: float = 1.0  # lambda
     personal_epochs: int = 1
 
     personal: ClassVar[tuple[str, ...]] = ()
@@ -41,43 +44,30 @@ class Ditto:
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, personal_epochs=self.personal_epochs)
-        at_least(0, pull=self.pull)
+        at_least(0, lam=self.lam)
 
     @property
     def total_epochs(self) -> int:
         return max(self.epochs, self.personal_epochs)
 
     def client_init(self, task: Task) -> Client:
-        own, moments = averaging.client_init(self, task)
-        return Client(
-            own, moments, task.initial, moments, torch.zeros((), dtype=torch.bool, device=task.device)
-        )
+        personal, moments = averaging.client_init(self, task)
+        return Client(personal, moments, task.initial, moments, task.initial.new_zeros((), dtype=torch.bool))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        """v_n; a newcomer has none yet and takes the broadcast."""
-        # Paper: v_n starts from the first weights. So it does in round 0; who joins later starts from the broadcast.
+        """v_n; the global model for a new client, which has no v_n yet."""
+        # Paper: v_n starts from the initial weights. So it does in round 0; a later client: from the global model.
         return torch.where(client.started, client.v, averaging.personal_model(self, task, client, down))
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         w, v = averaging.personal_model(self, task, client, down), self.personal_model(task, client, down)
-        held = pull(self.pull, w[: task.d])  # towards the broadcast, not towards the half that trains below
-        v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
-        mine = plan[: self.personal_epochs]
-        v, v_moments, loss = train(task, self.optimizer, v, v_moments, data, mine, adjust=held)
-        moments = begin(self.optimizer, client.moments, w[: task.d])
-        w, moments, global_loss = train(task, self.optimizer, w, moments, data, plan[: self.epochs])
-        half = averaging.after(self, task, w, moments)
-        after = Client(*half, v, kept(self.optimizer, v_moments), torch.ones_like(client.started))
-        upload = averaging.upload(self, task, w, data.size)
-        return ClientOutput(
-            after, upload, v, {"loss": loss, "weight": upload.size, "global_loss": global_loss}
-        )
-
-
-def ditto(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, pull: float = 1.0, personal_epochs: int = 1
-) -> Ditto:
-    """`epochs` for the global half, `personal_epochs` for the personal one; pull=0 is local training beside FedAvg."""
-    return Ditto(optimizer, epochs, pull, personal_epochs)
+        towards = pull(self.lam, w[: task.d])  # the global model as received, not as trained below
+        own_plan = plan[: self.personal_epochs]
+        personal = averaging.fit(self, task, v, client.v_moments, data, own_plan, adjust=towards)
+        trained = averaging.fit(self, task, w, client.moments, data, plan[: self.epochs])
+        global_part, upload, *_ = averaging.output(self, task, trained, data)
+        after = Client(*global_part, personal.w, personal.state, torch.ones_like(client.started))
+        metrics = {"loss": personal.loss, "weight": upload.size, "global_loss": trained.loss}
+        return ClientOutput(after, upload, personal.w, metrics)

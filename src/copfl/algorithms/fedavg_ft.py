@@ -1,40 +1,39 @@
-"""FedAvg with fine-tuning: the server's model is FedAvg's; each client is judged by what it makes of it."""
+"""FedAvg with fine-tuning: the server's model is FedAvg's; each client is evaluated after fine-tuning it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, begin, train
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.parts.sharing import only
+from copfl.parts import averaging
+from copfl.parts.averaging import Client, Down, Upload
 
 
 @dataclass(frozen=True)
 class FedAvgFT:
-    """FedAvg whose evaluated model trains on for `tune_epochs` after the upload is settled.
+    """FedAvg whose evaluated model trains for `tune_epochs` more after the upload is fixed.
 
-    The local epochs are fine-tuning already: with tune_epochs=0 the evaluated model is the broadcast after this round's
-    training (FedPAC's second accuracy). More passes go to `trained` alone, which nobody uploads or keeps, so the
-    federation is FedAvg's to the last bit whatever is tuned.
+    Local training is fine-tuning already: with tune_epochs=0 the evaluated model is the global model after this round's
+    training (FedPAC's second accuracy). Further epochs change the evaluated model alone, which is neither uploaded nor
+    stored, so the federation is FedAvg's to the last bit.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
     tune_epochs: int = 0
-    tune: str = "all"  # the part that the extra passes move: "all", "head", "body"
+    tune: str = "all"  # the part that the further epochs train: "all", "head", "body"
 
     personal: ClassVar[tuple[str, ...]] = ()
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
+    personal_model = averaging.personal_model
     summand = averaging.summand
     server_update = averaging.server_update
-    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
@@ -48,19 +47,10 @@ class FedAvgFT:
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         w = self.personal_model(task, client, down)
-        moments = begin(self.optimizer, client.moments, w[: task.d])
-        w, moments, loss = train(task, self.optimizer, w, moments, data, plan[: self.epochs])
-        # Same optimizer, same state: one fine-tuning of epochs + tune_epochs, of which the upload saw the beginning.
-        active = only(task, self.tune)
-        tuned = train(task, self.optimizer, w, moments, data, plan[self.epochs :], active=active).w
-        upload = averaging.upload(self, task, w, data.size)
-        return ClientOutput(
-            averaging.after(self, task, w, moments), upload, tuned, {"loss": loss, "weight": upload.size}
-        )
-
-
-def fedavg_ft(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, tune_epochs: int = 0, tune: str = "all"
-) -> FedAvgFT:
-    """FedAvg, judged after local training and `tune_epochs` more."""
-    return FedAvgFT(optimizer, epochs, tune_epochs, tune)
+        state = begin(self.optimizer, client.moments, w[: task.d])
+        trained = train(task, self.optimizer, w, state, data, plan[: self.epochs])
+        # Same optimizer, same state: one training of epochs + tune_epochs, of which the upload has the beginning.
+        active = averaging.active(task, self.tune)
+        w, state, _ = trained
+        tuned = train(task, self.optimizer, w, state, data, plan[self.epochs :], active=active)
+        return averaging.output(self, task, trained, data, predicts=tuned.w)

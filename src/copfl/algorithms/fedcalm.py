@@ -1,4 +1,4 @@
-"""A server rule after FedCALM (Zheng et al., CVPR 2025): layer by layer, a step that nobody's update speaks against."""
+"""A server rule after FedCALM (Zheng et al., CVPR 2025): layer by layer, a step without conflicts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.optim import Optimizer, Sgd
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import Client, Down, Upload
 from copfl.parts.quadratic import in_box
-from copfl.parts.sharing import layers
 
 
 class Server(NamedTuple):
@@ -37,6 +36,7 @@ class FedCALM:
     re-implementations read the paper. Stage 1 takes the clients in the order of their ids.
 
     Every two updates are compared, so the total is a table of all of them: O(N s) numbers where others need O(s).
+    margin=0, limit=0 is stage 1 alone; personal=("head",) adds FedPer's personal head.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -60,16 +60,8 @@ class FedCALM:
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        w = self.personal_model(task, client, down)
-        moments = begin(self.optimizer, client.moments, w[: task.d])
-        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        upload = averaging.upload(self, task, w, data.size)
-        return ClientOutput(
-            averaging.after(self, task, w, moments),
-            upload,
-            w,
-            {"loss": loss, "weight": torch.ones_like(loss)},
-        )
+        output = averaging.client_update(self, task, client, down, data, plan)
+        return output._replace(metrics={**output.metrics, "weight": torch.ones_like(output.metrics["loss"])})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(*tree.placed((upload.w, torch.ones_like(upload.size)), id, server.weights.shape[0]))
@@ -78,7 +70,7 @@ class FedCALM:
         who = total.reported.nonzero()[:, 0]
         if not len(who):
             return server, {"conflicts": torch.zeros_like(server.w[:1].sum())}
-        spans = layers(task, self.personal)
+        spans = averaging.layers(task, self.personal)
         parts = [
             total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans
         ]  # [m, layer] each
@@ -90,9 +82,8 @@ class FedCALM:
         step = torch.cat([one @ part for one, part in zip(coefficients, parts, strict=True)])
         weights = torch.zeros_like(server.weights).index_copy(0, who, coefficients.mean(0))
         pairs = max(1, len(who) * (len(who) - 1))
-        return Server(server.w + step, weights), {
-            "conflicts": (grams < 0).double().sum((1, 2)).mean() / pairs
-        }
+        conflicts = (grams < 0).double().sum((1, 2)).mean() / pairs
+        return Server(server.w + step, weights), {"conflicts": conflicts}
 
 
 def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
@@ -107,7 +98,7 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
     clients = torch.arange(gram.shape[1])
     mix = torch.eye(len(clients), dtype=gram.dtype).repeat(
         len(gram), 1, 1
-    )  # row i: client i's update, in all of them
+    )  # row i: u_i in terms of all updates
     for other in clients:
         along = (mix @ gram[:, :, other, None])[..., 0]  # [L, m]
         against = (along < 0) & (clients != other)
@@ -115,14 +106,3 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
     reference = mix.mean(1)
     lack = margin * lengths * lengths.mean(1, keepdim=True) - (gram @ reference[..., None])[..., 0]
     return reference + in_box(gram, lack, limit)
-
-
-def fedcalm(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    margin: float = 0.01,
-    limit: float = 1.0,
-    personal: tuple[str, ...] = (),
-) -> FedCALM:
-    """margin=0, limit=0 is stage 1 alone; keeps=["head"] adds FedPer's personal head."""
-    return FedCALM(optimizer, epochs, margin, limit, personal)

@@ -1,4 +1,4 @@
-"""FedCE (Jiang et al., CVPR 2023): a client counts for how its updates and its data differ from the others'."""
+"""FedCE (Jiang et al., CVPR 2023): a client's weight is how far its updates and its data differ from the others'."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, train
+from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least, one_of
+from copfl.parts import averaging
+from copfl.parts.averaging import combined, shared_of
 from copfl.parts.cowa import cosine, whole_without
-from copfl.parts.sharing import joined, part
 
 COMBINE = {"times": 1, "plus": 2, "equal": 1}  # and how many weights a client then has
 ERRORS = ("accuracy", "loss")
@@ -26,14 +26,14 @@ class Server(NamedTuple):
     round: Tensor  # [] int64
 
 
-Down = Server  # the server keeps nothing to itself
+Down = Server  # the server sends its whole record
 
 
 class Client(NamedTuple):
-    own: Tensor  # batch-norm statistics, where they are local
+    personal: Tensor  # batch-norm statistics, where they are local
     moments: State
     sent: Tensor  # [s], its last upload
-    seen: Tensor  # [s], the broadcast that it was trained from
+    seen: Tensor  # [s], the global model that it was trained from
     weight: Tensor  # [k], its weights in that round's mean
     round: Tensor  # [] int64, that round; -1 before the first
     closeness: Tensor  # [], running mean of the cosines
@@ -59,7 +59,7 @@ class FedCE:
     its last update with the rest of the server's last step: the same number one round later, out of sums alone. The
     error is that on the training samples: nothing is held out.
 
-    combine  "times": the product of both; "plus": the mean of both, each normalised first; "equal": everybody counts 1
+    combine  "times": the product of both (published); "plus": the mean of both, each normalised first; "equal": 1
     error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
     """
 
@@ -70,7 +70,7 @@ class FedCE:
 
     personal: ClassVar[tuple[str, ...]] = ()
     total_epochs = property(averaging.total_epochs)
-    downlink = averaging.everything
+    downlink = averaging.downlink_all
     personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
@@ -79,12 +79,12 @@ class FedCE:
         at_least(1, epochs=self.epochs)
 
     def server_init(self, task: Task, clients: int) -> Server:
-        w = part(task, self.personal, task.initial, local=False)
+        w = shared_of(task, self.personal, task.initial)
         return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
 
     def client_init(self, task: Task) -> Client:
         first = averaging.client_init(self, task)
-        w, zero = part(task, self.personal, task.initial, local=False), task.initial.new_zeros(())
+        w, zero = shared_of(task, self.personal, task.initial), task.initial.new_zeros(())
         never = torch.full_like(zero, -1, dtype=torch.int64)
         return Client(*first, w, w, w.new_zeros(COMBINE[self.combine]), never, zero, zero, zero)
 
@@ -94,33 +94,25 @@ class FedCE:
         closeness, error, measured = self._measured(task, client, down, data)
         started = measured > 0  # the first round's weights are equal
         gradient, lack = torch.where(started, 1 - closeness, 1), torch.where(started, error, 1)
-        scores = {"times": [gradient * lack], "plus": [gradient, lack], "equal": [torch.ones_like(lack)]}
-        # Where all are zero the clients count the same instead of not at all.
-        weight = torch.stack(scores[self.combine]).clamp(min=1e-6)  # [k]
-        w = self.personal_model(task, client, down)
-        moments = begin(self.optimizer, client.moments, w[: task.d])
-        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        half, sent = averaging.after(self, task, w, moments), part(task, self.personal, w, local=False)
-        after = Client(*half, sent, down.w, weight, down.round, closeness, error, measured)
-        metrics = {
-            "loss": loss,
-            "weight": weight.mean(),
-            "gradient_score": gradient,
-            "prediction_score": lack,
-        }
-        return ClientOutput(after, Upload(sent, weight), w, metrics)
+        weights = {"times": [gradient * lack], "plus": [gradient, lack], "equal": [torch.ones_like(lack)]}
+        # Where all weights are zero the clients weigh the same.
+        weight = torch.stack(weights[self.combine]).clamp(min=1e-6)  # [k]
+        start = self.personal_model(task, client, down)
+        w, moments, loss = averaging.fit(self, task, start, client.moments, data, plan)
+        model, sent = averaging.client_after(self, task, w, moments), shared_of(task, self.personal, w)
+        after = Client(*model, sent, down.w, weight, down.round, closeness, error, measured)
+        scores = {"gradient_score": gradient, "prediction_score": lack}
+        return ClientOutput(after, Upload(sent, weight), w, {"loss": loss, "weight": weight.mean(), **scores})
 
     def _measured(self, task: Task, client: Client, down: Down, data: Data) -> tuple[Tensor, Tensor, Tensor]:
-        """The running means of the cosine and the error, and their number, with what the last broadcast adds."""
-        present = client.round == down.round - 1  # is it in the last mean?
-        share = torch.where(
-            present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0
-        )  # its alpha there
+        """The running means of the cosine and the error, and their number, including this round."""
+        present = client.round == down.round - 1  # whether it is in the last mean
+        alpha = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)
         update, d = client.seen - client.sent, task.d
-        others, model = whole_without(down.w, client.seen, client.sent, update, share, client.round >= 0)
+        others, model = whole_without(down.w, client.seen, client.sent, update, alpha, client.round >= 0)
         # The shared vector begins with all parameters; averaged statistics, where there are any, give no direction.
         closeness = cosine(update[:d], others[:d])
-        loss, accuracy = task.evaluate(joined(task, self.personal, client.own, model), data)
+        loss, accuracy = task.evaluate(combined(task, self.personal, client.personal, model), data)
         error = 1 - accuracy if self.error == "accuracy" else loss
         count = client.measured + (down.round > 0)
         rate = torch.where(down.round > 0, 1 / count.clamp(min=1), 0)
@@ -132,10 +124,3 @@ class FedCE:
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         means = averaging.mean(total.w, total.weight[:, None], server.w)  # [k, s]
         return Server(means.mean(0), total.weight, server.round + 1), {}
-
-
-def fedce(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, combine: str = "times", error: str = "accuracy"
-) -> FedCE:
-    """Published: the product, 1 epoch a round."""
-    return FedCE(optimizer, epochs, combine, error)

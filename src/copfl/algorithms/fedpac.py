@@ -8,16 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, faster, fresh
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import above, at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import combined, personal_of, shared_of
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
 from copfl.parts.phases import fresh_head, head_then_body
 from copfl.parts.quadratic import combination
-from copfl.parts.sharing import joined, part
 
 
 class Server(NamedTuple):
@@ -35,7 +35,7 @@ class Down(NamedTuple):
 
 
 class Client(NamedTuple):
-    own: Tensor  # batch-norm statistics, where they are local
+    personal: Tensor  # batch-norm statistics, where they are local
     head_moments: State
     body_moments: State
 
@@ -65,6 +65,8 @@ class Total(NamedTuple):
 class FedPAC:
     """Head phase, body phase pulled towards the centroids of all clients, one combined head per client.
 
+    Published: lambda 1, one epoch of the head at lr 0.1, 5 of the body at 0.01 (0.02 on CIFAR), else Sgd().
+
     Paper: the class statistics are taken on augmented samples; here on plain ones, normalised by themselves.
     """
 
@@ -74,9 +76,8 @@ class FedPAC:
     head_speed: float = 10.0  # the head's learning rate, in multiples of the body's
     alignment: float = 1.0  # lambda
 
-    personal: ClassVar[tuple[str, ...]] = (
-        "head",
-    )  # of the plain mean: heads go to the server, but are not averaged
+    # Not in the mean: heads are sent to the server, which combines them for each client.
+    personal: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
@@ -90,20 +91,19 @@ class FedPAC:
     def server_init(self, task: Task, clients: int) -> Server:
         centroids, head = task.initial.new_zeros(table_shape(task)), task.layout.entries(task.initial, "head")
         unknown = torch.zeros_like(centroids[:, 0], dtype=torch.bool)
-        return Server(
-            part(task, self.personal, task.initial, local=False), head.repeat(clients, 1), centroids, unknown
-        )
+        body = shared_of(task, self.personal, task.initial)
+        return Server(body, head.repeat(clients, 1), centroids, unknown)
 
     def client_init(self, task: Task) -> Client:
         moments = fresh_head(self.optimizer, task), fresh(self.optimizer, task)
-        return Client(part(task, (), task.initial, local=True), *moments)
+        return Client(personal_of(task, (), task.initial), *moments)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         w, centroids, known = (tree.repeat(t, len(ids)) for t in (server.w, server.centroids, server.known))
         return Down(w, server.heads[ids], centroids, known)
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        return joined(task, self.personal, torch.cat([down.head, client.own]), down.w)
+        return combined(task, self.personal, torch.cat([down.head, client.personal]), down.w)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
@@ -114,14 +114,13 @@ class FedPAC:
         moments = client.head_moments, client.body_moments
         pulled = aligned(down.centroids, down.known, before, self.alignment)
         w, *states, loss = head_then_body(
-            task, optimizers, start, moments, data, plan, self.head_epochs, pulled
+            task, optimizers, start, moments, data, plan, self.head_epochs, objective=pulled
         )
-        after, body = class_sums(task, w, data), part(task, self.personal, w, local=False)
+        after, body = class_sums(task, w, data), shared_of(task, self.personal, w)
         means, spread = prior_means(before, n)
         upload = Upload(body, n, task.layout.entries(w, "head"), means, spread, after.features, after.counts)
-        return ClientOutput(
-            Client(part(task, (), w, local=True), *states), upload, w, {"loss": loss, "weight": n}
-        )
+        client = Client(personal_of(task, (), w), *states)
+        return ClientOutput(client, upload, w, {"loss": loss, "weight": n})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         rows = (upload.head, upload.means, upload.spread, torch.ones_like(upload.spread))
@@ -135,18 +134,5 @@ class FedPAC:
         who = total.reported.nonzero()[:, 0]
         weights = combination(total.means[who].flatten(1), total.spread[who]).to(server.w.dtype)
         heads = server.heads.index_copy(0, who, weights @ total.heads[who])
-        metrics["own_head"] = weights.diagonal().sum() / max(
-            len(who), 1
-        )  # how much of its own head a client keeps
+        metrics["own_head_weight"] = weights.diagonal().sum() / max(len(who), 1)  # of a client's own head
         return Server(body.w, heads, centroids, server.known | (total.counts > 0)), metrics
-
-
-def fedpac(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    head_epochs: int = 1,
-    head_speed: float = 10.0,
-    alignment: float = 1.0,
-) -> FedPAC:
-    """Published: lambda 1, one epoch of the head at lr 0.1, 5 of the body at 0.01 (0.02 on CIFAR), else Sgd()."""
-    return FedPAC(optimizer, epochs, head_epochs, head_speed, alignment)

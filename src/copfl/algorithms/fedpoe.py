@@ -1,4 +1,4 @@
-"""Fed-POE (Ghari and Shen 2024): a client's own model, the mean and some earlier means answer together."""
+"""Fed-POE (Ghari and Shen 2024): an ensemble of a client's own model, the global model and some earlier ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Total, Upload
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.holdout import held_out, kept_back
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept, train
+from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Experts, Plan, Task
 from copfl.errors import UsageError, at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import Total, Upload, combined
 from copfl.parts.experts import Logs, even, fallen, losses, shares
-from copfl.parts.sharing import apart, joined, part
 
 
 class Server(NamedTuple):
@@ -26,17 +25,17 @@ class Server(NamedTuple):
     round: Tensor  # [] int64
 
 
-Down = Server  # the server keeps nothing to itself
+Down = Server  # the server sends its whole record
 
 
 class Client(NamedTuple):
     local: Tensor  # [D], trained on its own samples alone
-    own: Tensor  # batch-norm statistics of its copy of the mean, where they are local
+    personal: Tensor  # batch-norm statistics of the global model, where they are local
     moments: State
     local_moments: State
     logs: Logs
     birth: Tensor  # [M], of the stored means it has weighed
-    turns: Tensor  # []
+    rounds: Tensor  # [], how many it took part in
 
 
 @dataclass(frozen=True)
@@ -53,75 +52,62 @@ class FedPOE:
     rate: float = 0.1  # eta_c; the paper's 1 / sqrt(T) for 100 rounds
     stored: int = 2  # M
     period: int = 20  # rounds between two stored models
-    held: int = 5
+    holdout: int = 5
 
     personal: ClassVar[tuple[str, ...]] = ()
     total_epochs = property(averaging.total_epochs)
-    downlink = averaging.everything
+    downlink = averaging.downlink_all
     summand = averaging.summand
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, stored=self.stored, period=self.period)
-        at_least(0, rate=self.rate, held=self.held)
-        if self.held == 1:
-            raise UsageError("held=1 leaves no sample to train on; it must be 0, or at least 2")
+        at_least(0, rate=self.rate, holdout=self.holdout)
+        if self.holdout == 1:
+            raise UsageError("holdout=1 leaves no sample to train on; it must be 0, or at least 2")
 
     def server_init(self, task: Task, clients: int) -> Server:
-        w = part(task, self.personal, task.initial, local=False)
+        w = averaging.shared_of(task, self.personal, task.initial)
         return Server(w, w.repeat(self.stored, 1), self._birth(task), torch.zeros_like(self._birth(task)[0]))
 
     def client_init(self, task: Task) -> Client:
-        own, moments = averaging.client_init(self, task)
+        personal, moments = averaging.client_init(self, task)
         logs, never = even(task.initial, self.stored), task.initial.new_zeros(())
-        return Client(task.initial, own, moments, moments, logs, self._birth(task), never)
+        return Client(task.initial, personal, moments, moments, logs, self._birth(task), never)
 
     def _birth(self, task: Task) -> Tensor:
         """0 for the first model, which is stored from the start; -1 for the empty places."""
         return -(torch.arange(self.stored, device=task.device) > 0).long()
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
-        return self._experts(task, client.local, client.own, down.w, down, client.logs)
+        return self._experts(task, client.local, client.personal, down.w, down, client.logs)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         logs = self._weighed(task, client, down, data)
-        plan = kept_back(plan, self.held) if self.held else plan
-        w = averaging.personal_model(self, task, client, down)
-        moments, local_moments = (
-            begin(self.optimizer, m, w[: task.d]) for m in (client.moments, client.local_moments)
-        )
-        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        local, local_moments, _ = train(task, self.optimizer, client.local, local_moments, data, plan)
-        own, shared = apart(task, self.personal, w)
-        states = kept(self.optimizer, moments), kept(self.optimizer, local_moments)
-        trained = self._experts(task, local, own, shared, down, logs)
-        upload = averaging.upload(self, task, w, data.size)
-        metrics = {
-            "loss": loss,
-            "weight": upload.size,
-            "own_share": trained.share[0],
-            "mean_share": trained.share[1],
-        }
-        return ClientOutput(
-            Client(local, own, *states, logs, down.birth, client.turns + 1), upload, trained, metrics
-        )
+        plan = kept_back(plan, self.holdout) if self.holdout else plan
+        start = averaging.personal_model(self, task, client, down)
+        trained = averaging.fit(self, task, start, client.moments, data, plan)
+        local = averaging.fit(self, task, client.local, client.local_moments, data, plan)
+        (personal, moments), upload, _, metrics = averaging.output(self, task, trained, data)
+        experts = self._experts(task, local.w, personal, upload.w, down, logs)
+        metrics |= {"local_weight": experts.share[0], "global_weight": experts.share[1]}
+        after = Client(local.w, personal, moments, local.state, logs, down.birth, client.rounds + 1)
+        return ClientOutput(after, upload, experts, metrics)
 
     def _experts(
-        self, task: Task, local: Tensor, own: Tensor, mean: Tensor, down: Down, logs: Logs
+        self, task: Task, local: Tensor, personal: Tensor, mean: Tensor, down: Down, logs: Logs
     ) -> Experts:
-        models = [joined(task, self.personal, own, shared) for shared in (mean, *down.bank)]
+        models = [combined(task, self.personal, personal, shared) for shared in (mean, *down.bank)]
         return Experts(torch.stack([local, *models]), shares(logs, down.birth >= 0))
 
     def _weighed(self, task: Task, client: Client, down: Down, data: Data) -> Logs:
-        """The log-weights after each expert has been tried on the samples that are held out."""
-        models, judges = (
-            self.personal_model(task, client, down).w,
-            held_out(data, self.held) if self.held else data,
-        )
-        found = losses(task, models, client.logs, down.birth >= 0, judges)
-        # A model that was stored since is weighed as if it had been there from the start.
-        caught_up = -self.rate * client.turns * found.single[2:]
+        """The log-weights after each expert's loss on the samples that are held out."""
+        models = self.personal_model(task, client, down).w
+        unseen = held_out(data, self.holdout) if self.holdout else data
+        found = losses(task, models, client.logs, down.birth >= 0, unseen)
+        # A model that was stored since is weighed as if it had been stored from the start.
+        caught_up = -self.rate * client.rounds * found.single[2:]
         bank = torch.where(down.birth == client.birth, client.logs.bank, caught_up)
         return fallen(client.logs._replace(bank=bank), found, self.rate)
 
@@ -132,15 +118,3 @@ class FedPOE:
         here = (torch.arange(self.stored, device=after.device) == place) & due
         bank = torch.where(here[:, None], mean.w, server.bank)
         return Server(mean.w, bank, torch.where(here, after, server.birth), after), metrics
-
-
-def fedpoe(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    rate: float = 0.1,
-    stored: int = 2,
-    period: int = 20,
-    held: int = 5,
-) -> FedPOE:
-    """Published: 10 stored models, one every 20 steps, rate 1 / sqrt(steps), and only the last layer is trained."""
-    return FedPOE(optimizer, epochs, rate, stored, period, held)

@@ -8,23 +8,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Down, Server
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
 from copfl.errors import at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import Down, Server
 from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
 class Client(NamedTuple):
-    w: Tensor  # [D], as its last training left it
-    held: Tensor  # [D] bool, the mask of its last upload: what the next broadcast leaves alone
+    w: Tensor  # [D], after its last training
+    uploaded: Tensor  # [D] bool, the mask of its last upload: what the next global model does not replace
     mask: Tensor  # [D] bool, the mask it trains with next; a newly personal entry takes one last average
     moments: State
-    then: Tensor  # [d], its weights at the last growth of the mask
-    turns: Tensor  # [] int64, how often it took part
+    reference: Tensor  # [d], its weights at the last growth of the mask
+    rounds: Tensor  # [] int64, how many it took part in
 
 
 class Upload(NamedTuple):
@@ -38,20 +38,39 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedSelect:
-    """Personal pass, shared pass, and every few turns a larger mask; each entry is the plain mean of its sharers.
+    """Personal epoch, shared epoch, and every few rounds a larger mask; each entry is the plain mean of its sharers.
+
+    Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0). The default
+    optimizer and epochs are those of the other algorithms here: methods are compared, not optimizers.
 
     Paper: the released code trains with batch norm in evaluation mode from the second round on, by accident. Here
     training is training.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1  # each is one personal and one shared pass
-    growth: Pwpm = field(default_factory=lambda: _growth(0.25, 0.8, 3, "all"))
+    epochs: int = 1  # each is one personal and one shared epoch
+    rate: float = 0.25  # the fraction of each tensor's shared entries that turns personal
+    budget: float = 0.8  # a mask above this fraction of a tensor grows no more
+    interval: int = 3  # rounds between growths
+    count: str = "all"  # "moving": rate and budget count only the entries that training changes
 
     downlink = averaging.downlink
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
+        _ = self.growth  # its options are checked where it is built
+
+    @property
+    def growth(self) -> Pwpm:
+        return Pwpm(
+            self.rate,
+            self.budget,
+            candidates="tensor",
+            limit="check_before",
+            count=self.count,
+            warmup=self.interval,
+            interval=self.interval,
+        )
 
     @property
     def total_epochs(self) -> int:
@@ -65,7 +84,7 @@ class FedSelect:
         return Client(task.initial, local, local, fresh(self.optimizer, task), task.initial[: task.d], never)
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        return torch.where(client.held, client.w, down.w)
+        return torch.where(client.uploaded, client.w, down.w)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
@@ -76,15 +95,15 @@ class FedSelect:
         losses: list[Tensor] = []
         for number, batches in enumerate(
             plan
-        ):  # personal, shared, personal, shared, ... each goes on from the last
+        ):  # personal, shared, personal, shared, ... each continues the last
             active = ~personal if number % 2 else personal
             w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
             losses.append(loss)
-        change = w[: task.d] - client.then
-        grown = self.growth.grow(task.layout, personal, change, client.turns)
-        then = torch.where(self.growth.due(client.turns), w[: task.d], client.then)
+        change = w[: task.d] - client.reference
+        grown = self.growth.grow(task.layout, personal, change, client.rounds)
+        reference = torch.where(self.growth.due(client.rounds), w[: task.d], client.reference)
         moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
-        after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, then, client.turns + 1)
+        after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, reference, client.rounds + 1)
         metrics = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
         metrics |= personal_fraction(personal, change)._asdict()
         return ClientOutput(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, metrics)
@@ -96,24 +115,3 @@ class FedSelect:
         """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
         averaged = (total.sharers > 0)[: task.d].to(server.w.dtype).mean()
         return Server(averaging.mean(total.w, total.sharers, server.w)), {"averaged": averaged}
-
-
-def _growth(rate: float, budget: float, every: int, count: str) -> Pwpm:
-    return Pwpm(
-        rate, budget, candidates="tensor", limit="check_before", count=count, warmup=every, interval=every
-    )
-
-
-def fedselect(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    rate: float = 0.25,
-    budget: float = 0.8,
-    interval: int = 3,
-    count: str = "all",
-) -> FedSelect:
-    """Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0).
-
-    The optimizer and the epochs are those of the other algorithms here: methods are to be compared, not optimizers.
-    """
-    return FedSelect(optimizer, epochs, _growth(rate, budget, interval, count))

@@ -1,4 +1,4 @@
-"""KT-pFL (Zhang et al., NeurIPS 2021): clients teach each other by their answers to public samples, not by weights."""
+"""KT-pFL (Zhang et al., NeurIPS 2021): clients distil from each other's predictions on public samples."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class Total(NamedTuple):
 class KTpFL:
     """Distil towards the own teacher on the public samples, train on the own samples, answer the public samples.
 
+    Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training, Sgd(lr=0.02).
+
     Paper: the released code searches for a step size of the coefficients and then takes a softmax of 5 c, which shrinks
     what was learnt; here the step is 1/L, and rows are projected back onto the simplex. All models have one shape.
     """
@@ -86,16 +88,19 @@ class KTpFL:
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         public, w = public_of(task), client.w
-        taught, pages = lesson(public, down.teacher, down.ready, self.batch)
-        moments, distance = begin(self.optimizer, client.moments, w[: task.d]), distillation(self.temperature)
-        epochs = (pages,) * self.distil_epochs
-        w, moments, apart = train(task, self.optimizer, w, moments, taught, epochs, objective=distance)
+        taught, batches = lesson(public, down.teacher, down.ready, self.batch)
+        moments, objective = (
+            begin(self.optimizer, client.moments, w[: task.d]),
+            distillation(self.temperature),
+        )
+        epochs = (batches,) * self.distil_epochs
+        w, moments, distance = train(task, self.optimizer, w, moments, taught, epochs, objective=objective)
         moments = begin(
             self.optimizer, moments, w[: task.d]
-        )  # each phase starts afresh, unless states are kept
+        )  # a new state for each phase, unless states are kept
         w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
         after = Client(w, kept(self.optimizer, moments))
-        metrics = {"loss": loss, "weight": torch.ones_like(loss), "distance": apart}
+        metrics = {"loss": loss, "weight": torch.ones_like(loss), "distillation_loss": distance}
         return ClientOutput(after, Upload(softened(task, w, public, self.temperature)), w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
@@ -103,24 +108,11 @@ class KTpFL:
         return Total(*tree.placed(row, id, server.known.shape[0]))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        """One step of the coefficients; those who did not take part are quoted with their last answers."""
+        """One step of the coefficients; clients that did not take part enter with their last answers."""
         reported = total.reported > 0
         answers = torch.where(reported[:, None, None], total.answers, server.answers)
         known = server.known | reported
         stepped = coefficients_after(server.coefficients, answers, known, self.penalty)
         c = torch.where(known.any(), onto_simplex(stepped, known), server.coefficients)
         teachers = torch.einsum("ij,jpc->ipc", c, answers)
-        return Server(answers, known, c, teachers), {"own_coefficient": c.diagonal().mean()}
-
-
-def ktpfl(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    distil_epochs: int = 1,
-    temperature: float = 10.0,
-    penalty: float = 0.7,
-    batch: int = 32,
-    public: int = 500,
-) -> KTpFL:
-    """Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training, Sgd(lr=0.02)."""
-    return KTpFL(optimizer, epochs, distil_epochs, temperature, penalty, batch, public)
+        return Server(answers, known, c, teachers), {"own_weight": c.diagonal().mean()}

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah et al. 2020), first order: a shared model from which one gradient step goes far."""
+"""Per-FedAvg (Fallah et al. 2020), first order: a shared model trained for its loss after one gradient step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Client, Down, Upload
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, begin, descend, mean_loss
+from copfl.core.optim import Optimizer, Sgd, Trained, begin, descend, mean_loss
 from copfl.core.task import Batch, Data, Plan, Task
 from copfl.errors import at_least
+from copfl.parts import averaging
+from copfl.parts.averaging import Client, Down, Upload
 
 
 @dataclass(frozen=True)
 class PerFedAvg:
     """w <- w - beta * grad f(w - alpha * grad f(w; first batch); second batch).
 
-    An epoch takes two passes: one gives the first batches, the other the second ones, so that the two are drawn apart
-    and every sample is learned from once. The optimizer takes the outer step, beta. The evaluated model is the
-    broadcast after `tune_steps` plain steps of alpha; it is never uploaded.
+    An epoch goes over the data twice, once for the first batches and once for the second ones, so that the two are
+    independent and every sample is trained on once. The optimizer takes the outer step, beta. The evaluated model is
+    the global model after `tune_steps` plain steps of alpha; it is never uploaded. inner_rate=0 is FedAvg on every
+    second epoch.
     """
 
     # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, leaves that out.
@@ -37,9 +38,9 @@ class PerFedAvg:
     server_init = averaging.server_init
     client_init = averaging.client_init
     downlink = averaging.downlink
+    personal_model = averaging.personal_model
     summand = averaging.summand
     server_update = averaging.server_update
-    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
@@ -56,27 +57,19 @@ class PerFedAvg:
         w, moments = start, begin(self.optimizer, client.moments, start[: task.d])
         inner, outer = ([batch for batches in plan[first::2] for batch in batches] for first in (0, 1))
         losses = []
-        for one, two in zip(inner, outer, strict=True):
-            ahead = self._ahead(task, w, data, one)
-            w, moments, loss = descend(task, self.optimizer, w, moments, data, (two,), at=ahead)
+        for first, second in zip(inner, outer, strict=True):
+            ahead = self._inner_step(task, w, data, first)
+            w, moments, loss = descend(task, self.optimizer, w, moments, data, (second,), at=ahead)
             losses.append(loss)
         tuned = start[: task.d]
         for batch in islice(cycle(inner), self.tune_steps):
-            tuned = self._ahead(task, start, data, batch)(tuned)
-        tuned = torch.cat([tuned, w[task.d :]])  # one step's statistics would be those of another round
-        upload = averaging.upload(self, task, w, data.size)
-        metrics = {"loss": mean_loss(losses, outer), "weight": upload.size}
-        return ClientOutput(averaging.after(self, task, w, moments), upload, tuned, metrics)
+            tuned = self._inner_step(task, start, data, batch)(tuned)
+        tuned = torch.cat([tuned, w[task.d :]])  # the statistics of one step alone would be noise
+        trained = Trained(w, moments, mean_loss(losses, outer))
+        return averaging.output(self, task, trained, data, predicts=tuned)
 
-    def _ahead(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """Parameters to parameters after one plain step on this batch; without real samples the gradient is 0."""
+    def _inner_step(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """Parameters to parameters after one plain step on this batch; without valid samples the gradient is 0."""
         x, y = task.batch(data, batch)
         buffers = w[task.d :]
         return lambda p: p - self.inner_rate * task.gradient(p, buffers, x, y, batch.valid)[0]
-
-
-def perfedavg(
-    optimizer: Optimizer = Sgd(), epochs: int = 1, inner_rate: float = 0.01, tune_steps: int = 1
-) -> PerFedAvg:
-    """The optimizer is the outer one; inner_rate=0 is FedAvg on every second pass."""
-    return PerFedAvg(optimizer, epochs, inner_rate, tune_steps)

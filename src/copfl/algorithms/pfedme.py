@@ -8,13 +8,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.algorithms import averaging
-from copfl.algorithms.averaging import Down, Server, Total, Upload
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, has_valid, kept, mean_loss, pull
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.parts.sharing import joined, part
+from copfl.parts import averaging
+from copfl.parts.averaging import Down, Server, Total, Upload
 
 
 class Client(NamedTuple):
@@ -25,7 +24,7 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe:
-    """Per batch: `inner_steps` towards theta = argmin f + pull / 2 * |theta - w_n|^2, then w_n moves towards theta.
+    """Per batch: `inner_steps` towards theta = argmin f + lam / 2 * |theta - w_n|^2, then w_n moves towards theta.
 
     The optimizer takes the inner steps. The published one is Sgd(lr=0.09, momentum=0, weight_decay=0.001), its lr tuned
     between 0.01 and 0.1.
@@ -34,7 +33,7 @@ class PFedMe:
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
     rate: float = 0.005  # eta, of w_n
-    pull: float = 15.0  # lambda
+    lam: float = 15.0  # lambda
     inner_steps: int = 5  # K
     server_rate: float = 1.0  # beta
 
@@ -46,36 +45,36 @@ class PFedMe:
 
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, inner_steps=self.inner_steps)
-        at_least(0, rate=self.rate, pull=self.pull, server_rate=self.server_rate)
+        at_least(0, rate=self.rate, lam=self.lam, server_rate=self.server_rate)
 
     def client_init(self, task: Task) -> Client:
-        never = torch.zeros((), dtype=torch.bool, device=task.device)
+        never = task.initial.new_zeros((), dtype=torch.bool)
         return Client(task.initial, fresh(self.optimizer, task), never)
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        """theta_n; a newcomer has none yet and takes the broadcast."""
-        return torch.where(client.started, client.theta, self._broadcast(task, client, down))
+        """theta_n; the global model for a new client, which has no theta_n yet."""
+        return torch.where(client.started, client.theta, self._global_model(task, client, down))
 
-    def _broadcast(self, task: Task, client: Client, down: Down) -> Tensor:
-        return joined(task, self.personal, part(task, self.personal, client.theta, local=True), down.w)
+    def _global_model(self, task: Task, client: Client, down: Down) -> Tensor:
+        return averaging.with_shared(task, self.personal, client.theta, down.w)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        theta = self._broadcast(
+        theta = self._global_model(
             task, client, down
-        )  # both start from the broadcast; theta then from batch to batch
+        )  # w_n and theta start here; theta goes on from batch to batch
         w = theta[: task.d]
         moments = begin(self.optimizer, client.moments, w)
         batches, losses = [batch for batches in plan for batch in batches], []
         for batch in batches:
-            again, held = (batch,) * self.inner_steps, pull(self.pull, w)
-            theta, moments, loss = descend(task, self.optimizer, theta, moments, data, again, adjust=held)
-            # The envelope's gradient is pull * (w - theta): w <- w - eta * lambda * (w - theta).
-            w = torch.where(has_valid(batch), w - self.rate * self.pull * (w - theta[: task.d]), w)
+            steps, towards = (batch,) * self.inner_steps, pull(self.lam, w)
+            theta, moments, loss = descend(task, self.optimizer, theta, moments, data, steps, adjust=towards)
+            # The envelope's gradient is lambda * (w - theta): w <- w - eta * lambda * (w - theta).
+            w = torch.where(has_valid(batch), w - self.rate * self.lam * (w - theta[: task.d]), w)
             losses.append(loss)
         after = Client(theta, kept(self.optimizer, moments), torch.ones_like(client.started))
-        upload = averaging.upload(self, task, torch.cat([w, theta[task.d :]]), data.size)
+        upload = averaging.upload(self, task, torch.cat([w, theta[task.d :]]), data)
         return ClientOutput(after, upload, theta, {"loss": mean_loss(losses, batches), "weight": upload.size})
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
@@ -84,15 +83,3 @@ class PFedMe:
         mixed = (1 - self.server_rate) * server.w + self.server_rate * mean.w
         # Shared statistics take the mean: a variance that is extrapolated beyond it may turn negative.
         return Server(torch.cat([mixed[: task.d], mean.w[task.d :]])), metrics
-
-
-def pfedme(
-    optimizer: Optimizer = Sgd(),
-    epochs: int = 1,
-    rate: float = 0.005,
-    pull: float = 15.0,
-    inner_steps: int = 5,
-    server_rate: float = 1.0,
-) -> PFedMe:
-    """A personal model per client around a shared one; the optimizer is the inner one."""
-    return PFedMe(optimizer, epochs, rate, pull, inner_steps, server_rate)

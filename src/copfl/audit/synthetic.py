@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl.algorithms.copfl import copfl
-from copfl.algorithms.fedce import fedce
+from copfl.algorithms.copfl import COPFL
+from copfl.algorithms.fedce import FedCE
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.task import Data, Plan, Task
 from copfl.data import datasets
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.build import Experiment, prepare
-from copfl.parts.mamo import Mamo
+from copfl.parts import Cowa, Mamo
 from copfl.wrappers import base
 from copfl.wrappers.attacks import Attacked
 
@@ -43,12 +43,12 @@ BATCH, LR, WIDTH = 8, 5e-3, 32
 
 PUBLISHED, LEARNED, HELD_OUT, FEDCE = "COWA as published", "trust=learned", "trust=held_out", "FedCE"
 VARIANTS: dict[str, AnyAlgorithm] = {
-    PUBLISHED: copfl(Mamo(lr=LR)),
-    "prefer=agreement": copfl(Mamo(lr=LR), prefer="agreement"),
-    LEARNED: copfl(Mamo(lr=LR), trust="learned"),
-    HELD_OUT: copfl(Mamo(lr=LR), trust="held_out"),
-    "equal weights": copfl(Mamo(lr=LR), score="none"),
-    FEDCE: fedce(Mamo(lr=LR)),
+    PUBLISHED: COPFL(Mamo(lr=LR)),
+    "prefer=agreement": COPFL(Mamo(lr=LR), contribution=Cowa(prefer="agreement")),
+    LEARNED: COPFL(Mamo(lr=LR), contribution=Cowa(trust="learned")),
+    HELD_OUT: COPFL(Mamo(lr=LR), contribution=Cowa(trust="held_out")),
+    "equal weights": COPFL(Mamo(lr=LR), contribution=Cowa(score="none")),
+    FEDCE: FedCE(Mamo(lr=LR)),
 }
 
 

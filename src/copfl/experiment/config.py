@@ -46,17 +46,49 @@ def _known(cached: Any, factory: Callable[..., Any]) -> Mapping[str, Any]:
 @lru_cache(maxsize=256)
 def _defaults(factory: Callable[..., Any]) -> Mapping[str, Any]:
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(factory).parameters.values()
+    result = {p.name: p.default for p in parameters if p.kind not in kinds} | _made_defaults(factory)
+    for name, part in _known(_parts, factory).items():
+        del result[name]
+        result |= vars(part)
+    return result
+
+
+def _made_defaults(factory: Any) -> dict[str, Any]:
+    """The defaults of a dataclass that a default_factory makes."""
+    fields = dataclasses.fields(factory) if dataclasses.is_dataclass(factory) else ()
+    return {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+
+
+@lru_cache(maxsize=256)
+def _parts(factory: Callable[..., Any]) -> Mapping[str, Any]:
+    """The parts of an algorithm, such as Pwpm, by field; a part's options are options of the algorithm."""
+    defaults = _made_defaults(factory)
     return {
-        name: p.default for name, p in inspect.signature(factory).parameters.items() if p.kind not in kinds
+        name: value
+        for name, value in defaults.items()
+        if type(value).__module__.startswith("copfl.parts.") and name != "optimizer"
     }
+
+
+def built(factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """The value with these options, those of its parts among them."""
+    given = dict(options)
+    parts = {
+        field: dataclasses.replace(part, **{name: given.pop(name) for name in vars(part) if name in given})
+        for field, part in _known(_parts, factory).items()
+    }
+    return factory(**given, **parts)
 
 
 @lru_cache(maxsize=256)
 def _hints(factory: Callable[..., Any]) -> Mapping[str, Any]:
+    makers = [factory, *(type(part) for part in _known(_parts, factory).values())]
     try:
-        return typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        hints = [typing.get_type_hints(m.__init__ if inspect.isclass(m) else m) for m in makers]
     except (NameError, TypeError):  # in code that is not ours, annotations may name what is not there
         return {}
+    return {name: hint for one in hints for name, hint in one.items()}
 
 
 def checked(
@@ -118,7 +150,7 @@ def algorithm_of(
     keywords = checked(name, factory, given, skip=("optimizer",))
     if optimizer:
         keywords["optimizer"] = optimizer_of(factory, optimizer)
-    return factory(**keywords)
+    return built(factory, keywords)
 
 
 def optimizer_of(factory: Callable[..., Any], given: Mapping[str, Any]) -> Optimizer:

@@ -30,7 +30,16 @@ KEYS: dict[str, dict[str, str]] = {  # by the table's title, or by the algorithm
         "without": "leave_one_out",
         "most": "max_weight",
     },
+    "apfl": {"share": "alpha", "share_rate": "alpha_rate"},
+    "ditto": {"pull": "lam"},
+    "fedala": {"share": "fraction"},
+    "fedcalm": {"keeps": "personal"},
+    "fedper": {"keeps": "personal"},
+    "fedpoe": {"held": "holdout"},
+    "fedprox": {"pull": "mu"},
     "fedselect": {"every": "interval"},
+    "lg_fedavg": {"keeps": "personal"},
+    "pfedme": {"pull": "lam"},
 }
 VALUES: dict[tuple[str, str], dict[Any, Any]] = {
     ("run", "engine"): {"one_by_one": "sequential", "all_at_once": "vmap", "captured": "cuda_graph"},
@@ -46,6 +55,21 @@ METRICS = {
     "personal_share": "personal_fraction",
     "personal_share_of_moving": "personal_fraction_of_moving",
     "hostile": "malicious",
+    "own_share": "local_weight",
+    "mean_share": "global_weight",
+    "own_head": "own_head_weight",
+    "own_coefficient": "own_weight",
+    "distance": "distillation_loss",
+    "share": "alpha",
+    "taken": "global_fraction",
+}
+# Parts of the paths under which checkpoints and client files store the tensors of a record.
+RECORDS = {
+    "own": "personal",
+    "share": "alpha",
+    "turns": "rounds",
+    "then": "reference",
+    "held": "uploaded",
 }
 # Fields of the records in a checkpoint; applied to the names that the algorithm does not have.
 RECORDS: dict[str, str] = {}

@@ -16,7 +16,7 @@ from copfl.errors import DataError, UsageError, unknown
 if TYPE_CHECKING:  # torch is slow to import, and a node that only says who it is does not need it
     from torch import Tensor
 
-    from copfl.algorithms import AnyAlgorithm
+    from copfl.core.algorithm import AnyAlgorithm
     from copfl.core.task import Task
 
 Config = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What stays home and what is shared: apart, together again, and layer by layer."""
+"""The personal and the shared entries of w: cut, combined, and layer by layer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from copfl.core.task import task_of
-from copfl.parts.sharing import apart, joined, layers, only, part
+from copfl.parts.averaging import active, combined, layers, personal_of, shared_of, with_shared
 from copfl.testing import small_federation
 from tests.core.test_task import network
 
 
-def test_parts_come_apart_and_together_again() -> None:
+def test_personal_and_shared_entries_combine_to_the_vector() -> None:
     task = task_of(network(), 4, dtype=torch.float64)
     w = torch.arange(float(task.layout.size), dtype=torch.float64)
-    for personal in ((), ("head",), ("norms",), ("body",), ("0.bias", "head"), ("head", "body", "buffers")):
-        own, shared = part(task, personal, w, local=True), part(task, personal, w, local=False)
-        local = task.local(*personal)
-        assert own.tolist() == w[local].tolist()
+    for parts in ((), ("head",), ("norms",), ("body",), ("0.bias", "head"), ("head", "body", "buffers")):
+        personal, shared = personal_of(task, parts, w), shared_of(task, parts, w)
+        local = task.local(*parts)
+        assert personal.tolist() == w[local].tolist()
         assert shared.tolist() == w[~local].tolist()
-        assert torch.equal(joined(task, personal, own, shared), w)
-        assert [t.tolist() for t in apart(task, personal, w)] == [own.tolist(), shared.tolist()]
+        assert torch.equal(combined(task, parts, personal, shared), w)
+        assert torch.equal(with_shared(task, parts, w, -shared), torch.where(local, w, -w))
 
 
-def test_only_one_part_may_move() -> None:
+def test_the_active_mask_of_one_part() -> None:
     task = task_of(network(), 4)
-    assert only(task, "all") is None
-    head = only(task, "head")
+    assert active(task, "all") is None
+    head = active(task, "head")
     assert head is not None
     assert head.tolist() == task.where("head")[: task.d].tolist()
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import copfl
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.optim import Optimizer, Sgd, begin
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import train
 
 
 class Client(NamedTuple):

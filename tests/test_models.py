@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from copfl import models
 from copfl.errors import UsageError
 from copfl.kernels import modules
-from copfl.kernels.conv import Convolution
-from copfl.kernels.modules import BatchNorm
+from copfl.kernels.modules import BatchNorm, Convolution
 
 SHAPES = {"flat": (7, 3), "sequence": (7, 3, 5), "maps": (7, 3, 4, 4), "1x1 maps": (7, 3, 1, 1)}
 

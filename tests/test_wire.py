@@ -16,7 +16,7 @@ from torch import Tensor
 
 from copfl import models, wire
 from copfl.algorithms import ALGORITHMS
-from copfl.core import tree
+from copfl.core import payload, tree
 from copfl.core.batches import plan
 from copfl.core.layout import layout_of
 from copfl.core.tree import Masked
@@ -85,7 +85,7 @@ def test_any_mask_any_size(size: int, bits: Any, dtype: torch.dtype) -> None:
 def test_the_size_is_what_the_simulation_counts() -> None:
     given = record(100_000)
     for name, width in (("fp32", 4), ("fp16", 2)):
-        assert encode(given, HEAD, name).nbytes == pytest.approx(int(tree.nbytes(given, width)), rel=0.01)
+        assert encode(given, HEAD, name).nbytes == pytest.approx(int(payload.nbytes(given, width)), rel=0.01)
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: floa
         upload, HEAD, name, holds=other, known=[before]
     ).nbytes  # the round in which the budget is reached
     assert changed <= limit * whole
-    raw, sent = tree.mask_bytes(upload, {"mask": before}, {"mask": personal})
-    assert changed == pytest.approx(int(tree.nbytes(upload, width)) - raw + float(sent), rel=0.01)
+    raw, sent = payload.mask_bytes(upload, {"mask": before}, {"mask": personal})
+    assert changed == pytest.approx(int(payload.nbytes(upload, width)) - raw + float(sent), rel=0.01)
     if name == "fp16":
         # Half of all entries turned personal at once are a whole bit each, and nothing can shorten that.
         assert encode(upload, HEAD, name).nbytes == pytest.approx((0.25 + 1 / 32) * whole, rel=0.001)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl.core import tree
+from copfl.core import payload, tree
 from copfl.core.layout import Layout
 from copfl.core.tree import Masked
 from copfl.errors import WireError, unknown
@@ -208,7 +208,7 @@ def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:
 
 def _sent_as(dtype: torch.dtype, wire: str, numel: int) -> torch.dtype:
     """What a number travels as: vectors are narrowed, a few numbers are not, for a count of samples must stay exact."""
-    narrow = dtype.is_floating_point and wire != EXACT and numel > tree.SMALL
+    narrow = dtype.is_floating_point and wire != EXACT and numel > payload.SMALL
     return WIRES[wire] if narrow else dtype
 
 

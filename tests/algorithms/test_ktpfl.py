@@ -13,8 +13,8 @@ import torch
 import copfl
 from copfl.algorithms import KTpFL, Local
 from copfl.algorithms.ktpfl import Down, Server, Total
-from copfl.core import tree
 from copfl.core.optim import Sgd
+from copfl.core.payload import nbytes
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
@@ -113,7 +113,7 @@ def test_who_did_not_take_part_is_quoted_with_the_last_answers() -> None:
 def test_no_weight_ever_travels() -> None:
     task, state, shown = three_rounds(KTpFL())
     answers = torch.zeros(6, 4, dtype=torch.float64)  # six public samples, four classes
-    assert shown[0].clients["bytes_up"].tolist() == [float(tree.nbytes(answers))] * 4
+    assert shown[0].clients["bytes_up"].tolist() == [float(nbytes(answers))] * 4
     assert clients_of(state).w.shape == (4, task.layout.size)
 
 

@@ -10,12 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from copfl.core.batches import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, choose, hashed, plan
-from copfl.core.task import Plan
+from copfl.core.batches import choose, plan, training_split, validation_split
+from copfl.core.random import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
+from copfl.core.task import Batch, Data, Plan
 
 
 def visited(drawn: Plan, client: int, which: int) -> list[list[int]]:
-    """The real samples of one client in one pass, a list per step."""
+    """The valid samples of one client in one epoch, a list per step."""
     steps = []
     for batch in drawn[which]:
         index = batch.index[client]
@@ -24,7 +25,7 @@ def visited(drawn: Plan, client: int, which: int) -> list[list[int]]:
 
 
 def augmented(drawn: Plan, client: int) -> list[dict[int, tuple[int, int, bool]]]:
-    """The shift and flip of each real sample of one client, a dictionary per pass."""
+    """The shift and flip of each valid sample of one client, a dictionary per epoch."""
     result = []
     for steps in drawn:
         found = {}
@@ -43,7 +44,7 @@ SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=6)
 
 
 @given(SIZES, st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 1000))
-def test_every_pass_visits_every_sample_once(sizes: list[int], batch: int, seed: int, round: int) -> None:
+def test_every_epoch_visits_every_sample_once(sizes: list[int], batch: int, seed: int, round: int) -> None:
     drawn = plan(seed, round, range(len(sizes)), sizes, batch=batch, epochs=2)
     assert len(drawn) == 2
     for which in range(2):
@@ -70,7 +71,7 @@ def test_a_client_has_the_same_plan_alone_and_among_others(
             assert augmented(together, place) == augmented(alone, 0)
 
 
-def test_equal_sizes_need_no_filling() -> None:
+def test_equal_sizes_need_no_padding() -> None:
     for batch in plan(0, 0, [0, 1], [10, 10], batch=4, epochs=1)[0]:
         assert batch.valid is None
         assert batch.shift is None is batch.flip
@@ -161,3 +162,52 @@ def test_draws_do_not_change_between_versions() -> None:
 @pytest.mark.parametrize("big", [2**63, 2**64 - 1])
 def test_large_seeds_work(big: int) -> None:
     assert visited(plan(big, 0, [0], [3], batch=3, epochs=1), 0, 0) != []
+
+
+# -- training and validation split -----------------------------------------------------------------------------------
+
+
+def test_every_fifth_sample_is_left_out_of_training() -> None:
+    valid = torch.tensor([True, True, False])
+    plan = (
+        (
+            Batch(torch.tensor([4, 3, 9]), None, None, None),
+            Batch(torch.tensor([0, 14, 1]), valid, None, None),
+        ),
+    )
+    (first, second) = training_split(plan)[0]
+    assert first.valid is not None
+    assert second.valid is not None
+    assert first.valid.tolist() == [False, True, False]
+    assert second.valid.tolist() == [True, False, False]
+    for size, count in ((4, 0), (5, 1), (9, 1), (12, 2)):  # of 12 rows, the first `size` are valid
+        validation = validation_split(Data(torch.arange(12), torch.arange(12), torch.tensor(size)))
+        assert int(validation.size) == count
+        assert validation.y[:count].tolist() == [4, 9][:count]
+
+
+def test_the_two_share_no_sample_and_miss_none() -> None:
+    plan = ((Batch(torch.arange(11), None, None, None),),)
+    for every in (2, 3, 7):
+        (batch,) = training_split(plan, every)[0]
+        assert batch.valid is not None
+        validation = validation_split(Data(torch.arange(11), torch.arange(11), torch.tensor(11)), every)
+        trained = batch.index[batch.valid].tolist()
+        assert sorted(trained + validation.y[: int(validation.size)].tolist()) == list(range(11))
+
+
+def test_every_sample_is_in_the_validation_split_of_one_fold() -> None:
+    plan = ((Batch(torch.arange(11), None, None, None),),)
+    data = Data(torch.arange(12), torch.arange(12), torch.tensor(11))
+    validated = []
+    for fold in range(5):
+        (batch,) = training_split(plan, fold=torch.tensor(fold))[0]
+        validation = validation_split(data, fold=torch.tensor(fold))
+        assert batch.valid is not None
+        ours = validation.y[: int(validation.size)].tolist()
+        assert sorted(batch.index[batch.valid].tolist() + ours) == list(range(11))
+        validated += ours
+    assert sorted(validated) == list(range(11))
+    (batch,) = training_split(plan, fold=torch.tensor(-1))[0]
+    assert batch.valid is not None
+    assert batch.valid.all()  # fold -1: every sample is trained on

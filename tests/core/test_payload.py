@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.payload import WEIGHT_FIELDS, example, update_of, with_reported_weight, with_update
+from copfl.core.algorithm import example_upload
+from copfl.core.payload import (
+    SMALL,
+    WEIGHT_FIELDS,
+    mask_bytes,
+    nbytes,
+    update_of,
+    with_reported_weight,
+    with_update,
+)
 from copfl.core.tree import Masked
 from copfl.errors import UsageError
 from copfl.testing import small_federation
@@ -59,7 +68,7 @@ def test_a_record_without_a_claim_stays_as_it_is() -> None:
 
 
 def test_messages_without_weights_are_refused() -> None:
-    with pytest.raises(UsageError, match="hold answers"):
+    with pytest.raises(UsageError, match="have answers"):
         update_of(Down(torch.zeros(1)), type("Upload", (), {"_fields": ("answers",)})())
 
 
@@ -68,7 +77,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     """All but ktpfl, which sends answers instead of weights; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,))
-    upload = example(algorithm, task, (1, 8, 8), augment=False)
+    upload = example_upload(algorithm, task, (1, 8, 8), augment=False)
     down = algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0]))
     if name == "ktpfl":
         assert upload._fields == ("answers",)
@@ -77,3 +86,40 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     found = update_of(row, upload)
     assert found.received.shape == found.sent.shape
     assert sum(field in WEIGHT_FIELDS for field in upload._fields) == (0 if name == "fedselect" else 1)
+
+
+def test_bytes_on_the_wire_by_hand() -> None:
+    many = SMALL + 1
+    assert nbytes(torch.zeros(10)) == 40
+    assert nbytes(torch.zeros(many)) == 4 * many
+    assert (
+        nbytes(torch.zeros(many, dtype=torch.float64)) == 4 * many
+    )  # many numbers are sent with four bytes each
+    assert nbytes(torch.zeros(many), float_bytes=2) == 2 * many
+    assert nbytes(torch.zeros(10), float_bytes=2) == 40  # a few are sent as they are
+    assert nbytes(torch.zeros(10, dtype=torch.bool)) == 2  # bits
+    assert nbytes(torch.zeros(3, dtype=torch.int64)) == 24
+    assert nbytes({"a": torch.zeros(1), "b": (None, torch.zeros(2))}) == 12
+    assert nbytes(()) == 0
+    # 9 entries, 4 of them personal: 5 floats and 9 bits.
+    assert nbytes(Masked(torch.zeros(9), torch.arange(9) < 4)) == 5 * 4 + 2
+    assert nbytes((Masked(torch.zeros(9), torch.arange(9) < 4), torch.tensor(1.0))) == 26
+
+
+def test_bytes_differ_from_client_to_client_under_vmap() -> None:
+    masks = torch.tensor([[True, False, False], [True, True, True]])
+    sizes: Any = torch.func.vmap(lambda mask: nbytes(Masked(torch.zeros(3), mask)))(masks)
+    assert sizes.tolist() == [9, 1]
+
+
+def test_a_mask_is_sent_as_its_changes() -> None:
+    """By hand: of 1600 entries, 100 in each segment; ten new ones in every hundred are 0.469 bits an entry."""
+    old = torch.zeros(1600, dtype=torch.bool)
+    new = torch.arange(1600) % 10 == 0
+    upload = {"shared": Masked(torch.zeros(1600), new)}
+    whole, sent = mask_bytes(upload, {"mask": old}, {"mask": new})
+    assert whole == 200
+    assert float(sent) == 94  # 1600 / 8 * 0.469, and no half bytes
+    assert mask_bytes(upload, {"mask": new}, {"mask": new})[1] == 0
+    assert mask_bytes(upload)[1] == sent  # in no record: changed from nothing
+    assert mask_bytes({"w": torch.zeros(3)}) == (0, 0.0)

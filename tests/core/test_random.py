@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from copfl.core.batches import hashed
-from copfl.core.random import mixed, normal
+from copfl.core.random import hashed, mixed, normal
 
 
 def test_the_bits_are_those_of_the_plans_hash() -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.tree import Masked
 
 
 class Inner(NamedTuple):
@@ -124,50 +123,13 @@ def test_a_record_holds_only_tensors_tuples_and_dicts(bad: object) -> None:
         tree.leaves(bad)
 
 
-def test_bytes_on_the_wire_by_hand() -> None:
-    many = tree.SMALL + 1
-    assert tree.nbytes(torch.zeros(10)) == 40
-    assert tree.nbytes(torch.zeros(many)) == 4 * many
-    assert (
-        tree.nbytes(torch.zeros(many, dtype=torch.float64)) == 4 * many
-    )  # many numbers travel with four bytes each
-    assert tree.nbytes(torch.zeros(many), float_bytes=2) == 2 * many
-    assert tree.nbytes(torch.zeros(10), float_bytes=2) == 40  # a few travel as they are
-    assert tree.nbytes(torch.zeros(10, dtype=torch.bool)) == 2  # bits
-    assert tree.nbytes(torch.zeros(3, dtype=torch.int64)) == 24
-    assert tree.nbytes({"a": torch.zeros(1), "b": (None, torch.zeros(2))}) == 12
-    assert tree.nbytes(()) == 0
-    # 9 entries, 4 of them personal: 5 floats and 9 bits.
-    assert tree.nbytes(Masked(torch.zeros(9), torch.arange(9) < 4)) == 5 * 4 + 2
-    assert tree.nbytes((Masked(torch.zeros(9), torch.arange(9) < 4), torch.tensor(1.0))) == 26
-
-
-def test_bytes_differ_from_client_to_client_under_vmap() -> None:
-    masks = torch.tensor([[True, False, False], [True, True, True]])
-    sizes: Any = torch.func.vmap(lambda mask: tree.nbytes(Masked(torch.zeros(3), mask)))(masks)
-    assert sizes.tolist() == [9, 1]
-
-
-def test_a_mask_costs_what_changed_in_it() -> None:
-    """By hand: of 1600 entries, 100 in each stretch; ten new ones in every hundred are 0.469 bits an entry."""
-    old = torch.zeros(1600, dtype=torch.bool)
-    new = torch.arange(1600) % 10 == 0
-    upload = {"shared": tree.Masked(torch.zeros(1600), new)}
-    whole, sent = tree.mask_bytes(upload, {"mask": old}, {"mask": new})
-    assert whole == 200
-    assert float(sent) == 94  # 1600 / 8 * 0.469, and no half bytes
-    assert tree.mask_bytes(upload, {"mask": new}, {"mask": new})[1] == 0
-    assert tree.mask_bytes(upload)[1] == sent  # no record keeps it: it changed from nothing
-    assert tree.mask_bytes({"w": torch.zeros(3)}) == (0, 0.0)
-
-
-def test_finite_looks_at_every_number() -> None:
+def test_finite_checks_every_number() -> None:
     assert tree.finite({"a": torch.zeros(3), "b": (torch.ones(2), torch.tensor(7)), "c": ()})
     assert not tree.finite({"a": torch.zeros(3), "b": (torch.tensor([1.0, torch.nan]),)})
     assert not tree.finite(torch.tensor([torch.inf]))
 
 
-def test_what_is_gathered_is_put_side_by_side() -> None:
+def test_gathered_parts_are_concatenated() -> None:
     one, two = ((torch.tensor(n), tree.Gathered((torch.tensor([n]),))) for n in (1, 2))
     assert [t.tolist() for t in tree.leaves(tree.add(one, two))] == [3, [1, 2]]
     rows = {"sum": torch.tensor([1, 2]), "rows": tree.Gathered((torch.tensor([[1], [2]]),))}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from copfl.errors import RunError, UsageError
-from copfl.experiment import migration, records
+from copfl.experiment import migration
+from copfl.experiment.migration import Tables, records
 from copfl.experiment.build import prepare
 from copfl.experiment.config import read_file
 from copfl.experiment.folder import RunFolder
@@ -76,7 +77,7 @@ def test_an_old_folder_whose_settings_were_changed_is_refused(folder: Path) -> N
 
 
 def test_names_values_and_tables_are_renamed() -> None:
-    tables = {
+    tables: Tables = {
         "algorithm": {"name": "copfl", "among": "anew", "without": "letter"},
         "levers": {"schedule": "cosine", "over": 5},
         "guard": {"name": "clip"},

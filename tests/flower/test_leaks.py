@@ -21,7 +21,7 @@ import torch
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.payload import example
+from copfl.core.algorithm import example_upload
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
@@ -198,7 +198,7 @@ def test_the_table_has_every_algorithm() -> None:
 def test_the_table_says_what_an_upload_holds(name: str, how: dict[str, str]) -> None:
     said = rows_of_the_table()[name]
     task, _ = small_federation("batch", (4,))
-    upload = example(ALGORITHMS[name](**how), task, (1, 8, 8), augment=False)
+    upload = example_upload(ALGORITHMS[name](**how), task, (1, 8, 8), augment=False)
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:
         word = WORDS[field].replace("*", "")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.core.optim import Sgd, descend
+from copfl.core.optim import Sgd
 from copfl.core.task import Batch, Experts, Task
+from copfl.core.train import descend
 from copfl.parts.mixtures import MIXTURES, log_right
 from tests.algorithms.chain import chain, samples, vector
 

@@ -8,8 +8,9 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.batches import plan
-from copfl.core.optim import Adam, Optimizer, Sgd, begin, faster, fresh, train
+from copfl.core.optim import Adam, Optimizer, Sgd, begin, faster
 from copfl.core.task import Data, task_of
+from copfl.core.train import fresh, train
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Apart, Phases, fresh_head, head_then_body, personal_then_shared
 from copfl.testing import small_federation

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State, begin, descend, kept, mean_loss
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Personal, Plan, Task
+from copfl.core.train import descend, mean_loss
 from copfl.errors import UsageError, at_least, one_of
 from copfl.parts import averaging
 from copfl.parts.averaging import Down, Upload

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, State, fresh, kept
+from copfl.core.optim import Optimizer, State, kept
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import fresh
 from copfl.core.tree import Masked
 from copfl.errors import UsageError, one_of, share_of
 from copfl.kernels.fused import either

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State, pull
+from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import pull
 from copfl.errors import at_least
 from copfl.parts import averaging
 from copfl.parts.averaging import Down, Upload

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State, fresh
+from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Epoch, Plan, Task
+from copfl.core.train import fresh
 from copfl.errors import at_least, share_of
 from copfl.parts import averaging
 from copfl.parts.averaging import Down, Upload

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, begin, train
+from copfl.core.optim import Optimizer, Sgd, begin
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import train
 from copfl.errors import at_least
 from copfl.parts import averaging
 from copfl.parts.averaging import Client, Down, Upload

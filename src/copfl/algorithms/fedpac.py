@@ -10,8 +10,9 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, faster, fresh
+from copfl.core.optim import Optimizer, Sgd, State, faster
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import fresh
 from copfl.errors import above, at_least
 from copfl.parts import averaging
 from copfl.parts.averaging import combined, personal_of, shared_of

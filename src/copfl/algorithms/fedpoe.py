@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.holdout import held_out, kept_back
+from copfl.core.batches import training_split, validation_split
 from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Experts, Plan, Task
 from copfl.errors import UsageError, at_least
@@ -85,7 +85,7 @@ class FedPOE:
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         logs = self._weighed(task, client, down, data)
-        plan = kept_back(plan, self.holdout) if self.holdout else plan
+        plan = training_split(plan, self.holdout) if self.holdout else plan
         start = averaging.personal_model(self, task, client, down)
         trained = averaging.fit(self, task, start, client.moments, data, plan)
         local = averaging.fit(self, task, client.local, client.local_moments, data, plan)
@@ -104,7 +104,7 @@ class FedPOE:
     def _weighed(self, task: Task, client: Client, down: Down, data: Data) -> Logs:
         """The log-weights after each expert's loss on the samples that are held out."""
         models = self.personal_model(task, client, down).w
-        unseen = held_out(data, self.holdout) if self.holdout else data
+        unseen = validation_split(data, self.holdout) if self.holdout else data
         found = losses(task, models, client.logs, down.birth >= 0, unseen)
         # A model that was stored since is weighed as if it had been stored from the start.
         caught_up = -self.rate * client.rounds * found.single[2:]

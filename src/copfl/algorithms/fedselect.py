@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, kept
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import descend, fresh
 from copfl.core.tree import Masked
 from copfl.errors import at_least
 from copfl.parts import averaging

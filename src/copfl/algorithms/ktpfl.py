@@ -10,8 +10,9 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, fresh, kept, train
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import fresh, train
 from copfl.errors import above, at_least
 from copfl.parts.quadratic import onto_simplex
 from copfl.parts.transfer import coefficients_after, distillation, lesson, public_of, softened

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, Trained, begin, descend, mean_loss
+from copfl.core.optim import Optimizer, Sgd, begin
 from copfl.core.task import Batch, Data, Plan, Task
+from copfl.core.train import Trained, descend, mean_loss
 from copfl.errors import at_least
 from copfl.parts import averaging
 from copfl.parts.averaging import Client, Down, Upload

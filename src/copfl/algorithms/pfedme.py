@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, descend, fresh, has_valid, kept, mean_loss, pull
+from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Plan, Task
+from copfl.core.train import descend, fresh, has_valid, mean_loss, pull
 from copfl.errors import at_least
 from copfl.parts import averaging
 from copfl.parts.averaging import Down, Server, Total, Upload

@@ -1,4 +1,4 @@
-"""What an algorithm is: four records of tensors and seven pure verbs.
+"""The definition of an algorithm: four records of tensors and seven pure functions.
 
              downlink(server, ids)              client_update(task, client, down, data, plan)
   Server  ────────────────────────►  Down[n] ──►  Client', Upload[n], ...       pure, one client
@@ -7,7 +7,7 @@
     └──────────────  total = sum over clients ◄────┼────────────────────────────────┘
                                                    └─► stays at the client, always
 
-Only Down and Upload travel. A field that is in neither never leaves its side.
+Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from copfl.core import tree
+from copfl.core.batches import plan as plan_of
 from copfl.core.task import Data, Personal, Plan, Task, with_statistics
 
 S = TypeVar("S")
@@ -25,25 +27,26 @@ D = TypeVar("D")
 U = TypeVar("U")
 T = TypeVar("T")
 
-Metrics = dict[str, Tensor]  # scalars for the record
+Metrics = dict[str, Tensor]  # scalars
 
 
 class ClientOutput(NamedTuple, Generic[C, U]):
-    """What one client's turn in a round gives."""
+    """The result of one client's local update."""
 
     client: C  # stays at the client
-    upload: U  # travels
-    trained: Personal  # what the client predicts with right after training; looked at and dropped
-    metrics: Metrics  # "loss" and "weight" (its unnormalised weight in the mean) always, and what else is worth seeing;
-    # "bytes_up" and "bytes_down" only where messages cross in the middle of a turn; else Upload and Down are counted
+    upload: U  # is sent to the server
+    trained: Personal  # the model right after training; evaluated, then dropped
+    # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down" only where
+    # messages are sent during the local update; otherwise Upload and Down are counted.
+    metrics: Metrics
 
 
 class Algorithm(Protocol[S, C, D, U, T]):
-    """A frozen dataclass of parts and numbers, with these methods. None of them keeps or changes anything."""
+    """A frozen dataclass of parts and numbers with these methods. None of them has a side effect."""
 
     @property
     def total_epochs(self) -> int:
-        """How many times one turn goes over the client's data; the plan holds as many."""
+        """The number of epochs over the client's data in one local update, and so in its plan."""
 
     def server_init(self, task: Task, clients: int) -> S:
         """The server before the first round."""
@@ -52,26 +55,26 @@ class Algorithm(Protocol[S, C, D, U, T]):
         """A client that has never taken part."""
 
     def downlink(self, server: S, ids: Tensor) -> D:
-        """What the server sends, a row per client in `ids`."""
+        """The messages of the server, a row per client in `ids`."""
 
     def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> ClientOutput[C, U]:
-        """One client's turn. No Python branch on a tensor's value: it runs under vmap."""
+        """One client's local update. No Python branch on a tensor's value: it runs under vmap."""
 
     def summand(self, task: Task, server: S, id: Tensor, upload: U) -> T:
-        """What this upload adds to the round's total; every field adds up."""
+        """The contribution of this upload to the round's total; every field adds up."""
 
     def server_update(self, task: Task, server: S, total: T) -> tuple[S, Metrics]:
-        """The server after the round, and figures about the whole federation."""
+        """The server after the round, and metrics of the whole federation."""
 
     def personal_model(self, task: Task, client: C, down: D) -> Personal:
-        """What this client predicts with once it has the broadcast, before it trains."""
+        """The model of this client after it has received the global model, before it trains."""
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
-# What a look may try, by the ending of its figures' names: the client's model after its turn, before it, and the model
-# for everybody. Each is one more pass over the test samples.
+# The models of an evaluation, by the suffix of their metrics' names: the client's model after its local update, before
+# it, and the global model. Each is one more pass over the test samples.
 EvalModels = tuple[str, ...]
 EVAL_MODELS: dict[str, EvalModels] = {
     "all": ("", "_before", "_global"),
@@ -80,25 +83,48 @@ EVAL_MODELS: dict[str, EvalModels] = {
 }
 
 
-def look(
-    algorithm: AnyAlgorithm, task: Task, client: Any, down: Any, trained: Personal, test: Data,
-    tried: EvalModels = EVAL_MODELS["all"],
-) -> Metrics:  # fmt: skip
+def evaluate(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    client: Any,
+    down: Any,
+    trained: Personal,
+    test: Data,
+    models: EvalModels = EVAL_MODELS["all"],
+) -> Metrics:
     """Accuracy and loss of these models on a client's test samples."""
 
     def model(name: str) -> Personal:
         if name == "_before":
             return algorithm.personal_model(task, client, down)
         if name == "_global":
-            everybody = algorithm.personal_model(task, algorithm.client_init(task), down)
-            # A model from outside is tried with the client's own statistics.
-            return with_statistics(task, everybody, trained) if task.buffers == "local" else everybody
+            global_model = algorithm.personal_model(task, algorithm.client_init(task), down)
+            return with_statistics(task, global_model, trained) if task.buffers == "local" else global_model
         return trained
 
     metrics = {}
-    for name in tried:
+    for name in models:
         loss, accuracy = task.evaluate(model(name), test)
-        known = torch.isfinite(loss) & (test.size > 0)  # no samples or a broken model: nan, not a number
-        metrics[f"accuracy{name}"] = torch.where(known, accuracy.double(), torch.nan)
-        metrics[f"test_loss{name}"] = torch.where(known, loss.double(), torch.nan)
+        defined = torch.isfinite(loss) & (test.size > 0)  # nan without samples, or after divergence
+        metrics[f"accuracy{name}"] = torch.where(defined, accuracy.double(), torch.nan)
+        metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
     return metrics
+
+
+def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
+    """The message of the server to this client in this round."""
+    return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
+
+
+def example_upload(
+    algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
+) -> Any:
+    """An upload of this algorithm, from client 0's local update on two blank samples."""
+    device = task.device
+    samples = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
+    data = Data(samples, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
+    plan = plan_of(0, 0, [0], [2], batch=2, epochs=algorithm.total_epochs, augment=augment, device=device)
+    down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=device))
+    with torch.no_grad():
+        client = algorithm.client_init(task)
+        return algorithm.client_update(task, client, down, data, tree.row(plan, 0)).upload

@@ -1,8 +1,4 @@
-"""Which samples are in which step, and how they are augmented: a pure function of (seed, round, client).
-
-The draws come from a counter-based hash (splitmix64) and not from a generator with a state: any client's plan can be
-drawn alone, in any order, on any machine, and is the same in every engine and after every restart.
-"""
+"""Which samples are in which step, and how they are augmented: pure functions of the seed, the round and the client."""
 
 from __future__ import annotations
 
@@ -13,26 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from copfl.core.task import Batch, Plan
-
-Bits = NDArray[np.uint64]
-
-
-def hashed(*counters: int | Bits) -> Bits:
-    """64 well-mixed bits for every combination of the counters, which broadcast against each other."""
-    state = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # wrapping around is what the hash does
-        for counter in counters:
-            state = state ^ np.asarray(counter, np.uint64)
-            state = state + np.uint64(0x9E3779B97F4A7C15)
-            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            state = state ^ (state >> np.uint64(31))
-    return state
-
-
-# One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
+from copfl.core.random import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
+from copfl.core.task import Batch, Data, Plan
 
 
 def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]:
@@ -54,46 +32,60 @@ def plan(
     augment: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """The batches of these clients in this round, a row per client: every pass visits every sample once, shuffled.
+    """The batches of these clients in this round, a row per client: every epoch has every sample once, shuffled.
 
-    The last batch of a pass is smaller when the samples run out. Where the clients' sizes differ, `real` marks what
-    belongs to the client; a step in which a client has nothing left changes nothing for it.
+    The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own samples;
+    a step without a valid sample changes nothing for the client.
     """
-    who = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
+    client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
     largest = int(size.max())
-    which = np.arange(epochs, dtype=np.uint64)[None, :, None]
-    place = np.arange(largest, dtype=np.uint64)[None, None, :]
-    keys = hashed(seed, ORDER, round, who, which, place)  # [N, passes, largest]
-    outside = np.broadcast_to(np.arange(largest)[None, None, :] >= size[:, None, None], keys.shape)
-    keys = np.where(outside, np.uint64(2**64 - 1), keys)
-    order = np.argsort(keys, axis=2, kind="stable")
-    equal = bool((size == largest).all())
+    epoch = np.arange(epochs, dtype=np.uint64)[None, :, None]
+    position = np.arange(largest)
+    keys = hashed(seed, ORDER, round, client, epoch, position.astype(np.uint64))  # [N, epochs, largest]
+    padding = np.broadcast_to(position >= size[:, None, None], keys.shape)
+    order = np.argsort(np.where(padding, np.uint64(2**64 - 1), keys), axis=2, kind="stable")
+    shifts = flips = None
+    if augment:  # by sample and not by position, so that it does not matter when in the epoch a sample comes
+        sample = order.astype(np.uint64)
+        down, across, flip = (
+            hashed(seed, stream, round, client, epoch, sample) for stream in (SHIFT_DOWN, SHIFT_ACROSS, FLIP)
+        )
+        shifts = np.stack([down % np.uint64(9), across % np.uint64(9)], -1).astype(np.int64)
+        flips = (flip & np.uint64(1)).astype(bool)
 
     def tensor(array: NDArray[np.generic]) -> Tensor:
-        result = torch.from_numpy(np.ascontiguousarray(array))
-        return result.to(device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
-    shifts = flips = None
-    if augment:  # by sample and not by place, so that it does not matter where in the epoch a sample comes
-        drawn = [
-            hashed(seed, stream, round, who, which, order.astype(np.uint64))
-            for stream in (SHIFT_DOWN, SHIFT_ACROSS, FLIP)
-        ]
-        shifts = np.stack([drawn[0] % np.uint64(9), drawn[1] % np.uint64(9)], -1).astype(np.int64)
-        flips = (drawn[2] & np.uint64(1)).astype(bool)
-
-    def step(which: int, start: int) -> Batch:
-        part = (slice(None), which, slice(start, min(start + batch, largest)))
-        belongs = None
-        if not equal and bool((size < min(start + batch, largest)).any()):
-            belongs = np.arange(largest)[None, start : start + batch] < size[:, None]
-        index = order[part] if belongs is None else np.where(belongs, order[part], 0)
+    def step(epoch: int, start: int) -> Batch:
+        end = min(start + batch, largest)
+        chosen = (slice(None), epoch, slice(start, end))
+        valid = position[None, start:end] < size[:, None] if bool((size < end).any()) else None
         return Batch(
-            index=tensor(index),
-            valid=None if belongs is None else tensor(belongs),
-            shift=None if shifts is None else tensor(shifts[part]),
-            flip=None if flips is None else tensor(flips[part]),
+            index=tensor(order[chosen] if valid is None else np.where(valid, order[chosen], 0)),
+            valid=None if valid is None else tensor(valid),
+            shift=None if shifts is None else tensor(shifts[chosen]),
+            flip=None if flips is None else tensor(flips[chosen]),
         )
 
-    return tuple(tuple(step(which, start) for start in range(0, largest, batch)) for which in range(epochs))
+    return tuple(tuple(step(n, start) for start in range(0, largest, batch)) for n in range(epochs))
+
+
+def training_split(plan: Plan, every: int = 5, fold: Tensor | None = None) -> Plan:
+    """The plan without the samples of `validation_split`; fold -1 leaves none out."""
+    left_out: Tensor | int = every - 1 if fold is None else fold
+
+    def shorter(batch: Batch) -> Batch:
+        trained = batch.index % every != left_out
+        return batch._replace(valid=trained if batch.valid is None else batch.valid & trained)
+
+    return tuple(tuple(shorter(batch) for batch in epoch) for epoch in plan)
+
+
+def validation_split(data: Data, every: int = 5, fold: Tensor | None = None) -> Data:
+    """One of `every` folds of the client's samples, by default the last: index % every == fold. It may be empty."""
+    if fold is None:
+        return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)
+    rows = torch.arange(-(-data.y.shape[0] // every), device=data.y.device) * every + fold
+    place = rows.clamp(max=data.y.shape[0] - 1)
+    return Data(data.x[place], data.y[place], (rows < data.size).sum())

@@ -1,33 +1,29 @@
-"""Optimizers as values: numbers in a frozen dataclass, state in and out. And `descend`, the one local training loop.
+"""Optimizers as pure functions: numbers in a frozen dataclass, state in and out.
 
-`active` is a bool mask over the parameters: only those may move. None means all.
+`active` is a bool mask of the parameters that may change; None means all.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.task import Batch, Data, Epoch, Objective, Task, cross_entropy
 from copfl.errors import UsageError, above
-from copfl.kernels.fused import elementwise, mostly, of_many_steps
+from copfl.kernels.fused import elementwise, of_many_steps
 
-State = Any  # a tree of tensors that the optimizer alone understands
+State = Any  # a tree of tensors, defined by the optimizer
 
 
 class Optimizer(Protocol):
-    """How a gradient becomes a step."""
+    """The rule that turns a gradient into a step."""
 
     @property
     def keep(self) -> bool:
-        """Whether the state lives on from round to round; otherwise every round starts afresh."""
+        """Whether the state is kept from round to round; otherwise every round starts with a new one."""
 
     def init(self, parameters: Tensor) -> State:
         """The state before the first step."""
@@ -35,10 +31,10 @@ class Optimizer(Protocol):
     def step(
         self, parameters: Tensor, grad: Tensor, state: State, active: Tensor | None
     ) -> tuple[Tensor, State]:
-        """The parameters and the state after one step, in tensors of their own: they may be written to afterwards."""
+        """The parameters and the state after one step, in new tensors, which the caller may overwrite."""
 
     def forget(self, state: State, entries: Tensor) -> State:
-        """The state after these entries (bool) changed sides between shared and personal."""
+        """The state after these entries (bool) changed between shared and personal."""
 
 
 class Velocity(NamedTuple):
@@ -102,7 +98,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with one pair of moments that decay everywhere, active or not: the control that MAMO is held against."""
+    """Adam with one pair of moments that decay everywhere, active or not: the control for MAMO."""
 
     lr: float = 1e-4
     beta1: float = 0.9
@@ -125,21 +121,25 @@ class Adam:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
         t = state.t + 1
-        w, u, v = elementwise(
-            _adam, parameters, grad, state.u, state.v, 1 - self.beta1**t, 1 - self.beta2**t, active,
-            self.lr, self.beta1, self.beta2, self.eps,
-        )  # fmt: skip
+        correction = (1 - self.beta1**t, 1 - self.beta2**t)
+        numbers = (self.lr, self.beta1, self.beta2, self.eps)
+        w, u, v = elementwise(_adam, parameters, grad, state.u, state.v, active, *correction, *numbers)
         return w, Moments(u, v, t)
 
     def forget(self, state: Moments, entries: Tensor) -> Moments:
-        return state  # one pair for both halves: that is what leaks
+        return state  # one pair of moments for both kinds of entries
 
 
 @of_many_steps
 def _adam(
-    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, weight_u: Tensor, weight_v: Tensor, active: Tensor | None,
-    lr: float, beta1: float, beta2: float, eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    w: Tensor,
+    grad: Tensor,
+    u: Tensor,
+    v: Tensor,
+    active: Tensor | None,
+    *numbers: Any,
+) -> tuple[Tensor, ...]:
+    weight_u, weight_v, lr, beta1, beta2, eps = numbers
     if active is not None:
         grad = torch.where(active, grad, 0)
     u = beta1 * u + (1 - beta1) * grad
@@ -149,18 +149,13 @@ def _adam(
 
 
 def begin(optimizer: Optimizer, kept: State, parameters: Tensor) -> State:
-    """The state a round's training starts from: the one kept since the last round, or a fresh one."""
+    """The state at the start of a round's training: the one kept since the last round, or a new one."""
     return kept if optimizer.keep else optimizer.init(parameters)
 
 
 def kept(optimizer: Optimizer, state: State) -> State:
-    """What of the state lives on to the next round: all or nothing."""
+    """The state to keep for the next round; () where the optimizer keeps none."""
     return state if optimizer.keep else ()
-
-
-def fresh(optimizer: Optimizer, task: Task) -> State:
-    """What of the state is in the record of a client that has never trained."""
-    return kept(optimizer, optimizer.init(task.initial[: task.d]))
 
 
 def faster(optimizer: Optimizer, factor: float) -> Optimizer:
@@ -177,7 +172,7 @@ def faster(optimizer: Optimizer, factor: float) -> Optimizer:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """The optimizer with its steps, and so its learning rate, multiplied by a number that only a round knows."""
+    """The optimizer with its steps, and so its learning rate, multiplied by a factor that changes by round."""
 
     optimizer: Optimizer
     lr_factor: Tensor  # []
@@ -201,112 +196,6 @@ class Scaled:
 
 def _scaled(start: Tensor, end: Tensor, lr_factor: Tensor) -> tuple[Tensor]:
     return (start + lr_factor * (end - start),)
-
-
-class Learnt(Protocol):
-    """What can be descended on: a Task, or a part of one."""
-
-    @property
-    def d(self) -> int:
-        """How many entries of w are parameters; the rest are statistics."""
-
-    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The samples and labels of one step."""
-
-    def gradient(
-        self,
-        parameters: Tensor,
-        buffers: Tensor,
-        x: Tensor,
-        y: Tensor,
-        valid: Tensor | None,
-        objective: Objective,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient of the objective [d], its value, and the buffers after this batch."""
-
-
-class Trained(NamedTuple):
-    """What a descent leaves."""
-
-    w: Tensor  # [D]
-    state: State
-    loss: Tensor  # [], mean over the steps
-
-
-def descend(
-    task: Learnt,
-    optimizer: Optimizer,
-    w: Tensor,
-    state: State,
-    data: Data,
-    batches: Epoch,
-    *,
-    active: Tensor | None = None,
-    objective: Objective = cross_entropy,
-    adjust: Callable[[Tensor, Tensor], Tensor] | None = None,
-    at: Callable[[Tensor], Tensor] | None = None,
-) -> Trained:
-    """The weights, state and mean loss after one step per batch.
-
-    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights; `at(parameters)` may take it
-    at another point, a step ahead or in a mixture; `objective` may look at the features. A step whose batch holds no
-    real sample changes nothing.
-    """
-    parameters, buffers = w[: task.d], w[task.d :]
-    loss = steps = w.new_zeros(())
-    for batch in batches:
-        x, y = task.batch(data, batch)
-        point = parameters if at is None else at(parameters)
-        grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
-        if adjust is not None:
-            grad = adjust(parameters, grad)
-        moved, next_state = optimizer.step(parameters, grad, state, active)
-        if batch.valid is None:
-            parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
-        else:
-            some = batch.valid.any()
-            parameters, buffers, state = tree.each(
-                partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
-            )
-            loss, steps = loss + torch.where(some, value, 0), steps + some
-    return Trained(torch.cat([parameters, buffers]), state, loss / steps.clamp(min=1))
-
-
-def train(
-    task: Learnt,
-    optimizer: Optimizer,
-    w: Tensor,
-    state: State,
-    data: Data,
-    epochs: tuple[Epoch, ...],
-    **how: Any,
-) -> Trained:
-    """`descend` over several passes, with the mean of their losses."""
-    losses = []
-    for batches in epochs:
-        w, state, loss = descend(task, optimizer, w, state, data, batches, **how)
-        losses.append(loss)
-    return Trained(w, state, torch.stack(losses).mean() if losses else w.new_zeros(()))
-
-
-def pull(weight: float, centre: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The `adjust` that adds the gradient of weight / 2 * |parameters - centre|^2: a pull towards the centre."""
-    return lambda parameters, grad: grad + weight * (parameters - centre)
-
-
-def has_valid(batch: Batch) -> Tensor:
-    """Whether the batch holds a real sample, for a loop that calls `descend` step by step."""
-    return (
-        torch.ones((), dtype=torch.bool, device=batch.index.device)
-        if batch.valid is None
-        else batch.valid.any()
-    )
-
-
-def mean_loss(losses: Sequence[Tensor], batches: Sequence[Batch]) -> Tensor:
-    """The mean of the steps' losses, over the steps whose batch holds a real sample."""
-    counts = torch.stack([has_valid(batch).to(losses[0].dtype) for batch in batches])
-    return (torch.stack(list(losses)) * counts).sum() / counts.sum().clamp(min=1)
 
 
 def _within(low: float, high: float, **numbers: float) -> None:

@@ -1,53 +1,58 @@
-"""What an algorithm's messages say: the vector in an upload that answers the broadcast's `w`, and the weight it claims.
+"""The content of messages: their size in bytes, and the model update and reported weight of an upload.
 
-Attacks, guards and noise wrap any algorithm, so they must find these two in records that each algorithm declares for
-itself. Three conventions make that possible: the broadcast is the field `w` of the Down record; the answer is the field
-`w` of the Upload, or `shared` where a mask goes with it; the claim is called `size`, `score` or `weight`.
+Attacks, robust aggregation and noise wrap any algorithm, so they must find the update in records that each algorithm
+declares for itself. Three conventions make that possible: the global model is the field `w` of the Down record; the
+client's model is the field `w` of the Upload, or `shared` where a mask goes with it; the reported weight is called
+`size`, `score` or `weight`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.batches import plan
-from copfl.core.task import Data, Task
-from copfl.core.tree import Masked
+from copfl.core.tree import Masked, leaves
 from copfl.errors import UsageError
+from copfl.kernels.topk import count, count_of_each
+
+SMALL = 64  # a tensor of at most this many numbers is never narrowed on the wire
+SEGMENTS = 16
+
+# -- the model update of an upload -----------------------------------------------------------------------------------
 
 WEIGHT_FIELDS = ("size", "score", "weight")
 VECTOR_FIELDS = ("w", "shared")
 
 
 class Update(NamedTuple):
-    """One upload, beside what it answers."""
+    """One upload, with the global model it started from."""
 
-    received: Tensor  # [s], the broadcast; zero where personal
+    received: Tensor  # [s], the global model; zero where personal
     sent: Tensor  # [s]; zero where personal
     personal: Tensor | None  # [s] bool; None: all of it is shared
-    reported_weight: Tensor | None  # how much it wants to count; None: everybody counts the same
+    reported_weight: Tensor | None  # None: every client has the same weight
 
     @property
     def change(self) -> Tensor:
         return self.sent - self.received
 
 
-def inside(down: Any) -> Any:
-    """The message of the innermost algorithm; those around it add to it and keep it as their field `down`."""
-    return inside(down.down) if hasattr(down, "down") else down
+def innermost(down: Any) -> Any:
+    """The message of the innermost algorithm; a wrapper stores it in its field `down`."""
+    return innermost(down.down) if hasattr(down, "down") else down
 
 
 def update_of(down: Any, upload: Any) -> Update:
-    """What the upload says, beside the broadcast that it answers."""
-    down = inside(down)
+    """The model update in an upload that answers this message."""
+    down = innermost(down)
     if not hasattr(down, "w") or not any(hasattr(upload, name) for name in VECTOR_FIELDS):
         raise UsageError(
-            "attacks, guards and privacy work on the weights that a client sends back; this algorithm's messages hold "
-            f"{', '.join(upload._fields)}; choose another algorithm, or leave them out"
+            "attacks, robust aggregation and privacy work on the weights that a client sends back; this algorithm's "
+            f"messages have {', '.join(upload._fields)}; choose another algorithm, or leave them out"
         )
     reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):
@@ -56,40 +61,80 @@ def update_of(down: Any, upload: Any) -> Update:
     return Update(down.w, upload.w, None, reported_weight)
 
 
-def with_update(upload: Any, update_of: Update) -> Any:
-    """The upload with this to say instead."""
-    if update_of.personal is None:
-        upload = upload._replace(w=update_of.sent)
+def with_update(upload: Any, update: Update) -> Any:
+    """The upload with this model update."""
+    if update.personal is None:
+        upload = upload._replace(w=update.sent)
     else:
-        upload = upload._replace(
-            shared=Masked(torch.where(update_of.personal, 0, update_of.sent), update_of.personal)
-        )
-    return with_reported_weight(upload, update_of.reported_weight)
+        values = torch.where(update.personal, 0, update.sent)
+        upload = upload._replace(shared=Masked(values, update.personal))
+    return with_reported_weight(upload, update.reported_weight)
 
 
 def with_reported_weight(record: Any, reported_weight: Tensor | None) -> Any:
-    """The record with another claim, if it holds one."""
+    """The record with another reported weight, if it has one."""
     name = next((name for name in WEIGHT_FIELDS if hasattr(record, name)), None)
     return record if name is None or reported_weight is None else record._replace(**{name: reported_weight})
 
 
-def broadcast(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
-    """What this client was sent in this round."""
-    return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
+# -- bytes on the wire -----------------------------------------------------------------------------------------------
 
 
-def example(
-    algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
-) -> Any:
-    """An upload as this algorithm makes them, from client 0's turn over two made-up samples."""
-    kind = torch.uint8 if len(shape) == 3 else torch.float32
-    samples = torch.zeros((2, *shape), dtype=kind, device=task.device)
-    labels = torch.zeros(2, dtype=torch.int64, device=task.device)
-    data = Data(samples, labels, torch.tensor(2, device=task.device))
-    order = plan(0, 0, [0], [2], batch=2, epochs=algorithm.total_epochs, augment=augment, device=task.device)
-    server = algorithm.server_init(task, clients)
-    down = tree.row(algorithm.downlink(server, torch.tensor([0], device=task.device)), 0)
-    with torch.no_grad():
-        return algorithm.client_update(
-            task, algorithm.client_init(task), down, data, tree.row(order, 0)
-        ).upload
+def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
+    """The bytes of a client's record on the wire: the shared entries of a Masked vector, one bit per mask entry."""
+    if isinstance(tree, Masked):
+        shared = tree.personal.numel() - count(tree.personal)
+        return shared * float_bytes + (tree.personal.numel() + 7) // 8
+    if isinstance(tree, Tensor):
+        if tree.dtype == torch.bool:
+            return (tree.numel() + 7) // 8
+        narrow = tree.is_floating_point() and tree.numel() > SMALL
+        return tree.numel() * (float_bytes if narrow else tree.element_size())
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
+    return sum((nbytes(part, float_bytes) for part in parts), start=0)
+
+
+def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:
+    """The part of those bytes that are masks of Masked vectors, and their size as the wire sends them.
+
+    The wire deflates the difference to the mask that the server knows, which comes to the entropy of the changes. The
+    server knows the client's last mask, and so does the client's record: where the record has this mask `after` the
+    local update, it has the last one `before`. A mask in no record counts as changed from nothing.
+    """
+    whole: int = 0
+    sent: float | Tensor = 0.0
+    old = {id(now): was for now, was in zip(leaves(after), leaves(before), strict=True)}
+    for personal in (masked.personal for masked in _masked(upload)):
+        base = old.get(id(personal))
+        whole += (personal.numel() + 7) // 8
+        changed = personal if base is None else personal ^ base
+        # By segments, because some layers compress better than others.
+        size = max(1.0, changed.numel() / SEGMENTS)
+        counts = count_of_each(changed, _segments(changed))
+        fraction = (counts.double() / size).clamp(max=1.0)  # segments differ by one entry in length
+        bits = (torch.special.entr(fraction) + torch.special.entr(1 - fraction)).sum() / math.log(2)
+        sent = sent + bits * size / 8
+    return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
+
+
+def mask_fingerprint(tree: object) -> int | Tensor:
+    """A number, exact as a double, that changes with the masks: the personal entries, counted by segments."""
+    counts = [count_of_each(masked.personal, _segments(masked.personal)) for masked in _masked(tree)]
+    if not counts:
+        return 0
+    places = torch.arange(1, len(counts) * SEGMENTS + 1, device=counts[0].device)
+    return (torch.cat(counts) * (2654435761 * places % 2**24)).sum()
+
+
+def _segments(vector: Tensor) -> tuple[int, ...]:
+    """The sizes of SEGMENTS parts of nearly equal length."""
+    size, more = divmod(len(vector), SEGMENTS)
+    return tuple(size + (place < more) for place in range(SEGMENTS))
+
+
+def _masked(tree: object) -> Iterator[Masked]:
+    if isinstance(tree, Masked):
+        yield tree
+    elif isinstance(tree, dict | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _masked(part)

@@ -1,40 +1,55 @@
-"""Normal noise as a pure function of a key: the same in every engine, on every device and after every restart.
+"""Random bits and normal noise as pure functions of counters (splitmix64).
 
-torch's own generators have a state, which clients that are trained side by side would share in an order of their own.
-This is no source of secrets: who knows the key knows the noise.
+A generator with a state would make each draw depend on the draws before it. Here any client's numbers can be drawn
+alone, in any order, and are the same in every engine, on every device and after every restart. This is no source of
+secrets: the key determines the noise.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Bits = NDArray[np.uint64]
+
+# One stream per use, so that no two draws ever share their bits.
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
 
 STEP, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
+def hashed(*counters: int | Bits) -> Bits:
+    """64 well-mixed bits for every combination of the counters, which broadcast against each other."""
+    signed = [torch.from_numpy(np.array(counter, np.uint64).view(np.int64)) for counter in counters]
+    bits: Bits = mixed(*signed).numpy().view(np.uint64)
+    return bits
+
+
 def mixed(*counters: int | Tensor) -> Tensor:
-    """64 well-mixed bits for every combination of the counters, one of them a tensor: `plan.hashed` in torch."""
-    like = next(c for c in counters if isinstance(c, Tensor))
-    state = torch.zeros((), dtype=torch.int64, device=like.device)
+    """`hashed` for tensors of int64, of which at least one must be given."""
+    device = next(counter.device for counter in counters if isinstance(counter, Tensor))
+    state = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
         state = (state ^ counter) + STEP
-        state = (state ^ _down(state, 30)) * FIRST
-        state = (state ^ _down(state, 27)) * SECOND
-        state = state ^ _down(state, 31)
+        state = (state ^ _shift_right(state, 30)) * FIRST
+        state = (state ^ _shift_right(state, 27)) * SECOND
+        state = state ^ _shift_right(state, 31)
     return state
 
 
 def normal(key: Tensor, like: Tensor) -> Tensor:
-    """Standard normal numbers, as many as the vector `like` has entries; Box and Muller's."""
+    """Standard normal numbers in the shape of the vector `like`, by the Box-Muller transform."""
     place = torch.arange(like.shape[-1], device=like.device)
-    one, two = ((_down(mixed(key, which, place), 11).double() + 0.5) / 2**53 for which in (0, 1))  # in (0, 1)
-    drawn: Tensor = (-2 * one.log()).sqrt() * (2 * math.pi * two).cos()
+    first, second = ((_shift_right(mixed(key, n, place), 11).double() + 0.5) / 2**53 for n in (0, 1))
+    drawn: Tensor = (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
     return drawn.to(like.dtype)
 
 
-def _down(bits: Tensor, places: int) -> Tensor:
-    """A shift to the right that brings in zeros; torch's own keeps the sign."""
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """A shift that fills with zeros; torch's own repeats the sign bit."""
     shifted: Tensor = (bits >> places) & (2 ** (64 - places) - 1)
     return shifted

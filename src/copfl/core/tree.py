@@ -5,19 +5,13 @@ Every record that an engine touches is such a tree. A tree of rows has one more 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from copfl.kernels.topk import count, count_of_each
-
 T = TypeVar("T")
-
-SEGMENTS = 16
-SMALL = 64  # a tensor of at most so many numbers is never narrowed on the wire
 
 
 class Masked(NamedTuple):
@@ -173,66 +167,7 @@ def gathered(tree: object, inside: bool = False) -> list[bool]:
     return [known for part in parts for known in gathered(part, inside or isinstance(tree, Gathered))]
 
 
-def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
-    """How many bytes a client's record takes on the wire: of a Masked vector the shared entries, of a mask the bits."""
-    if isinstance(tree, Masked):
-        return (tree.personal.numel() - count(tree.personal)) * float_bytes + (tree.personal.numel() + 7) // 8
-    if isinstance(tree, Tensor):
-        if tree.dtype == torch.bool:
-            return (tree.numel() + 7) // 8
-        narrow = tree.is_floating_point() and tree.numel() > SMALL
-        return tree.numel() * (float_bytes if narrow else tree.element_size())
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
-    return sum((nbytes(part, float_bytes) for part in parts), start=0)
-
-
-def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:
-    """How many of those bytes are masks of Masked vectors, and how many they are as the wire sends them.
-
-    The wire deflates what changed since the mask that the server holds, which comes to the entropy of the changes.
-    The server holds what the client sent last, and so does the client's record: where it has this mask `after` the
-    turn, it has that one `before`. A mask that no record keeps counts as changed from nothing.
-    """
-    whole: int = 0
-    sent: float | Tensor = 0.0
-    old = {id(now): was for now, was in zip(leaves(after), leaves(before), strict=True)}
-    for personal in (masked.personal for masked in _masked(upload)):
-        base = old.get(id(personal))
-        whole += (personal.numel() + 7) // 8
-        changed = personal if base is None else personal ^ base
-        # In stretches, for what compresses well in one layer need not in another.
-        size = max(1.0, changed.numel() / SEGMENTS)
-        counts = count_of_each(changed, _segments(changed))
-        share = (counts.double() / size).clamp(max=1.0)  # they differ by one entry in length
-        bits = (torch.special.entr(share) + torch.special.entr(1 - share)).sum() / math.log(2)
-        sent = sent + bits * size / 8
-    return whole, torch.ceil(sent) if isinstance(sent, Tensor) else sent
-
-
 def finite(tree: object, device: torch.device | None = None) -> Tensor:
     """Whether every number of the tree is finite: then their sum is, and one pass over memory tells."""
     checks = [torch.isfinite(t.sum()) for t in leaves(tree) if t.is_floating_point()]
     return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()
-
-
-def mask_fingerprint(tree: object) -> int | Tensor:
-    """A number, exact as a double, that changes when the masks do: the personal entries, counted in stretches."""
-    found = [count_of_each(m.personal, _segments(m.personal)) for m in _masked(tree)]
-    if not found:
-        return 0
-    places = torch.arange(1, len(found) * SEGMENTS + 1, device=found[0].device)
-    return (torch.cat(found) * (2654435761 * places % 2**24)).sum()
-
-
-def _segments(vector: Tensor) -> tuple[int, ...]:
-    """The sizes of STRETCHES parts of nearly equal length."""
-    size, more = divmod(len(vector), SEGMENTS)
-    return tuple(size + (place < more) for place in range(SEGMENTS))
-
-
-def _masked(tree: object) -> Iterator[Masked]:
-    if isinstance(tree, Masked):
-        yield tree
-    elif isinstance(tree, dict | tuple):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _masked(part)

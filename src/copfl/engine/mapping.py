@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, EvalModels, Metrics, look
+from copfl.core import payload, tree
+from copfl.core.algorithm import AnyAlgorithm, EvalModels, Metrics, evaluate
 from copfl.core.task import Data, Plan, Task
 from copfl.engine.cuda_graph import Recorder
 from copfl.kernels.fused import LONG, either_rows, mostly_rows, quick
@@ -176,18 +176,18 @@ def turn(algorithm: AnyAlgorithm, task: Task, given: Given, tried: EvalModels) -
     metrics = {name: metric.to(torch.float64) for name, metric in done.metrics.items()}
     metrics["healthy"] = healthy.to(torch.float64)
     nothing = torch.zeros((), dtype=torch.float64, device=given.id.device)
-    masks, sent = tree.mask_bytes(done.upload, given.client, done.client)
+    masks, sent = payload.mask_bytes(done.upload, given.client, done.client)
     metrics.setdefault(
-        "bytes_up", nothing + tree.nbytes(done.upload) - masks + sent
+        "bytes_up", nothing + payload.nbytes(done.upload) - masks + sent
     )  # split learning counts its own
-    metrics.setdefault("bytes_down", nothing + tree.nbytes(given.down))
+    metrics.setdefault("bytes_down", nothing + payload.nbytes(given.down))
     if masks:  # the round loop takes them off again where the server holds the very mask already
         metrics["mask_bytes"], metrics["mask_fingerprint"] = (
             nothing + sent,
-            nothing + tree.mask_fingerprint(done.upload),
+            nothing + payload.mask_fingerprint(done.upload),
         )
     if tried:
-        metrics |= look(algorithm, task, given.client, given.down, done.trained, given.test, tried)
+        metrics |= evaluate(algorithm, task, given.client, given.down, done.trained, given.test, tried)
     return Turned(done.client, done.upload, metrics)
 
 

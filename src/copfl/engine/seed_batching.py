@@ -15,7 +15,7 @@ import torch
 
 from copfl.core import tree
 from copfl.core.algorithm import EvalModels
-from copfl.core.batches import MODEL, hashed
+from copfl.core.random import MODEL, hashed
 from copfl.engine.mapping import Chunk, Done, abreast
 from copfl.engine.simulate import Executor, Ids, Setting, State, chunk_of
 from copfl.errors import UsageError

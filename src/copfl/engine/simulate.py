@@ -15,7 +15,8 @@ import torch
 
 from copfl.core import tree
 from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm, EvalModels, Metrics
-from copfl.core.batches import MODEL, choose, hashed, plan
+from copfl.core.batches import choose, plan
+from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import no_room

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from copfl import models
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.payload import example
+from copfl.core.algorithm import AnyAlgorithm, example_upload
 from copfl.core.task import Data, Task, task_of
 from copfl.data import datasets
 from copfl.data.federation import Federation
@@ -174,13 +173,13 @@ def _around(
     if "robust" in given:
         algorithm = config.with_robust_rule(given["robust"]["name"], algorithm, _options(given["robust"]))
     if "privacy" in given:
-        check_sums(algorithm, task, example(algorithm, task, shape, augment, 2))
+        check_sums(algorithm, task, example_upload(algorithm, task, shape, augment, 2))
         count = max(1, math.ceil(loop.participation * federation.clients - 1e-9))
         algorithm = Private(algorithm, federation.clients, count, **given["privacy"], seed=loop.seed)
     if "attack" in given:
         name, options = given["attack"]["name"], _options(given["attack"])
         algorithm = attacked(algorithm, name, federation.clients, **options, seed=loop.seed)
-    tried = example(
+    tried = example_upload(
         algorithm, task, shape, augment, federation.clients
     )  # what does not fit is found before the run
     server = algorithm.server_init(task, federation.clients)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from copfl.core import tree
 from copfl.core.batches import plan
-from copfl.core.optim import Optimizer, begin, train
+from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Experts, Personal
+from copfl.core.train import train
 from copfl.data import reading
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset

@@ -63,7 +63,7 @@ METRICS = {
     "share": "alpha",
     "taken": "global_fraction",
 }
-# Parts of the paths under which checkpoints and client files store the tensors of a record.
+# Fields of the records in a checkpoint; applied to the names that the algorithm does not have.
 RECORDS = {
     "own": "personal",
     "share": "alpha",
@@ -71,8 +71,6 @@ RECORDS = {
     "then": "reference",
     "held": "uploaded",
 }
-# Fields of the records in a checkpoint; applied to the names that the algorithm does not have.
-RECORDS: dict[str, str] = {}
 ENVIRONMENT = {"side_by_side": "batched_model", "held": "label_counts"}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.batches import MODEL, hashed
+from copfl.core.random import MODEL, hashed
 from copfl.data.partition import Partition
 from copfl.engine import simulate
 from copfl.engine.workers import Workers

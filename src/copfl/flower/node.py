@@ -17,7 +17,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import look
+from copfl.core.algorithm import evaluate
 from copfl.core.batches import plan
 from copfl.core.task import Data
 from copfl.data.datasets import load
@@ -159,7 +159,7 @@ def answer(settings: Settings, node_config: Mapping[str, Any], packet: Packet) -
             raise WireError(
                 "its training diverged: its model or its upload is not finite. Nothing was sent, its state is as before"
             )
-        looked = look(algorithm, task, client, down, turn.trained, data.test) if about.get("look") else {}
+        looked = evaluate(algorithm, task, client, down, turn.trained, data.test) if about.get("look") else {}
     write(records.folder / "client.json", json.dumps({"client": head.client}).encode())
     records.save(head._replace(kind="client"), turn.client, keep=int(about.get("counted", -1)))
     metrics = {name: wire.plain(float(value)) for name, value in (turn.metrics | looked).items()}

@@ -18,8 +18,8 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
+from copfl.core.algorithm import example_upload
 from copfl.core.batches import choose
-from copfl.core.payload import example
 from copfl.errors import CopflError, WireError
 from copfl.flower.folder import Folder
 from copfl.flower.registry import Registry, Say
@@ -61,7 +61,9 @@ class Round:
 
 def upload_like(settings: Settings) -> Any:
     """An upload as this algorithm makes them, from a turn over two made-up samples: what the server expects."""
-    return example(settings.algorithm, settings.task, settings.shape, settings.augment, settings.clients)
+    return example_upload(
+        settings.algorithm, settings.task, settings.shape, settings.augment, settings.clients
+    )
 
 
 def federate(

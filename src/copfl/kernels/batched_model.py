@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.kernels.conv import Convolution
 from copfl.kernels.fused import aligned_like, in_front
 from copfl.kernels.layers import convolve, normalise, product
-from copfl.kernels.modules import BatchNorm
+from copfl.kernels.modules import BatchNorm, Convolution
 
 
 class Batched(nn.Module):

@@ -15,8 +15,9 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.layout import Runs, cut, put_together, runs
-from copfl.core.optim import Optimizer, State, Trained, begin, fresh, kept, train
+from copfl.core.optim import Optimizer, State, begin, kept
 from copfl.core.task import Data, Personal, Plan, Task
+from copfl.core.train import Trained, fresh, train
 
 S = TypeVar("S")
 

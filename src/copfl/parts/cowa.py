@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.holdout import held_out, kept_back
+from copfl.core.batches import training_split, validation_split
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
@@ -109,7 +109,7 @@ class Cowa:
 
     def trainable(self, plan: Plan) -> Plan:
         """The plan without the samples that trust is earned on."""
-        return kept_back(plan) if self.trust == "held_out" else plan
+        return training_split(plan) if self.trust == "held_out" else plan
 
     def others(
         self, broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, update: Tensor,
@@ -135,7 +135,7 @@ class Cowa:
         loss, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
         if self.trust == "all":
             return self.weigh(update, step, loss, None, means)
-        own_loss, _ = task.evaluate(w, held_out(data) if self.trust == "held_out" else data)
+        own_loss, _ = task.evaluate(w, validation_split(data) if self.trust == "held_out" else data)
         return self.weigh(update, step, loss, own_loss, means)
 
     def smoothed(self, score: Tensor, last: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.optim import Optimizer, State, begin, kept, train
+from copfl.core.optim import Optimizer, State, begin, kept
 from copfl.core.task import Batch, Data, Objective, Plan, Task, cross_entropy
+from copfl.core.train import train
 from copfl.errors import at_least, one_of
 from copfl.kernels.fused import either, elementwise
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.holdout import held_out, kept_back
+from copfl.core.batches import training_split, validation_split
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, one_of
@@ -70,7 +70,7 @@ class Pwpm:
     def trainable(self, plan: Plan, round: Tensor) -> Plan:
         """The plan without the samples that benefit is found with."""
         return (
-            kept_back(plan, which=torch.where(self.due(round), round % 5, -1))
+            training_split(plan, fold=torch.where(self.due(round), round % 5, -1))
             if self.criterion == "benefit"
             else plan
         )
@@ -83,7 +83,7 @@ class Pwpm:
         """
         if self.criterion == "change":
             return None
-        unseen = held_out(data, which=round % 5)
+        unseen = validation_split(data, fold=round % 5)
         valid = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
         d, x = task.d, task.numbers(unseen.x)
         return task.gradient(w[:d] + change / 2, w[d:], x, unseen.y, valid)[0] * change

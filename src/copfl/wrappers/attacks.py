@@ -23,9 +23,8 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
-from copfl.core.batches import MALICIOUS, hashed
-from copfl.core.payload import Update, update_of, with_update
-from copfl.core.random import mixed, normal
+from copfl.core.payload import Update, nbytes, update_of, with_update
+from copfl.core.random import MALICIOUS, hashed, mixed, normal
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, at_least, unknown
 from copfl.wrappers import base
@@ -161,9 +160,7 @@ class Attacked:
         if self.attack == "scaled" and honest.reported_weight is not None:
             weight = torch.where(down.malicious, self.strength * weight, weight)
         metrics = {**turn.metrics, "weight": weight, "malicious": down.malicious.to(weight.dtype)}
-        metrics.setdefault(
-            "bytes_down", weight.new_zeros(()) + tree.nbytes(down.down)
-        )  # the rest does not travel
+        metrics.setdefault("bytes_down", weight.new_zeros(()) + nbytes(down.down))  # the rest does not travel
         return turn._replace(upload=upload, metrics=metrics)
 
     def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Metrics]:

@@ -26,16 +26,16 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
-from copfl.core.batches import NOISE
 from copfl.core.payload import (
     VECTOR_FIELDS,
     WEIGHT_FIELDS,
-    inside,
+    innermost,
+    nbytes,
     update_of,
     with_reported_weight,
     with_update,
 )
-from copfl.core.random import mixed, normal
+from copfl.core.random import NOISE, mixed, normal
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError
 from copfl.wrappers import base
@@ -120,7 +120,7 @@ class Private:
             personal = task.local() | torch.zeros_like(
                 personal
             )  # the same for everybody from the start: it tells nothing
-            received = torch.where(personal, 0, inside(down).w)
+            received = torch.where(personal, 0, innermost(down).w)
         reported_weight = None if found.reported_weight is None else torch.ones_like(found.reported_weight)
         upload = with_update(
             turn.upload,
@@ -132,7 +132,7 @@ class Private:
             client,
         )
         metrics = {**turn.metrics, "weight": torch.ones_like(turn.metrics["weight"])}
-        metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + tree.nbytes(down.down))
+        metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + nbytes(down.down))
         return turn._replace(client=after, upload=upload, metrics=metrics)
 
     def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Metrics]:

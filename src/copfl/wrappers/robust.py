@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics
-from copfl.core.payload import broadcast, update_of, with_update
+from copfl.core.algorithm import AnyAlgorithm, Metrics, received
+from copfl.core.payload import update_of, with_update
 from copfl.core.task import Task
 from copfl.core.tree import Gathered
 from copfl.errors import UsageError, at_least
@@ -83,7 +83,7 @@ class Clipped:
 
     def summand(self, task: Task, server: ClipServer, id: Tensor, upload: Any) -> ClipTotal:
         """What the upload adds when it is cut to size; nothing in the round that only measures."""
-        found = update_of(broadcast(self.algorithm, server.server, id), upload)
+        found = update_of(received(self.algorithm, server.server, id), upload)
         length = found.change.norm()
         factor = torch.where(length > server.radius, server.radius / length.clamp(min=1e-30), 1)
         reported_weight = (
@@ -182,7 +182,7 @@ class Trimmed:
                 task, server.server, tree.each(torch.zeros_like, nothing)
             )
             return GatherServer(inside), metrics
-        found = [update_of(broadcast(self.algorithm, server.server, id), upload) for id, upload in counted]
+        found = [update_of(received(self.algorithm, server.server, id), upload) for id, upload in counted]
         middle = trimmed_mean(
             torch.stack([one.sent for one in found]),
             torch.stack(

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from copfl import models
 from copfl.core.task import task_of
 from copfl.kernels import modules
-from copfl.kernels.conv import FEW, LARGE, Convolution, MaxPool, taps_of
 from copfl.kernels.fused import mapped
+from copfl.kernels.modules import FEW, LARGE, Convolution, MaxPool, taps_of
 
 
 def ours(layer: nn.Module) -> nn.Module:

@@ -1,0 +1,123 @@
+"""The one local training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from copfl.core import tree
+from copfl.core.optim import Optimizer, State, kept
+from copfl.core.task import Batch, Data, Epoch, Objective, Task, cross_entropy
+from copfl.kernels.fused import mostly
+
+
+class Trainable(Protocol):
+    """A Task, or a part of one."""
+
+    @property
+    def d(self) -> int:
+        """The number of parameters in w; the rest are statistics."""
+
+    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The samples and labels of one step."""
+
+    def gradient(
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        y: Tensor,
+        valid: Tensor | None,
+        objective: Objective,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the objective [d], its value, and the buffers after this batch."""
+
+
+class Trained(NamedTuple):
+    """The result of training."""
+
+    w: Tensor  # [D]
+    state: State
+    loss: Tensor  # [], mean over the steps
+
+
+def descend(
+    task: Trainable,
+    optimizer: Optimizer,
+    w: Tensor,
+    state: State,
+    data: Data,
+    batches: Epoch,
+    *,
+    active: Tensor | None = None,
+    objective: Objective = cross_entropy,
+    adjust: Callable[[Tensor, Tensor], Tensor] | None = None,
+    at: Callable[[Tensor], Tensor] | None = None,
+) -> Trained:
+    """The weights, state and mean loss after one step per batch.
+
+    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may take the
+    gradient at another point. `objective` may use the features. A step without a valid sample changes nothing.
+    """
+    parameters, buffers = w[: task.d], w[task.d :]
+    loss = steps = w.new_zeros(())
+    for batch in batches:
+        x, y = task.batch(data, batch)
+        point = parameters if at is None else at(parameters)
+        grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
+        if adjust is not None:
+            grad = adjust(parameters, grad)
+        moved, next_state = optimizer.step(parameters, grad, state, active)
+        if batch.valid is None:
+            parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
+        else:
+            some = batch.valid.any()
+            parameters, buffers, state = tree.each(
+                partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
+            )
+            loss, steps = loss + torch.where(some, value, 0), steps + some
+    return Trained(torch.cat([parameters, buffers]), state, loss / steps.clamp(min=1))
+
+
+def train(
+    task: Trainable,
+    optimizer: Optimizer,
+    w: Tensor,
+    state: State,
+    data: Data,
+    epochs: tuple[Epoch, ...],
+    **how: Any,
+) -> Trained:
+    """`descend` over several epochs, with the mean of their losses."""
+    losses = []
+    for batches in epochs:
+        w, state, loss = descend(task, optimizer, w, state, data, batches, **how)
+        losses.append(loss)
+    return Trained(w, state, torch.stack(losses).mean() if losses else w.new_zeros(()))
+
+
+def pull(weight: float, centre: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The `adjust` that adds the gradient of weight / 2 * |parameters - centre|^2: a pull towards the centre."""
+    return lambda parameters, grad: grad + weight * (parameters - centre)
+
+
+def has_valid(batch: Batch) -> Tensor:
+    """Whether the batch has a valid sample, for a loop that calls `descend` step by step."""
+    if batch.valid is None:
+        return torch.ones((), dtype=torch.bool, device=batch.index.device)
+    return batch.valid.any()
+
+
+def mean_loss(losses: Sequence[Tensor], batches: Sequence[Batch]) -> Tensor:
+    """The mean of the steps' losses, over the steps with a valid sample."""
+    counts = torch.stack([has_valid(batch).to(losses[0].dtype) for batch in batches])
+    return (torch.stack(list(losses)) * counts).sum() / counts.sum().clamp(min=1)
+
+
+def fresh(optimizer: Optimizer, task: Task) -> State:
+    """The optimizer state in the record of a client that has never trained."""
+    return kept(optimizer, optimizer.init(task.initial[: task.d]))

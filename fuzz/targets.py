@@ -335,7 +335,7 @@ def _first_image() -> bytes:
 def archive(data: bytes) -> None:
     path = put("data.tar", data)
     for member in reading.members(path):
-        reading.read_member(path, member, 2**16)
+        member.read(2**16)
 
 
 def archives() -> list[bytes]:

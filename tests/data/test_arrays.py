@@ -1,4 +1,4 @@
-"""Data of one's own, whole and damaged: .npz files, folders of images, torch Datasets, arrays."""
+"""A user's data, whole and damaged: .npz files, folders of images, torch Datasets, arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_held_out_is_even_in_every_class() -> None:
     assert held_out(y, 1, 2)[y == 0].tolist() == held_out(y, 1, 2)[y == 1].tolist() == [False, True] * 5
 
 
-# One's own: .npz
+# .npz files
 
 
 def arrays(n: int = 20) -> dict[str, Any]:
@@ -74,21 +74,21 @@ def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": np.full((20, 4), np.nan)}, "x holds NaN or infinity, first in sample 0"),
+        ({"x": np.full((20, 4), np.nan)}, "x has NaN or infinity, first in sample 0"),
         ({"x": np.zeros((20, 4), complex)}, "x has dtype complex128"),
         ({"x": np.zeros((20, 4), "U3")}, "x has dtype <U3"),
         ({"x": np.zeros(20)}, r"x has shape \[20\]"),
-        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "x is empty"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, r"x has shape \[0, 4\]"),
         ({"x": np.zeros((19, 4))}, r"y has shape \[20\], but there are 19 samples"),
         ({"y": np.zeros((20, 1), int)}, r"y has shape \[20, 1\]"),
         ({"y": np.zeros(20)}, r"y has dtype float64; whole numbers were expected: y.astype"),
-        ({"y": np.full(20, -1)}, "y holds -1"),
-        ({"y": np.full(20, 10**12)}, "y holds 1000000000000"),
+        ({"y": np.full(20, -1)}, "y has -1"),
+        ({"y": np.full(20, 10**12)}, "y has 1000000000000"),
         ({"group": np.zeros(3, int)}, r"group has shape \[3\]"),
         ({"x_test": np.zeros((3, 4))}, "x_test and y_test must be given together"),
         ({"x_test": np.zeros((3, 5)), "y_test": np.zeros(3, int)}, "they must be alike"),
         ({"x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int), "group": np.zeros(20, int)}, "group_test"),
-        ({"labels": np.zeros(20)}, "holds an array labels; known are x, y"),
+        ({"labels": np.zeros(20)}, "has an array labels; known are x, y"),
         ({"x": np.zeros((2, 4)), "y": np.array([0, 1])}, "too few samples"),
     ],
 )
@@ -101,10 +101,10 @@ def test_npz_names_what_is_wrong(tmp_path: Path, changes: dict[str, Any], messag
 def test_npz_without_y_with_objects_or_of_another_kind(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, x=np.zeros((3, 2)))
-    with pytest.raises(DataError, match="lacks the array y; it holds x"):
+    with pytest.raises(DataError, match="lacks the array y; it has x"):
         load(path)
     np.savez(path, x=np.array([[Payload(os.mkdir, str(tmp_path / "trap"))]]), y=np.array([0]))
-    with pytest.raises(DataError, match=r"x\.npy\) holds Python objects"):
+    with pytest.raises(DataError, match=r"x\.npy\) contains Python objects"):
         load(path)
     assert not (tmp_path / "trap").exists()
     np.savez(path, x=np.asfortranarray(np.ones((3, 2))), y=np.zeros(3, int))
@@ -157,7 +157,7 @@ def test_npz_that_unpacks_to_far_too_much(tmp_path: Path, monkeypatch: pytest.Mo
         load(tmp_path / "mine.npz")
 
 
-# One's own: folders of images
+# Folders of images
 
 
 def test_folder_of_classes(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_folder_with_splits_and_several_sizes(tmp_path: Path) -> None:
     assert found.note == "4 of 8 images resized to 8 x 8"
     assert load(tmp_path, size=5, gray=True).train.x.shape == (6, 1, 5, 5)
     write_image(tmp_path / "test" / "c" / "0.png")
-    with pytest.raises(DataError, match="test/ holds a class c which train/ lacks"):
+    with pytest.raises(DataError, match="test/ has a class c which train/ lacks"):
         load(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_folders_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images; expected <class>"):
         load(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty holds no images"):
+    with pytest.raises(DataError, match=r"empty has no images"):
         load(tmp_path)
     (tmp_path / "empty" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n nothing")
     with pytest.raises(DataError, match=r"broken\.png is not a readable PNG or JPEG image"):
@@ -245,7 +245,7 @@ def test_a_pixel_bomb_is_refused_by_its_header(side: int) -> None:
         reading.decode(png_claiming(side, side), "bomb", (32, 32))
 
 
-# One's own: torch and arrays
+# torch and arrays
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
@@ -292,16 +292,16 @@ def test_from_torch_without_length() -> None:
     ("pairs", "message"),
     [
         ([], "train set is empty"),
-        ([1], "item 0 of the train set is no pair"),
+        ([1], "item 0 of the train set is not a pair"),
         (
             [(torch.zeros(2), 0), (torch.zeros(3), 0)],
-            r"item 1 of the train set has shape \[3\], the first \[2\]",
+            r"item 1 of the train set is not .* its shape is \[3\], that of the first \[2\]",
         ),
-        ([(torch.zeros(2), 0.5)], "item 0 of the train set is no pair"),
+        ([(torch.zeros(2), 0.5)], "item 0 of the train set is not a pair"),
         ([(torch.zeros(2), torch.tensor([0.0, 1.0]))], "whole number"),
         ([(torch.zeros(2, dtype=torch.bfloat16), 0)], "item 0"),
         ([(torch.full((2,), torch.nan), 0)], "NaN"),
-        ([(torch.zeros(2), -1)], "y holds -1"),
+        ([(torch.zeros(2), -1)], "y has -1"),
     ],
 )
 def test_from_torch_names_what_is_wrong(pairs: list[Any], message: str) -> None:

@@ -21,7 +21,7 @@ MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT at /set.tar; the attributes are its moods."""
+    """Serves CONTENT at /set.tar; the attributes set its behaviour."""
 
     ranges = True  # whether it knows about Range
     breaks_after: int | None = None  # sends this many bytes of what it promised
@@ -92,7 +92,7 @@ def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> N
 
 def test_what_is_there_but_wrong_is_left_alone_and_named(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set.tar").write_bytes(b"else")
-    with pytest.raises(DataError, match=r"set\.tar is there, but has md5"):
+    with pytest.raises(DataError, match=r"set\.tar exists, but has md5"):
         fetch(server.url, tmp_path / "set.tar", MD5)
     assert (tmp_path / "set.tar").read_bytes() == b"else"
 
@@ -100,7 +100,7 @@ def test_what_is_there_but_wrong_is_left_alone_and_named(server: Server, tmp_pat
 def test_a_broken_transfer_is_resumed(server: Server, tmp_path: Path) -> None:
     target, part = tmp_path / "set.tar", tmp_path / "set.tar.part"
     server.breaks_after = 3000
-    with pytest.raises(DataError, match=r"broke off after 3,000 of 10,240 bytes.*same command again"):
+    with pytest.raises(DataError, match=r"ended after 3,000 of 10,240 bytes.*same command again"):
         fetch(server.url, target, MD5)
     assert part.read_bytes() == CONTENT[:3000]
     assert not target.exists()

@@ -1,25 +1,22 @@
-"""Files of unknown origin turned into bytes and arrays, or a DataError that names the file.
+"""Readers of files of unknown origin, which return bytes and arrays, or raise a DataError that names the file.
 
-Nothing here unpacks an archive, calls what a pickle asks for, or allocates what a header merely claims.
+Nothing here unpacks an archive to disk, calls a function that a pickle names, or allocates what a header claims.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import lzma
 import math
 import os
 import pickle
 import pickletools
 import tarfile
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,45 +31,62 @@ if TYPE_CHECKING:
 MIB = 2**20
 LARGEST_IMAGE_FILE = 32 * MIB
 LARGEST_IMAGE_SIDE = 4096  # pixels
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
+_PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
 
 
-class Member(NamedTuple):
-    """A regular file in an archive; `read` works until the next member is asked for."""
-
-    name: str
-    size: int
-    offset: int  # of its first byte in the (unpacked) archive
-    read: Callable[[], bytes]
+@contextmanager
+def naming(source: str, kind: str = "file") -> Iterator[None]:
+    """Turns every error inside into a DataError that names the source: damaged files can raise anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{source} cannot be read: {error.strerror}") from error
+        reason = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+        message = f"{source} is not a readable {kind}: {reason}. The file is damaged or incomplete"
+        raise DataError(message) from error
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes."""
-    with _damage_named(str(path)):
-        size = path.stat().st_size
-        if size > limit:
-            raise DataError(f"{path} has {size:,} bytes; at most {limit:,} were expected")
+    with naming(str(path)):
+        _check_size(str(path), path.stat().st_size, limit)
         return path.read_bytes()
 
 
-def md5_of(path: Path) -> str:
-    """The md5 of a file, in hexadecimal digits."""
-    with _damage_named(str(path)), path.open("rb") as file:
-        return hashlib.file_digest(file, _md5).hexdigest()
+def _check_size(source: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise DataError(f"{source} has {size:,} bytes; at most {limit:,} are accepted")
+
+
+# Archives
+
+
+class Member(NamedTuple):
+    """A regular file in an archive; `read(limit)` works until the next member is requested."""
+
+    name: str
+    size: int
+    offset: int  # of its first byte in the uncompressed archive
+    read: Callable[[int], bytes]
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The regular files of a tar archive, packed or not, in their order; links, devices and folders are passed over."""
-    with _damage_named(str(path)), tarfile.open(path, "r:*", tarinfo=_StrictTarInfo) as archive:
+    """The regular files of a tar archive, compressed or not, in order; links, devices and folders are skipped."""
+    with naming(str(path), "tar archive"), tarfile.open(path, "r:*", tarinfo=_StrictTarInfo) as archive:
         while (info := archive.next()) is not None:
-            # tarfile remembers every member it has seen: 300 MB for CINIC-10.
+            # tarfile keeps a record of every member: 300 MB for CINIC-10.
             archive.members = []  # type: ignore[attr-defined]
 
-            def read(info: tarfile.TarInfo = info) -> bytes:
-                with _damage_named(f"{path} ({info.name})"):
+            def read(limit: int, info: tarfile.TarInfo = info) -> bytes:
+                source = f"{path} ({info.name})"
+                _check_size(source, info.size, limit)
+                with naming(source):
                     content = archive.extractfile(info)
-                    assert content is not None  # it is a regular file
-                    raw = content.read()
+                    raw = content.read() if content else b""
                     if len(raw) != info.size:
                         raise DataError(f"{path} ends within {info.name}: the file is incomplete")
                     return raw
@@ -81,21 +95,39 @@ def members(path: Path) -> Iterator[Member]:
                 yield Member(info.name, info.size, info.offset_data, read)
 
 
-def read_member(path: Path, member: Member, limit: int) -> bytes:
-    """The content of a member of at most `limit` bytes."""
-    if member.size > limit:
-        raise DataError(f"{path}: {member.name} has {member.size:,} bytes; at most {limit:,} were expected")
-    return member.read()
+class _StrictTarInfo(tarfile.TarInfo):
+    """A header that reports damage; tarfile takes damage beyond the first header for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]  # two empty blocks: the end
+                raise
+            raise tarfile.ReadError(f"{error} at byte {tarfile_.offset:,}") from error
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictTarInfo:
+        info = super().frombuf(buf, encoding, errors)
+        if (
+            not info.isreg() and info.size > MIB
+        ):  # a long name, for example: tarfile reads it into memory at once
+            raise tarfile.ReadError(f"a header claims {info.size:,} bytes of name")
+        return info
+
+
+# Arrays
 
 
 def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
-    """The dictionary in a pickle of Python 2 that holds nothing but containers, numbers, bytes and numpy arrays.
+    """The dictionary in a pickle of Python 2 that has only containers, numbers, bytes and numpy arrays.
 
-    The three numpy names such a file needs stand for an inert record here: nothing of numpy, and nothing else, is
-    called. Any other name is refused. A record becomes an array in `pickled_bytes`.
+    The three numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing else, is
+    called. Any other name is refused. `pickled_bytes` turns a record into an array.
     """
 
-    # Made anew in each call, so that a pickle that sets attributes of the class changes it for nobody else.
+    # A class per call: a pickle that sets attributes of the class changes it for no other call.
     class Inert:
         def __init__(self, *arguments: object) -> None:
             self.state: object = None
@@ -106,39 +138,34 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Inert]:
             if (module, name) not in _PICKLED_NUMPY:
-                raise DataError(
-                    f"{source} is refused: its pickle asks for {module}.{name}, which no data file needs"
-                )
+                named = f"its pickle names {module}.{name}"
+                raise DataError(f"{source} is refused: {named}, which no data file needs")
             return Inert
 
-    try:
-        for code, place, _ in pickletools.genops(raw):
-            # Python makes room for as many remembered objects as a number in the file claims, gigabytes for five bytes.
-            if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(place or 0) > len(raw):
-                raise DataError(f"{source} is refused: its pickle claims to remember {place} objects")
+    with naming(source, "pickle"):
+        for code, position, _ in pickletools.genops(raw):
+            # Python allocates as many memo entries as a number in the file claims, gigabytes for five bytes.
+            if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(position or 0) > len(raw):
+                raise DataError(f"{source} is refused: its pickle claims {position} memo entries")
         content = Reader(io.BytesIO(raw), encoding="bytes").load()
-    except DataError:
-        raise
-    except Exception as why:  # a damaged pickle can raise anything
-        raise DataError(f"{source} is not a readable pickle ({type(why).__name__}: {why})") from why
     if not isinstance(content, dict):
-        raise DataError(f"{source} holds a {type(content).__name__}; a dictionary was expected")
+        raise DataError(f"{source} contains a {type(content).__name__}; a dictionary was expected")
     return content
 
 
 def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8]:
-    """The uint8 array [n, columns] that `unpickle` left as a record."""
+    """The uint8 array [n, columns] of a record that `unpickle` returned."""
     match getattr(record, "state", None):
         case (_, (int(rows), int(width)), _, False | 0, bytes(raw)) if (
             width == columns and len(raw) == rows * columns
         ):
             return np.frombuffer(raw, dtype=np.uint8).reshape(rows, columns)
-    raise DataError(f"{source} holds no image array of the form uint8 [n, {columns}]")
+    raise DataError(f"{source} contains no image array of the form uint8 [n, {columns}]")
 
 
 def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[np.generic]:
     """The array of a .npy file, left on disk; it may be part of another file, `length` bytes from `offset` on."""
-    with _damage_named(str(path)), path.open("rb") as file:
+    with naming(str(path), ".npy file"), path.open("rb") as file:
         end = path.stat().st_size if length is None else offset + length
         file.seek(offset)
         shape, dtype = _npy_header(file, str(path), end)
@@ -148,21 +175,90 @@ def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[n
 def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """The arrays of a .npz file by name."""
     arrays: dict[str, NDArray[np.generic]] = {}
-    with _damage_named(str(path)), zipfile.ZipFile(path) as archive:
+    with naming(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        # Packed zeros can grow a thousandfold: a small file must not fill the memory.
+        # Compressed zeros can grow a thousandfold: a small file must not fill the memory.
         limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
         if total > limit:
             raise DataError(
                 f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted for its size"
             )
         for entry in entries:
-            source = f"{path} ({entry.filename})"
             with archive.open(entry) as file:
-                _npy_header(file, source, entry.file_size)
+                _npy_header(file, f"{path} ({entry.filename})", entry.file_size)
                 file.seek(0)
                 arrays[entry.filename.removesuffix(".npy")] = npy.read_array(file, allow_pickle=False)
     return arrays
+
+
+def _npy_header(file: IO[bytes], source: str, end: int) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype from the header of a .npy file, if they agree with the bytes from there to `end`."""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise DataError(f"{source} is of .npy version {version}; 1.0 or 2.0 was expected")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(file)
+    if dtype.hasobject:
+        raise DataError(f"{source} contains Python objects; save the array with a numeric dtype")
+    if fortran_order and len(shape) > 1:
+        raise DataError(f"{source} is in Fortran order; save it with numpy.ascontiguousarray(array)")
+    claimed, present = math.prod(shape) * dtype.itemsize, end - file.tell()
+    if min(shape, default=0) < 0 or claimed != present:
+        raise DataError(f"{source} claims {list(shape)} of {dtype} = {claimed:,} bytes, but has {present:,}")
+    return shape, dtype
+
+
+# Images
+
+
+class ImageFile(NamedTuple):
+    """An encoded image of a data set."""
+
+    split: str
+    label: str
+    file: str  # its name
+    source: str  # where it is, for messages
+    read: Callable[[], bytes]
+
+
+def folder_images(folder: Path, split: str = "") -> Iterator[ImageFile]:
+    """The images of folder/<class>/, in the order of their names."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist")
+    for label in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        files = sorted(path for path in label.iterdir() if _is_image(path.name))
+        if not files:
+            raise DataError(f"{label} has no images (*.png, *.jpg)")
+        for path in files:
+            read = partial(read_bytes, path, LARGEST_IMAGE_FILE)
+            yield ImageFile(split, label.name, path.name, str(path), read)
+
+
+def archived_images(archive: Path) -> list[ImageFile]:
+    """The images of {train,test}/<class>/ in an archive, in the order of their names; encoded, in memory."""
+    images = []
+    for member in members(archive):
+        split, label, file = ("", "", *PurePosixPath(member.name).parts)[-3:]
+        if split in ("train", "test") and _is_image(file):
+            read = partial(bytes, member.read(LARGEST_IMAGE_FILE))
+            images.append(ImageFile(split, label, file, f"{archive} ({member.name})", read))
+    return sorted(images, key=lambda image: (image.split, image.label, image.file))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith((".png", ".jpg", ".jpeg")) and not name.startswith(".")
+
+
+@contextmanager
+def _opened_image(raw: bytes, source: str) -> Iterator[Image.Image]:
+    """An encoded image of accepted size, not yet decoded."""
+    from PIL import Image
+
+    with naming(source, "PNG or JPEG image"), Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
+        if max(image.size) > LARGEST_IMAGE_SIDE:
+            size, side = f"{image.width:,} x {image.height:,}", f"{LARGEST_IMAGE_SIDE:,}"
+            raise DataError(f"{source} is an image of {size} pixels; at most {side} x {side} are accepted")
+        yield image
 
 
 def image_size(raw: bytes, source: str) -> tuple[int, int]:
@@ -171,147 +267,43 @@ def image_size(raw: bytes, source: str) -> tuple[int, int]:
         return image.height, image.width
 
 
-def decode(raw: bytes, source: str, size: tuple[int, int] | None, gray: bool = False) -> NDArray[np.uint8]:
-    """An encoded image as uint8 [channels, height, width], brought to `size` (height, width) unless that is None."""
+def decode(
+    raw: bytes, source: str, size: tuple[int, int], gray: bool = False, resize: bool = True
+) -> NDArray[np.uint8]:
+    """An encoded image as uint8 [channels, *size]; without `resize`, an image of another size is an error."""
     from PIL import Image
 
     with _opened_image(raw, source) as opened:
         image = opened.convert("RGBA") if "transparency" in opened.info else opened
-        if image.mode not in _EIGHT_BIT_MODES:
+        if image.mode not in EIGHT_BIT_MODES:
             raise DataError(f"{source} has pixels of mode {image.mode}; 8 bits per channel were expected")
         image = image.convert("L" if gray else "RGB")
-        if size is not None and size != (image.height, image.width):
+        if size != (image.height, image.width):
+            if not resize:
+                given, expected = f"{image.width} x {image.height}", f"{size[1]} x {size[0]}"
+                raise DataError(f"{source} is an image of {given} pixels; {expected} were expected")
             shrinks = size[0] * size[1] < image.height * image.width
-            how = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
-            image = image.resize((size[1], size[0]), how)
-        pixels = np.asarray(image)
-    return pixels[None] if gray else pixels.transpose(2, 0, 1)
+            method = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
+            image = image.resize((size[1], size[0]), method)
+        return np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
 
 
 def decode_all(
-    images: Sequence[tuple[str, Callable[[], bytes]]],
-    size: tuple[int, int],
-    gray: bool = False,
-    resize: bool = True,
+    images: Sequence[ImageFile], size: tuple[int, int], gray: bool = False, resize: bool = True
 ) -> NDArray[np.uint8]:
-    """Encoded images (name, read) as uint8 [n, channels, height, width]; without `resize`, another size is an error."""
+    """Encoded images as uint8 [n, channels, *size]; see `decode`."""
     decoded = np.empty((len(images), 1 if gray else 3, *size), dtype=np.uint8)
 
     def put(position: int) -> None:
-        name, read = images[position]
-        pixels = decode(read(), name, size if resize else None, gray)
-        if pixels.shape[1:] != size:
-            height, width = pixels.shape[1:]
-            raise DataError(
-                f"{name} is an image of {width} x {height} pixels; {size[1]} x {size[0]} were expected"
-            )
-        decoded[position] = pixels
+        image = images[position]
+        decoded[position] = decode(image.read(), image.source, size, gray, resize)
 
-    with ThreadPoolExecutor(
-        os.cpu_count()
-    ) as pool:  # Pillow lets go of the interpreter lock while it decodes
-        for _ in pool.map(put, range(len(images))):
-            pass
+    in_threads(put, len(images))  # Pillow releases the interpreter lock while it decodes
     return decoded
 
 
-_PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")}
-_EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
-
-
-class _StrictTarInfo(tarfile.TarInfo):
-    """A header that does not take damage for the end of the archive, as tarfile does beyond the first header."""
-
-    @classmethod
-    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:
-        try:
-            return super().fromtarfile(tarfile_)
-        except tarfile.HeaderError as why:
-            if isinstance(why, tarfile.EOFHeaderError):  # type: ignore[attr-defined]  # the two empty blocks at the end
-                raise
-            raise tarfile.ReadError(f"{why} at byte {tarfile_.offset:,}") from why
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictTarInfo:
-        info = super().frombuf(buf, encoding, errors)
-        if (
-            not info.isreg() and info.size > MIB
-        ):  # long names and the like, which tarfile reads into memory at once
-            raise tarfile.ReadError(f"a header claims {info.size:,} bytes of name")
-        return info
-
-
-@contextmanager
-def _opened_image(raw: bytes, source: str) -> Iterator[Image.Image]:
-    """An encoded image of bearable size, not yet decoded; what Pillow raises inside becomes a DataError."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
-            if max(image.size) > LARGEST_IMAGE_SIDE:
-                size, side = f"{image.width:,} x {image.height:,}", f"{LARGEST_IMAGE_SIDE:,}"
-                raise DataError(
-                    f"{source} is an image of {size} pixels; at most {side} x {side} are accepted"
-                )
-            yield image
-    except DataError:
-        raise
-    except Exception as why:  # Pillow's decoders raise whatever they stumble over
-        raise DataError(
-            f"{source} is not a readable PNG or JPEG image ({type(why).__name__}: {why})"
-        ) from why
-
-
-def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)
-
-
-def _npy_header(file: IO[bytes], source: str, end: int) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Shape and dtype from the header of a .npy file, once they agree with the bytes from there to `end`."""
-    version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise DataError(f"{source} is of .npy version {version}; 1.0 or 2.0 was expected")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran_order, dtype = read(file)
-    if dtype.hasobject:
-        raise DataError(
-            f"{source} holds Python objects; numbers were expected: save the array with a numeric dtype"
-        )
-    if fortran_order and len(shape) > 1:
-        raise DataError(f"{source} is in Fortran order; save it with numpy.ascontiguousarray(array)")
-    claimed, present = math.prod(shape) * dtype.itemsize, end - file.tell()
-    if min(shape, default=0) < 0 or claimed != present:
-        raise DataError(
-            f"{source} claims {list(shape)} of {dtype} = {claimed:,} bytes, but holds {present:,}"
-        )
-    return shape, dtype
-
-
-@contextmanager
-def _damage_named(source: str) -> Iterator[None]:
-    """Inside, what the readers raise about a damaged file becomes a DataError that names it."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError as why:
-        raise DataError(f"{source} does not exist") from why
-    except OSError as why:
-        raise DataError(f"{source} cannot be read: {why.strerror or why}") from why
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        EOFError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,  # an encrypted zip file
-        SyntaxError,  # the header of a .npy file is a Python literal
-        tokenize.TokenError,
-    ) as why:
-        reason = str(why).partition("\n")[0].rstrip(":") or type(why).__name__
-        raise DataError(f"{source} cannot be read: {reason}. The file is damaged or incomplete") from why
+def in_threads(function: Callable[[int], None], count: int) -> None:
+    """Calls function(0) to function(count - 1), a thread per core."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(function, range(count)):
+            pass

@@ -1,4 +1,4 @@
-"""What a data set is, once loaded: arrays, and how to turn them into the numbers a model sees."""
+"""A loaded data set: arrays, names and the normalisation of the channels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One split. Images are uint8 [n, channels, height, width]; other data keeps its own dtype and shape [n, ...]."""
+    """One split. Images are uint8 [n, channels, height, width]; other data keeps its dtype and shape [n, ...]."""
 
     x: NDArray[np.generic]
     y: NDArray[np.int64]  # [n], 0 <= y < number of classes
-    group: NDArray[np.int64] | None = None  # [n], where a sample comes from: source, domain, corruption
+    group: NDArray[np.int64] | None = None  # [n], the origin of a sample: source, domain, corruption
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def take(self, chosen: NDArray[np.bool_]) -> Samples:
+        """The samples of a mask [n]."""
+        return Samples(self.x[chosen], self.y[chosen], None if self.group is None else self.group[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,4 +36,4 @@ class Dataset:
     mean: tuple[float, ...] = ()  # per channel, of pixels scaled to 0..1; empty: x is used as it is
     std: tuple[float, ...] = ()
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
-    note: str = ""  # what a reader must know: a substitute, a part of the published set, ...
+    note: str = ""  # for readers of results: a substitute, a part of the published set, ...

@@ -479,7 +479,7 @@ def report(data: bytes) -> None:
     good = path.read_bytes()
     try:
         path.write_bytes(content)
-        page.news(run_data.read_all([run_home()]))
+        page.update(run_data.read_all([run_home()]))
     finally:
         path.write_bytes(good)
 

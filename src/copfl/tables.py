@@ -48,7 +48,7 @@ def as_text(table: Table, width: int = 100) -> str:
     above = [line(words) for words in zip(*heads, strict=True)]
     rule = "-" * max(map(len, (*above, *body)))
     notes = [words for note in table.notes for words in textwrap.wrap(note, width)]
-    title = [table.title, ""] if table.title else []
+    title = [*textwrap.wrap(table.title, width), ""] if table.title else []
     return "\n".join([*title, *above, rule, *(text or rule for text in body), *notes])
 
 

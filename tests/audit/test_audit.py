@@ -65,10 +65,10 @@ def test_left_out_is_the_others_loss_of_accuracy(run: Path, found: auditing.Audi
     e = experiment.reopen(RunFolder(run))
     whole, left = experiment.execute(e, None), replay.without(e, [1])
     gain = (whole.accuracy - left.accuracy).mean(0)[[0, 2]]  # three rounds: the last five looks are all
-    assert found.seeds[0].values["left_out_others"][1] == pytest.approx(gain.mean())
-    assert found.seeds[0].errors["left_out_others"][1] == pytest.approx(abs(gain[0] - gain[1]) / 2)
+    assert found.seeds[0].values["leave_one_out_others"][1] == pytest.approx(gain.mean())
+    assert found.seeds[0].errors["leave_one_out_others"][1] == pytest.approx(abs(gain[0] - gain[1]) / 2)
     gain = (whole.accuracy_global - left.accuracy_global).mean(0)
-    assert found.seeds[0].values["left_out_broadcast"][1] == pytest.approx(gain.mean())
+    assert found.seeds[0].values["leave_one_out_global"][1] == pytest.approx(gain.mean())
 
 
 def test_the_shares_of_the_rounds_add_up_to_what_the_broadcast_gained(
@@ -78,9 +78,9 @@ def test_the_shares_of_the_rounds_add_up_to_what_the_broadcast_gained(
     worth = []
     replay.watched(e, lambda _, moment: worth.append(moment.worth([frozenset(), frozenset(range(3))])))
     gained = sum(after - before for before, after in worth)
-    for place, way in enumerate(("broadcast", "personal")):
+    for place, way in enumerate(("global", "personal")):
         assert found.seeds[0].values[f"shapley_{way}"].sum() == pytest.approx(gained[place])
-    np.testing.assert_array_equal(found.seeds[0].errors["shapley_broadcast"], 0)
+    np.testing.assert_array_equal(found.seeds[0].errors["shapley_global"], 0)
 
 
 def test_an_audit_goes_on_where_it_was_stopped(
@@ -118,7 +118,7 @@ def test_an_audit_goes_on_where_it_was_stopped(
 
 def test_what_is_said_of_it(found: auditing.Audit) -> None:
     content = json.loads(json.dumps(tables.as_json(found), allow_nan=False))
-    assert content["format"] == "copfl audit 1"
+    assert content["format"] == "copfl audit 2"
     assert [len(seed["values"]["shapley_personal"]) for seed in content["seeds"]] == [3, 3]
     assert {c["score"] for c in content["correlations"]} == {
         "weight", "gradient_score", "prediction_score", "fedce weight", "fedce gradient_score", "fedce prediction_score"
@@ -134,7 +134,7 @@ def test_what_is_said_of_it(found: auditing.Audit) -> None:
 
 def test_no_retraining_no_rivals(run: Path, found: auditing.Audit) -> None:
     less = run_audit(run, sampling=EXACT, notes=run / "notes", retrain=False, beside=[])
-    assert less.references == ["shapley_broadcast", "shapley_personal"]
+    assert less.references == ["shapley_global", "shapley_personal"]
     assert less.scores == ["weight", "prediction_score", "gradient_score"]
 
 

@@ -41,9 +41,9 @@ def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
     assert called(capsys, "audit", run, "--quiet", "--no-retrain", "--beside", "none").code == 0
     assert called(capsys, "report", run).code == 0
     page = (run / "report.html").read_text()
-    for words in ("Is the weight deserved?", "Rank by weight, and by worth", "Shapley: personal"):
+    for words in ("Do the weights match", "Rank by weight and by contribution", "Shapley: personal models"):
         assert words in page, words
-    assert "left out: the others" not in page
+    assert "leave-one-out: other clients" not in page
     (run / "audit.json").write_text("{")
     answer = called(capsys, "report", run)
     assert answer.code == 2

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from copfl.comparison import executor, plots
+from copfl import charts
+from copfl.comparison import executor
 from tests.commands import called
 from tests.comparison.small import clouds, line
 
@@ -101,11 +102,11 @@ def test_a_run_file_can_be_swept(tmp_path: Path, data: Path, capsys: Capture) ->
 def test_without_matplotlib_it_says_how_to_have_pictures(
     tmp_path: Path, data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(charts, "available", lambda: False)
     words = [word for word in line(data, tmp_path / "out") if word != "--no-plots"]
     answer = called(capsys, *words, "-a", "local", "--seeds", "0", "-j", "1")
     assert answer.code == 0
-    assert plots.MISSING in answer.err
+    assert charts.MISSING in answer.err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from copfl import charts
 from copfl.comparison import plots
 from copfl.comparison.entries import Entry
 from copfl.comparison.rows import Comparison, Row
@@ -29,14 +30,14 @@ def dots(axes: Any) -> list[float]:
 
 
 def test_the_clients_picture_has_a_dot_for_each_and_their_gains() -> None:
-    left, right = plots.clients(comparison()).axes
+    left, right = charts.draw([plots.clients(comparison())]).axes
     assert dots(left) == pytest.approx([40, 50, 50, 60, 60, 70, 80, 80])
     assert dots(right) == pytest.approx([-10, -10, -10, 0, 0, 0, 0, 0])
-    assert [label.get_text() for label in left.get_yticklabels()] == ["local", "copfl"]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["copfl", "local"]
 
 
 def test_the_curve_is_the_mean_over_seeds() -> None:
-    (axes,) = plots.curves(comparison()).axes
+    (axes,) = charts.draw([[plots.curves(comparison())]]).axes
     assert np.asarray(axes.lines[0].get_ydata()) == pytest.approx([10, 65])
     assert len(axes.collections) == 2  # a band per row
 
@@ -46,11 +47,11 @@ def test_a_map_of_a_sweep(tmp_path: Path) -> None:
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 0.2, 0.3]}
     found = Comparison("toys", rows, [0], 5, over=grid)
     assert "map.png" in {path.name for path in plots.write(found, tmp_path)}
-    axes = plots.heat_map(found).axes[0]
+    axes = charts.draw([[plots.heat_map(found)]]).axes[0]
     assert [text.get_text() for text in axes.texts] == ["0.0", "10.0", "20.0", "30.0", "40.0", "50.0"]
 
 
 def test_without_matplotlib_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(charts, "available", lambda: False)
     assert plots.write(comparison(), tmp_path) == []
-    assert "copfl[plots]" in plots.MISSING
+    assert "copfl[plots]" in charts.MISSING

@@ -53,95 +53,95 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def opened(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
-    """Opens a report from disk; at the end, nothing was complained of and nothing asked of the network."""
-    said: list[str] = []
-    asked: list[str] = []
+    """Opens a report from disk; at the end, nothing was complained of and nothing requests of the network."""
+    messages: list[str] = []
+    requests: list[str] = []
     contexts = []
 
     def open_(which: str = "one", size: dict[str, int] = DESKTOP, scheme: str = "light", **how: Any) -> Any:
         context = browser.new_context(viewport=size, color_scheme=scheme, **how)
         contexts.append(context)
-        sheet = context.new_page()
-        sheet.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        sheet.on("pageerror", lambda error: said.append(str(error)))
-        sheet.on("request", lambda request: asked.append(request.url))
-        sheet.goto(reports[which].as_uri())
-        sheet.wait_for_selector("html[data-drawn]", state="attached")
-        return sheet
+        tab = context.new_page()
+        tab.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(reports[which].as_uri())
+        tab.wait_for_selector("html[data-drawn]", state="attached")
+        return tab
 
     yield open_
     for context in contexts:
         context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def until(sheet: Any, expression: str) -> None:
+def until(tab: Any, expression: str) -> None:
     """Waits until the expression is true; Playwright's own way to wait is what the page's policy forbids."""
     for _ in range(200):
-        if sheet.evaluate(expression):
+        if tab.evaluate(expression):
             return
-        sheet.wait_for_timeout(50)
+        tab.wait_for_timeout(50)
     raise AssertionError(f"never true: {expression}")
 
 
 def test_a_hover_shows_the_client(opened: Open) -> None:
-    sheet = opened()
-    plot = sheet.locator("#plot-clients")
+    tab = opened()
+    plot = tab.locator("#plot-clients")
     plot.scroll_into_view_if_needed()
-    point = sheet.locator("#plot-clients .scatterlayer .trace").first.locator(".point").nth(2)
+    point = tab.locator("#plot-clients .scatterlayer .trace").first.locator(".point").nth(2)
     box = point.bounding_box()
-    sheet.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    label = sheet.locator("#plot-clients .hoverlayer .hovertext")
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = tab.locator("#plot-clients .hoverlayer .hovertext")
     label.first.wait_for()
     assert "client 2" in label.first.text_content()
-    cells = sheet.locator("#plot-weight .heatmaplayer image")
+    cells = tab.locator("#plot-weight .heatmaplayer image")
     cells.scroll_into_view_if_needed()
     box = cells.bounding_box()
-    sheet.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9)  # last round, last client
-    label = sheet.locator("#plot-weight .hoverlayer .hovertext")
+    tab.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9)  # last round, last client
+    label = tab.locator("#plot-weight .hoverlayer .hovertext")
     label.first.wait_for()
     assert label.first.text_content().startswith("client 3, round 5: 0.")
 
 
 def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open) -> None:
-    sheet = opened()
-    sheet.keyboard.press("Tab")
-    assert sheet.evaluate("document.activeElement.className") == "skip"
-    sheet.keyboard.press("Enter")
-    assert sheet.evaluate("document.activeElement.id") == "content"
+    tab = opened()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.className") == "skip"
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.id") == "content"
     reached = set()
     for _ in range(150):
-        sheet.keyboard.press("Tab")
-        reached.add(sheet.evaluate("document.activeElement.id || document.activeElement.dataset.of || ''"))
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.activeElement.id || document.activeElement.dataset.of || ''"))
     assert {f"plot-{name}" for name in ("accuracy", "clients", "weight", "where", "seconds")} <= reached
-    sheet.locator("#plot-clients").focus()
-    sheet.keyboard.press("ArrowDown")
-    assert sheet.locator("#said").text_content().startswith("client 0, after training: ")
-    sheet.keyboard.press("ArrowDown")
-    assert sheet.locator("#said").text_content().startswith("client 1, after training: ")
-    sheet.keyboard.press("ArrowRight")
-    assert sheet.locator("#said").text_content().startswith("client 1, before training: ")
-    shown = sheet.locator("#plot-clients .hoverlayer .hovertext").first
+    tab.locator("#plot-clients").focus()
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("#message").text_content().startswith("client 0, after training: ")
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("#message").text_content().startswith("client 1, after training: ")
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#message").text_content().startswith("client 1, before training: ")
+    shown = tab.locator("#plot-clients .hoverlayer .hovertext").first
     playwright.expect(shown).to_contain_text("client 1, before training")
-    sheet.locator("#plot-weight").focus()
+    tab.locator("#plot-weight").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
-        sheet.keyboard.press(key)
-    assert sheet.locator("#said").text_content().startswith("client 1, round 2: 0.")
-    sheet.locator("#plot-accuracy").focus()
-    sheet.keyboard.press("ArrowRight")
-    assert "lowest: client" in sheet.locator("#said").text_content()
-    summary = sheet.locator("#figure-accuracy summary")
+        tab.keyboard.press(key)
+    assert tab.locator("#message").text_content().startswith("client 1, round 2: 0.")
+    tab.locator("#plot-accuracy").focus()
+    tab.keyboard.press("ArrowRight")
+    assert "lowest: client" in tab.locator("#message").text_content()
+    summary = tab.locator("#figure-accuracy summary")
     summary.focus()
-    sheet.keyboard.press("Enter")
-    assert sheet.locator("#part-table-accuracy table").is_visible()
+    tab.keyboard.press("Enter")
+    assert tab.locator("#part-table-accuracy table").is_visible()
 
 
 def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
-    def shades(sheet: Any) -> tuple[Any, Any]:
+    def shades(tab: Any) -> tuple[Any, Any]:
         """How bright the paper and the charts' letters are, 0 to 255."""
         return tuple(
-            sheet.evaluate(
+            tab.evaluate(
                 """() => [getComputedStyle(document.body).backgroundColor,
                     getComputedStyle(document.querySelector("#plot-accuracy .xtick text")).fill]
                     .map((rgb) => Number(rgb.match(/\\d+/)[0]))"""
@@ -170,8 +170,8 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     opened: Open, which: str, size: dict[str, int], scheme: str
 ) -> None:
     """Two laws, as a page takes seconds to open."""
-    sheet = opened(which, size, scheme)
-    drawn = sheet.evaluate(
+    tab = opened(which, size, scheme)
+    drawn = tab.evaluate(
         """() => [...document.querySelectorAll(".plot")].map((plot) => [
             plot.id, plot.querySelectorAll(".scatterlayer .trace, .heatmaplayer .hm").length, plot.data.length,
             plot.getBoundingClientRect().width])"""
@@ -181,17 +181,17 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
         assert traces == expected, name
         assert 250 < width <= size["width"], name
     assert (
-        sheet.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        tab.evaluate("document.documentElement.scrollWidth") <= size["width"]
     )  # nothing to scroll sideways for
-    sheet.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe.Axe().run(sheet).response["violations"]
+    tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe.Axe().run(tab).response["violations"]
     assert [f"{v['impact']} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found] == []
 
 
 def test_a_figure_can_be_saved(opened: Open, tmp_path: Path) -> None:
-    sheet = opened(accept_downloads=True)
-    with sheet.expect_download() as download:
-        sheet.locator("#figure-accuracy [data-save=svg]").click()
+    tab = opened(accept_downloads=True)
+    with tab.expect_download() as download:
+        tab.locator("#figure-accuracy [data-save=svg]").click()
     assert download.value.suggested_filename == "accuracy.svg"
     download.value.save_as(tmp_path / "accuracy.svg")
     assert "after training" in (tmp_path / "accuracy.svg").read_text()
@@ -208,26 +208,26 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
     server = watch.server(watch.Watch([run]), 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    said: list[str] = []
+    messages: list[str] = []
     try:
-        sheet = browser.new_page()
-        sheet.on("console", lambda message: said.append(message.text))
-        sheet.goto(f"http://127.0.0.1:{server.server_address[1]}/")
-        sheet.wait_for_selector("html[data-drawn]", state="attached")
-        sheet.evaluate("Plotly.relayout('plot-accuracy', {'yaxis.range': [10, 20]})")
-        sheet.locator("#figure-weight summary").click()
-        sheet.evaluate("scrollTo({top: 700, behavior: 'instant'})")
+        tab = browser.new_page()
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        tab.wait_for_selector("html[data-drawn]", state="attached")
+        tab.evaluate("Plotly.relayout('plot-accuracy', {'yaxis.range': [10, 20]})")
+        tab.locator("#figure-weight summary").click()
+        tab.evaluate("scrollTo({top: 700, behavior: 'instant'})")
         for name, content in whole.items():
             (run / name).write_bytes(content)
-        until(sheet, "document.getElementById('plot-accuracy').data.at(-1).y.length === 5")
-        playwright.expect(sheet.locator("#subtitle")).to_contain_text("5 rounds, 4 clients")
-        assert sheet.evaluate("document.getElementById('plot-accuracy').layout.yaxis.range") == [10, 20]
-        assert sheet.locator("#part-table-weight table").is_visible()
-        assert "round 5" in sheet.locator("#part-table-weight thead").text_content()
-        assert sheet.evaluate("scrollY") == 700
-        sheet.close()
+        until(tab, "document.getElementById('plot-accuracy').data.at(-1).y.length === 5")
+        playwright.expect(tab.locator("#subtitle")).to_contain_text("5 rounds, 4 clients")
+        assert tab.evaluate("document.getElementById('plot-accuracy').layout.yaxis.range") == [10, 20]
+        assert tab.locator("#part-table-weight table").is_visible()
+        assert "round 5" in tab.locator("#part-table-weight thead").text_content()
+        assert tab.evaluate("scrollY") == 700
+        tab.close()
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert said == []
+    assert messages == []

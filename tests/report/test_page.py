@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from copfl import charts
+from copfl.charts import Dots, Heat, Line, Lines
 from copfl.errors import UsageError
-from copfl.report import chart, charts, matplotlib_charts, page, pairs, plotly_charts, run_data
-from copfl.report.chart import Dots, Heat, Line, Lines
+from copfl.report import page, run_data, sections
 from tests.commands import called
 
 
@@ -33,7 +34,7 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
     drawn = data_of(html)["figures"]
     assert list(drawn) == [
         "accuracy", "clients", "weight", "gradient_score", "prediction_score", "masks", "shared", "where", "layers",
-        "held", "bytes", "seconds",
+        "data", "bytes", "seconds",
     ]  # fmt: skip
     for name in drawn:
         assert f'id="plot-{name}"' in html
@@ -49,41 +50,41 @@ def test_the_figures_are_what_plotly_takes(runs: dict[str, Path]) -> None:
     for figure in drawn.values():
         plain = json.loads(
             re.sub(r"var\(--c(\d)\)", r"#00000\1", json.dumps(figure))
-        )  # the page looks its colours up
+        )  # the page replaces its colours
         graph_objects.Figure(plain)  # raises for a property that there is not
 
 
 def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
-    (told,) = run_data.read_all([runs["copfl"]])
-    curve = charts.accuracy([told])[0]
+    (run,) = run_data.read_all([runs["copfl"]])
+    curve = sections.sections([run])[0].charts[0]
     assert isinstance(curve, Lines)
-    assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in told.records])
-    assert curve.lines[0].low == pytest.approx(100 * np.quantile(told.metric("accuracy"), 0.1, axis=1))
-    worst = told.metric("accuracy")[-1].argmin()
+    assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in run.records])
+    assert curve.lines[0].low == pytest.approx(100 * np.quantile(run.metric("accuracy"), 0.1, axis=1))
+    worst = run.metric("accuracy")[-1].argmin()
     assert curve.lines[0].remarks[-1].startswith(f"lowest: client {worst}, ")
 
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
-    stories = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
-    first, second = pairs.paired(stories)
-    gain = 100 * (stories[1].last("accuracy") - stories[0].last("accuracy"))
-    assert (first.label, second.label, first.against) == ("local", "fedavg", "copfl")
+    found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
+    first, second = sections.paired(found)
+    gain = 100 * (found[1].last("accuracy") - found[0].last("accuracy"))
+    assert (first.label, second.label, first.reference) == ("local", "fedavg", "copfl")
     assert first.mean == pytest.approx(gain.mean())
     assert first.counts == ((gain > 0).sum(), (gain == 0).sum(), (gain < 0).sum())
     assert first.clients.low <= first.mean <= first.clients.high
-    names = list(data_of(page.render(stories))["figures"])
+    names = list(data_of(page.render(found))["figures"])
     assert {"differences", "clients-1-copfl", "clients-3-fedavg"} <= set(names)
-    beside = next(c for c in charts.accuracy(stories) if c.name == "clients-1-copfl")
-    assert isinstance(beside, Dots)
-    assert beside.series[-1].name == "local training only"
-    assert beside.series[-1].y == pytest.approx(100 * stories[1].last("accuracy"))
+    chart = next(c for c in sections.sections(found)[0].charts if c.name == "clients-1-copfl")
+    assert isinstance(chart, Dots)
+    assert chart.series[-1].name == "local training only"
+    assert chart.series[-1].y == pytest.approx(100 * found[1].last("accuracy"))
 
 
 def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
-    stories = run_data.read_all([runs["copfl"], runs["local"]])
-    stories[1] = dataclasses.replace(stories[1], partition="other")
-    assert pairs.paired(stories) == []
-    assert "there are no paired differences" in page.render(stories)
+    found = run_data.read_all([runs["copfl"], runs["local"]])
+    found[1] = dataclasses.replace(found[1], partition="other")
+    assert sections.paired(found) == []
+    assert "there are no paired differences" in page.render(found)
 
 
 def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -93,18 +94,18 @@ def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) 
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     html = page.render(run_data.read_all([tmp_path / "run"]))
     assert "no round has ended yet" in html
-    assert list(data_of(html)["figures"]) == ["held"]
+    assert list(data_of(html)["figures"]) == ["data"]
 
 
 def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> None:
-    (told,) = run_data.read_all([runs["copfl"]])
+    (run,) = run_data.read_all([runs["copfl"]])
     bad = '</script><script>alert("x")</script><!--'
-    told = dataclasses.replace(
-        told, label=bad, environment={**told.environment, "classes": [bad] * 10, "command": bad}
+    run = dataclasses.replace(
+        run, label=bad, environment={**run.environment, "classes": [bad] * 10, "command": bad}
     )
-    html = page.render([told])
+    html = page.render([run])
     assert "<script>alert" not in html
-    assert data_of(html)["figures"]["held"]["data"][0]["x"][0] == bad
+    assert data_of(html)["figures"]["data"]["data"][0]["x"][0] == bad
 
 
 def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
@@ -116,29 +117,32 @@ def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
 
 def test_a_long_table_shows_some_rounds_and_says_so() -> None:
     line = Line("mean", [float(n) for n in range(500)])
-    table = chart.table(Lines("a", "A", "", list(range(1, 501)), "y", [line]))
-    assert len(table.rows) == chart.ROWS
+    table = sections.table_of(Lines("a", "A", "", list(range(1, 501)), "y", [line]))
+    assert len(table.rows) == sections.TABLE_ROWS
     assert (table.rows[0][0], table.rows[-1][0]) == ("1", "500")
-    assert table.note == "60 of 500 rounds; rounds.jsonl has them all."
+    assert table.notes == ["60 of 500 rounds; rounds.jsonl contains all."]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    heat = Heat("h", "H", "", ["client 0"], ["1", "2"], [[None, 0.25]], "share", "round", digits=2)
-    assert chart.table(heat) == (["client", "round 1", "round 2"], [["client 0", "–", "0.25"]], "")
-    assert plotly_charts.figure(heat)["data"][0]["z"] == [[None, 0.25]]
+    heat = Heat("h", "H", "", ["client 0"], ["1", "2"], [[None, 0.25]], "weight", "round", digits=2)
+    table = sections.table_of(heat)
+    assert (table.head, table.rows) == (["client", "round 1", "round 2"], [["client 0", "-", "0.25"]])
+    assert charts.figure(heat)["data"][0]["z"] == [[None, 0.25]]
 
 
-def test_pictures_for_papers_are_the_same_bytes_each_time(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_pictures_for_papers_are_the_same_bytes_each_time(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-    drawn = [one for section in charts.sections(run_data.read_all([runs["copfl"]])) for one in section.charts]
-    chosen = [one for one in drawn if one.name in ("accuracy", "clients", "where")]
-    first = matplotlib_charts.write(chosen, tmp_path / "a")
-    second = matplotlib_charts.write(chosen, tmp_path / "b")
-    assert [p.name for p in first] == [
-        f"{n}.{k}" for n in ("accuracy", "clients", "where") for k in ("png", "svg")
-    ]
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
-    assert "client 3" in (tmp_path / "a" / "clients.svg").read_text()
+    for name in ("a", "b"):
+        words = ("report", runs["copfl"], "--out", tmp_path / "r.html", "--figures", tmp_path / name)
+        assert called(capsys, *words).code == 0
+    first = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    assert {f"{name}.{kind}" for name in ("accuracy", "clients", "where") for kind in ("png", "svg")} <= set(
+        first
+    )
+    assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    assert b"client 3" in first["clients.svg"]
 
 
 def test_without_plotly_it_is_said_what_to_install(

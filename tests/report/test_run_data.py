@@ -14,35 +14,35 @@ from copfl.errors import RunError, UsageError
 from copfl.report import page, run_data
 
 
-def test_a_run_tells_what_its_files_hold(runs: dict[str, Path]) -> None:
-    (told,) = run_data.read_all([runs["copfl"]])
+def test_a_run_is_read_from_its_files(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["copfl"]])
     lines = [json.loads(line) for line in (runs["copfl"] / "rounds.jsonl").read_text().splitlines()]
-    assert (told.label, told.algorithm, told.clients, told.rounds, told.planned) == (
+    assert (run.label, run.algorithm, run.clients, run.rounds, run.planned) == (
         "copfl",
         "copfl",
         4,
         [1, 2, 3, 4, 5],
         5,
     )
-    assert told.metric("accuracy").shape == (5, 4)
-    assert told.last("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
-    assert told.federation("shared") == [line["federation"]["shared"] for line in lines]
-    assert len(told.seconds) == 5
-    assert told.held is not None
-    assert told.held.sum(1).tolist() == told.sizes[0]
+    assert run.metric("accuracy").shape == (5, 4)
+    assert run.last("accuracy").tolist() == lines[-1]["per_client"]["accuracy"]
+    assert run.federation("shared") == [line["federation"]["shared"] for line in lines]
+    assert len(run.seconds) == 5
+    assert run.label_counts is not None
+    assert run.label_counts.sum(1).tolist() == run.sizes[0]
 
 
 def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -> None:
-    (told,) = run_data.read_all([runs["copfl"]])
-    assert told.masks is not None
+    (run,) = run_data.read_all([runs["copfl"]])
+    assert run.masks is not None
     mask = load_file(runs["copfl"] / "checkpoint" / "state.safetensors")["clients:mask"]
-    assert told.masks.round == 5
-    assert sum(told.masks.sizes) == mask.shape[1] == told.environment["parameters"]
-    whole = (told.masks.share * told.masks.sizes).sum(1) / mask.shape[1]
-    assert np.allclose(whole, told.last("personal_fraction"), atol=1e-6)
-    first = mask[:, : told.masks.sizes[0]]  # a layer's weight and bias lie side by side
-    assert np.allclose(told.masks.share[:, 0], first.double().mean(1))
-    assert told.masks.common[0] == pytest.approx(float((~first.any(0)).double().mean()))
+    assert run.masks.round == 5
+    assert sum(run.masks.sizes) == mask.shape[1] == run.environment["parameters"]
+    whole = (run.masks.fraction * run.masks.sizes).sum(1) / mask.shape[1]
+    assert np.allclose(whole, run.last("personal_fraction"), atol=1e-6)
+    first = mask[:, : run.masks.sizes[0]]  # a layer's weight and bias are adjacent
+    assert np.allclose(run.masks.fraction[:, 0], first.double().mean(1))
+    assert run.masks.shared_by_all[0] == pytest.approx(float((~first.any(0)).double().mean()))
     assert not torch.equal(first[0], first[1])
 
 
@@ -52,7 +52,7 @@ def test_an_algorithm_without_masks_has_none(runs: dict[str, Path]) -> None:
 
 def test_runs_of_one_algorithm_are_told_apart_by_their_folders(runs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(runs["copfl"], tmp_path / "again")
-    labels = [told.label for told in run_data.read_all([runs["copfl"], tmp_path / "again", runs["local"]])]
+    labels = [run.label for run in run_data.read_all([runs["copfl"], tmp_path / "again", runs["local"]])]
     assert labels == ["copfl (copfl)", "copfl (again)", "local"]
 
 
@@ -63,10 +63,10 @@ def test_a_run_that_goes_on_can_be_read(runs: dict[str, Path], tmp_path: Path) -
     (tmp_path / "run" / "rounds.jsonl").write_bytes(
         lines[: lines.index(b"\n") + 20]
     )  # the second line is not all there
-    (told,) = run_data.read_all([tmp_path / "run"])
-    assert told.rounds == [1]
-    assert len(told.seconds) == 1
-    assert told.masks is None
+    (run,) = run_data.read_all([tmp_path / "run"])
+    assert run.rounds == [1]
+    assert len(run.seconds) == 1
+    assert run.masks is None
 
 
 def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_run_file_that_names_no_number_of_rounds(
     shutil.copytree(runs["copfl"], tmp_path / "run")
     path = tmp_path / "run" / "run.toml"
     path.write_text(re.sub(r"(?m)^rounds = .*$", f"rounds = {rounds}", path.read_text()))
-    with pytest.raises(RunError, match="how many rounds"):
+    with pytest.raises(RunError, match="no valid number of rounds"):
         run_data.read_all([tmp_path / "run"])
 
 

@@ -56,10 +56,10 @@ def test_the_page_and_its_news(port: int, run: Path, runs: dict[str, Path]) -> N
     first = json.loads(content)
     assert (code, kind, first["ended"]) == (200, "application/json", False)
     assert len(first["figures"]["accuracy"]["data"][-1]["y"]) == 2
-    assert asked(port, f"/data.json?have={first['stamp']}") == (304, "", b"")  # nothing new
+    assert asked(port, f"/data.json?have={first['fingerprint']}") == (304, "", b"")  # nothing new
     for name in ("rounds.jsonl", "timing.jsonl"):
         shutil.copy(runs["copfl"] / name, run / name)
-    second = json.loads(asked(port, f"/data.json?have={first['stamp']}")[2])
+    second = json.loads(asked(port, f"/data.json?have={first['fingerprint']}")[2])
     assert len(second["figures"]["accuracy"]["data"][-1]["y"]) == 5
     assert second["ended"]
     assert second["subtitle"].startswith("5 rounds, 4 clients")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from copfl.charts import available
 from copfl.comparison.jobs import started_with
-from copfl.comparison.plots import available
 from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder

@@ -131,7 +131,7 @@ def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     done = called(capsys, "run", "--attack", "scaled", "--attackers", 0.3, *options)
     assert done.code == 0, done.err
     attackers = list(drawn(0, 10, 0.3))
-    assert sum("liar" in line for line in done.out.splitlines()) == 3
+    assert sum("malicious" in line for line in done.out.splitlines()) == 3
     assert "honest" in done.out
     record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     assert [

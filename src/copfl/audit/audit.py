@@ -24,19 +24,15 @@ from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import OnRound, Result
 from copfl.files import write_bytes
+from copfl.report.run_data import AUDIT_FORMAT
+from copfl.report.sections import CONTRIBUTIONS
 from copfl.stats import Correlation
 
 Numbers = NDArray[np.float64]
-FORMAT = "copfl audit 1"
+FORMAT = AUDIT_FORMAT
 LAST = 5  # looks that an accuracy is the mean of
 
-# What a client is worth to the federation; each is a gain in accuracy.
-REFERENCES = {
-    "left_out_others": "left out: the others",
-    "left_out_broadcast": "left out: broadcast",
-    "shapley_broadcast": "Shapley: broadcast",
-    "shapley_personal": "Shapley: personal",
-}
+REFERENCES = CONTRIBUTIONS
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 
 
@@ -250,17 +246,17 @@ def _one_seed(
         figures |= {f"{name} {score}": _numbers(rows) for score, rows in beside["figures"].items()}
     accuracy, broadcast = _numbers(whole["accuracy"]), _numbers(whole["broadcast"])
     shapley = [np.array(part) for part in (whole["shapley"]["value"], whole["shapley"]["error"])]
-    values = {f"shapley_{way}": shapley[0][:, place] for place, way in enumerate(("broadcast", "personal"))}
-    errors = {f"shapley_{way}": shapley[1][:, place] for place, way in enumerate(("broadcast", "personal"))}
+    values = {f"shapley_{way}": shapley[0][:, place] for place, way in enumerate(("global", "personal"))}
+    errors = {f"shapley_{way}": shapley[1][:, place] for place, way in enumerate(("global", "personal"))}
     if retrain:
-        for name in ("left_out_others", "left_out_broadcast"):
+        for name in ("leave_one_out_others", "leave_one_out_global"):
             values[name], errors[name] = np.zeros(e.clients), np.zeros(e.clients)
         for n in range(e.clients):
             left = run(e, [n], f"without-{n}")
             gain = np.delete(accuracy - _numbers(left["accuracy"]), n)
-            values["left_out_others"][n], errors["left_out_others"][n] = _with_error(gain)
+            values["leave_one_out_others"][n], errors["leave_one_out_others"][n] = _with_error(gain)
             gain = broadcast - _numbers(left["broadcast"])
-            values["left_out_broadcast"][n], errors["left_out_broadcast"][n] = _with_error(gain)
+            values["leave_one_out_global"][n], errors["leave_one_out_global"][n] = _with_error(gain)
     shares = {name: even_shares(rows) for name, rows in figures.items()}
     return Seed(
         seed,

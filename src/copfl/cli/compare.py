@@ -248,12 +248,13 @@ def _say(quiet: bool) -> Callable[[str], None] | None:
 
 
 def _show(found: Comparison, folder: Path, plots: bool, quiet: bool, as_json: bool) -> None:
+    from copfl import charts
     from copfl.comparison import plots as pictures
     from copfl.comparison import tables
 
     drawn = pictures.write(found, folder) if plots else []
-    if plots and not pictures.available() and not quiet:
-        print(f"copfl: {pictures.MISSING}", file=sys.stderr)
+    if plots and not charts.available() and not quiet:
+        print(f"copfl: {charts.MISSING}", file=sys.stderr)
     if as_json:
         print(json.dumps(tables.as_json(found)))
     elif not quiet:

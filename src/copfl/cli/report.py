@@ -38,15 +38,19 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Write a page to look at: one HTML file, of one run or of several side by side."""
-    from copfl.report import charts, matplotlib_charts, page, run_data
+    from copfl import charts
+    from copfl.files import write_bytes
+    from copfl.report import page, run_data
+    from copfl.report.sections import sections
 
-    stories = run_data.read_all(runs)
+    found = run_data.read_all(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    paths = [page.write(stories, target)]
+    paths = [page.write(found, target)]
     if figures is not None:
-        paths += matplotlib_charts.write(
-            [one for section in charts.sections(stories) for one in section.charts], figures
-        )
+        for chart in (chart for section in sections(found) for chart in section.charts):
+            for kind, content in charts.pictures([[chart]]).items():
+                paths.append(figures / f"{chart.name}.{kind}")
+                write_bytes(paths[-1], content, durable=False)
     if not quiet:
         print("\n".join(map(str, paths)))
 

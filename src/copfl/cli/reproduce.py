@@ -179,7 +179,7 @@ def _write(
     item: Item, budget: str, protocols: list[str], seeds: list[int], kept: Store, docs: Path, say: Any
 ) -> list[Path]:
     """The item's page and pictures, and its place in reproduction.md."""
-    from copfl.comparison.plots import MISSING, available
+    from copfl.charts import MISSING, available
     from copfl.files import write_bytes
     from copfl.reproduction import figures, findings, pages
 

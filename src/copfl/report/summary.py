@@ -1,116 +1,118 @@
-"""What a person sees when a run ends: a row per client, and the means."""
+"""The table at the end of a run: a row per client, and the means."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from copfl.experiment.progress import span
+from copfl.stats import Numbers, latest
+from copfl.tables import RULE, Table, as_text, number, percent, plain
 
 if TYPE_CHECKING:
     from copfl.experiment.run import Result
 
-ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, figure
-ROWS = 30  # of more clients than this, only the worst are shown
+ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, metric
+COLUMNS = ("client", "classes", "train", "test", *ACCURACIES, "weight")
+OPTIONAL = (
+    "test",
+    "classes",
+    "train",
+    "before",
+    "global",
+    "weight",
+)  # left out in a narrow terminal, in this order
+ROWS = 30  # of more clients than this, only those with the lowest accuracy are shown
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """The last look at every client, the means, and where the run is."""
-    last, malicious = _last(result), _hostile(result)
-    return {
+    """The last evaluation of every client, the means, and the folder of the run."""
+    last, malicious = _last(result), _malicious(result)
+    content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: _mean(values) for name, values in last.items()},
-        **(
-            {"honest": {name: _mean(values[~malicious]) for name, values in last.items()}}
-            if malicious.any()
-            else {}
-        ),
-        **({"attackers": [int(n) for n in np.flatnonzero(malicious)]} if malicious.any() else {}),
-        **({"spent": spent} if (spent := _spent(result)) else {}),
-        "clients": {
-            name: [None if np.isnan(v) else float(v) for v in values] for name, values in last.items()
-        },
     }
+    if malicious.any():
+        content["honest"] = {name: _mean(values[~malicious]) for name, values in last.items()}
+        content["attackers"] = [int(n) for n in np.flatnonzero(malicious)]
+    if epsilons := _epsilons(result):
+        content["spent"] = epsilons
+    return {**content, "clients": plain(last)}
 
 
 def show(result: Result, out: IO[str]) -> None:
-    """Writes the table; plain text when `out` is not a terminal."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    e, last, malicious = result.experiment, _last(result), _hostile(result)
-    data, partition = e.federation.dataset, e.federation.partition
-    console = Console(file=out, highlight=False, width=None if out.isatty() else 100)
-    names = _columns(console.width)
-    grid = Table(title=f"{e.title}: accuracy in % on each client's own test samples", title_justify="left")
-    grid.box, grid.pad_edge = SIMPLE_HEAD, False
-    room = max(5, console.width - _taken([name for name in names if name != "classes"]) - 3)
-    for name in names:
-        wide = name == "classes"
-        grid.add_column(
-            name, justify="left" if wide else "right", no_wrap=True, max_width=room if wide else None
+    """Writes the table, as wide as the terminal or 100 characters."""
+    experiment = result.experiment
+    width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
+    notes = ["global: the global model; before: the personal model before training; after: after training."]
+    if experiment.clients > ROWS:
+        text = (
+            f"The {ROWS} clients with the lowest accuracy of {experiment.clients}; all are in rounds.jsonl."
         )
+        notes.insert(0, text)
+    if epsilons := _epsilons(result):
+        delta = experiment.tables.get("privacy", {}).get("delta")
+        notes.append(
+            f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the global "
+            f"models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
+        )
+    remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
+    notes += [f"Data: {note}." for note in remarks if note]
+    print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
+    folder = "" if result.folder is None else f" Folder: {result.folder}"
+    print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{folder}", file=out)
+
+
+def _table(result: Result, width: int) -> Table:
+    experiment, last, malicious = result.experiment, _last(result), _malicious(result)
+    data, partition = experiment.federation.dataset, experiment.federation.partition
+    columns = _columns(width, bool(malicious.any()))
+    room = max(5, width - _width([name for name in columns if name != "classes"], bool(malicious.any())) - 2)
+    lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
     counts = partition.label_counts(data)
-    worst = (
-        np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS] if e.clients > ROWS else range(e.clients)
-    )
-    for n in sorted(int(i) for i in worst):
-        held = [data.classes[c] for c in np.flatnonzero(counts[n])]
+    rows: list[dict[str, str]] = []
+    for n in sorted(map(int, lowest)):
         cells = {
-            "client": f"{n}{' liar' if malicious[n] else ''}",
-            "classes": _some(held, room),
+            "client": f"{n} malicious" if malicious[n] else str(n),
+            "classes": _listed([data.classes[c] for c in np.flatnonzero(counts[n])], room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
-            "weight": "-" if np.isnan(last["weight"][n]) else f"{last['weight'][n]:.3f}",
-            **{name: _percent(last[figure][n]) for name, figure in ACCURACIES.items()},
+            "weight": number(last["weight"][n], ".3f"),
         }
-        grid.add_row(*(cells[name] for name in names))
-    grid.add_section()
-    means = {name: _percent(_mean(last[figure])) for name, figure in ACCURACIES.items()} | {"client": "mean"}
-    grid.add_row(*(means.get(name, "") for name in names))
-    if malicious.any():
-        honest = {name: _percent(_mean(last[figure][~malicious])) for name, figure in ACCURACIES.items()}
-        grid.add_row(*((honest | {"client": "honest"}).get(name, "") for name in names))
-    console.print(grid)
-    if e.clients > ROWS:
-        console.print(f"The {ROWS} clients with the lowest accuracy of {e.clients}; all are in rounds.jsonl.")
-    console.print(
-        "global: the broadcast alone; before: with the client's own part; after: and trained once more."
-    )
-    if spent := _spent(result):
-        delta = e.tables.get("privacy", {}).get("delta")
-        console.print(
-            f"Privacy spent at delta {delta:g}: epsilon {spent['epsilon']:.1f} against those who see the broadcasts, "
-            f"{spent['epsilon_server']:.1f} against a server that sees each upload."
-        )
-    for note in filter(None, (data.note, *partition.notes)):
-        console.print(f"Data: {note}.")
-    where = "" if result.folder is None else f" Folder: {result.folder}"
-    console.print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{where}", soft_wrap=True)
+        rows.append(cells | {name: percent(last[metric][n]) for name, metric in ACCURACIES.items()})
+    means = {"mean": np.full(len(malicious), True)} | ({"honest": ~malicious} if malicious.any() else {})
+    below = [
+        {"client": label, **{name: percent(_mean(last[metric][who])) for name, metric in ACCURACIES.items()}}
+        for label, who in means.items()
+    ]
+    grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
+    title = f"{experiment.title}: accuracy in % on each client's own test samples"
+    return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
-def _columns(width: int) -> list[str]:
-    """The columns that a terminal of this width has room for; numbers are never cut."""
-    names = ["client", "classes", "train", "test", "global", "before", "after", "weight"]
-    for name in ("test", "classes", "train", "before", "global", "weight"):
-        if _taken(names) <= width:
+def _columns(width: int, malicious: bool) -> list[str]:
+    """The columns that fit into a terminal of this width; numbers are never cut."""
+    names = list(COLUMNS)
+    for name in OPTIONAL:
+        if _width(names, malicious) <= width:
             break
         names.remove(name)
     return names
 
 
-def _taken(names: Sequence[str]) -> int:
-    """How many characters columns of numbers take; a client may be called "12 liar"."""
-    return sum(max(len(name), 7 if name == "client" else 5) + 3 for name in names) + 2
+def _width(names: Sequence[str], malicious: bool) -> int:
+    """The number of characters of these columns; classes need at least their name."""
+    sizes = {"client": 13 if malicious else 6}
+    return sum(max(len(name), sizes.get(name, 5)) + 2 for name in names)
 
 
-def _some(names: Sequence[str], room: int) -> str:
-    """As many of the names as there is room for, six at most, and how many there are if that is not all."""
+def _listed(names: Sequence[str], room: int) -> str:
+    """As many of the names as fit, six at most, and the number of names if that is not all."""
     for count in range(min(len(names), 6), 0, -1):
         text = ", ".join(names[:count]) + ("" if count == len(names) else f", ... ({len(names)})")
         if len(text) <= room:
@@ -118,32 +120,21 @@ def _some(names: Sequence[str], room: int) -> str:
     return names[0] if len(names) == 1 else str(len(names))
 
 
-def _last(result: Result) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """The newest value of each figure for each client."""
-    newest = {}
-    for name in (*ACCURACIES.values(), "weight"):
-        values = result.metric(name)
-        latest = np.full(values.shape[1], np.nan)
-        for row in values:
-            latest = np.where(np.isnan(row), latest, row)
-        newest[name] = latest
-    return newest
+def _last(result: Result) -> dict[str, Numbers]:
+    """The newest value of each metric for each client."""
+    return {name: latest(result.metric(name)) for name in (*ACCURACIES.values(), "weight")}
 
 
-def _hostile(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which clients the simulation made lie."""
+def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which clients the simulation attacks with."""
     return np.asarray(np.nan_to_num(result.metric("malicious")).any(0))
 
 
-def _spent(result: Result) -> dict[str, float]:
-    """The epsilons after the last round; none without [privacy]."""
+def _epsilons(result: Result) -> dict[str, float]:
+    """The privacy budgets spent after the last round; none without [privacy]."""
     last = result.records[-1]["federation"] if result.records else {}
     return {name: value for name, value in last.items() if name in ("epsilon", "epsilon_server")}
 
 
-def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
+def _mean(values: Numbers) -> float | None:
     return None if np.isnan(values).all() else float(np.nanmean(values))
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None or np.isnan(value) else f"{100 * value:.1f}"

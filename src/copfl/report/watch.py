@@ -1,4 +1,4 @@
-"""The report of a run that goes on, served to this machine alone."""
+"""The report of a running run, served to this machine alone."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ HOST = "127.0.0.1"
 
 
 class Watch:
-    """The page and its news, made again when the run folders tell more."""
+    """The page and its updates, rendered again when the run folders have new data."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
         self._lock = threading.Lock()
-        self._made: tuple[str, bytes] | None = None
+        self._latest: tuple[str, bytes] | None = None
 
     def html(self) -> bytes:
         return page.render(run_data.read_all(self.paths), live=True).encode()
 
-    def news(self, have: str) -> bytes | None:
-        """What is new for a page that has the state `have`; None if nothing is."""
+    def update(self, have: str) -> bytes | None:
+        """The update for a page with the data of the fingerprint `have`; None if nothing changed."""
         with self._lock:
-            stamp = page.stamp_of(self.paths)
-            if stamp == have:
+            fingerprint = page.fingerprint_of(self.paths)
+            if fingerprint == have:
                 return None
-            if self._made is None or self._made[0] != stamp:
-                content = {"stamp": stamp, **page.news(run_data.read_all(self.paths))}
-                self._made = stamp, page.as_json(content).encode()
-            return self._made[1]
+            if self._latest is None or self._latest[0] != fingerprint:
+                content = {"fingerprint": fingerprint, **page.update(run_data.read_all(self.paths))}
+                self._latest = fingerprint, page.as_json(content).encode()
+            return self._latest[1]
 
 
 def server(watch: Watch, port: int) -> ThreadingHTTPServer:
-    """A server for the page; it knows two addresses, and no file by name."""
+    """A server with two addresses, the page and its updates; it serves no file by name."""
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "copfl", ""
 
         def do_GET(self) -> None:
-            # Another site's script can make a browser ask, under a name that leads here; it shall not read the answer.
+            # A script of another site can send requests under a host name that resolves to this machine.
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
-                return self._answer(403, "text/plain", b"ask for 127.0.0.1\n")
+                return self._answer(403, "text/plain", b"use the address 127.0.0.1\n")
             address = urlsplit(self.path)
             try:
                 if address.path == "/":
                     return self._answer(200, "text/html; charset=utf-8", watch.html())
                 if address.path == "/data.json":
-                    content = watch.news(parse_qs(address.query).get("have", [""])[0])
-                    return self._answer(
-                        *((304, "", b"") if content is None else (200, "application/json", content))
-                    )
-            except CopflError as error:  # a file that is being replaced, or a folder that went away
+                    content = watch.update(parse_qs(address.query).get("have", [""])[0])
+                    if content is None:
+                        return self._answer(304, "", b"")
+                    return self._answer(200, "application/json", content)
+            except CopflError as error:  # a file that is being replaced, or a deleted folder
                 return self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
             return self._answer(404, "text/plain", b"nothing here\n")
 
@@ -71,6 +71,6 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the terminal is the reader's."""
+            """Prints nothing."""
 
     return ThreadingHTTPServer((HOST, port), Handler)

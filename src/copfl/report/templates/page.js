@@ -1,11 +1,11 @@
 "use strict";
-// Draws the figures of the page, in the page's own colours, and lets the keyboard walk over them.
+// Draws the figures in the colours of the page, and moves over their points with the keyboard.
 (() => {
   let figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const { live } = JSON.parse(document.getElementById("report-data").textContent);
   const root = document.documentElement;
   const plots = [...document.querySelectorAll(".plot")];
-  const said = document.getElementById("said");
+  const message = document.getElementById("message");
   const probe = document.body.appendChild(document.createElement("span"));
   probe.hidden = true;
 
@@ -13,9 +13,9 @@
     probe.style.color = name;
     return getComputedStyle(probe).color;
   };
-  const see_through = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.16)");
+  const translucent = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.16)");
 
-  // The figure with its "var(--name)" colours looked up.
+  // The figure with its "var(--name)" colours replaced.
   const coloured = (value) => {
     if (typeof value === "string") return value.startsWith("var(--") ? colour(value) : value;
     if (Array.isArray(value)) return typeof value[0] === "object" && !Array.isArray(value[0]) ? value.map(coloured) : value;
@@ -38,29 +38,29 @@
     legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom" },
     margin: { l: narrow ? 48 : 64, r: 12, t: 28, b: 48 },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    uirevision: "kept", // new data do not undo a zoom
+    uirevision: "kept", // new data keep the zoom
   });
 
   const draw = (plot) => {
     const narrow = plot.clientWidth < 520;
     const figure = coloured(figures[plot.dataset.chart]);
     for (const trace of figure.data) {
-      if (trace.meta === "band") trace.fillcolor = see_through(trace.fillcolor);
+      if (trace.meta === "band") trace.fillcolor = translucent(trace.fillcolor);
       if (trace.colorbar && narrow) trace.colorbar = { ...trace.colorbar, orientation: "h", y: 1.02, yanchor: "bottom", title: { text: trace.colorbar.title.text, side: "top" } };
     }
     return Plotly.react(plot, figure.data, layout_of(figure.layout, narrow), { responsive: true, displayModeBar: false });
   };
   const draw_all = () => Promise.all(plots.map(draw));
 
-  // Light and dark: what the system says, until the button says otherwise.
+  // Light and dark: as the system, until the button changes it.
   const system = matchMedia("(prefers-color-scheme: dark)");
   const stored = (value) => {
     try { return value === undefined ? localStorage.getItem("copfl-theme") : localStorage.setItem("copfl-theme", value); }
-    catch { return null; } // some browsers keep nothing for pages from disk
+    catch { return null; } // some browsers store nothing for pages from disk
   };
   const is_dark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
   const button = document.getElementById("theme");
-  const dress = (theme) => {
+  const apply_theme = (theme) => {
     if (theme) root.dataset.theme = theme;
     button.setAttribute("aria-pressed", String(is_dark()));
     button.setAttribute("aria-label", "Dark colours");
@@ -69,14 +69,14 @@
   button.addEventListener("click", () => {
     const theme = is_dark() ? "light" : "dark";
     stored(theme);
-    dress(theme);
+    apply_theme(theme);
   });
-  system.addEventListener("change", () => dress());
+  system.addEventListener("change", () => apply_theme());
 
-  // The keyboard: along a series or a row with one pair of arrows, across with the other.
+  // The keyboard: one pair of arrows moves along a series or row, the other across.
   const seen = (plot) => plot.data.map((trace, number) => [trace, number]).filter(([t]) => t.hoverinfo !== "skip" && t.visible !== "legendonly");
   const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
-  const walk = (plot, across, down) => {
+  const move = (plot, across, down) => {
     const at = plot.place || { row: 0, column: -1 };
     const traces = seen(plot);
     if (!traces.length) return;
@@ -95,16 +95,16 @@
     else Plotly.Fx.hover(plot, [{ curveNumber: curve, pointNumber: point }]);
     const number = (value) => (value === null || value === undefined ? "no value" : Number(value.toPrecision(4)).toString());
     const remark = trace.customdata && trace.customdata[point] ? ", " + trace.customdata[point] : "";
-    if (heat) said.textContent = `${trace.y[at.row]}, ${plot.layout.xaxis.title.text} ${trace.x[at.column]}: ${number(trace.z[at.row][at.column])}`;
-    else if (dots) said.textContent = `${trace.y[point]}, ${trace.name}: ${number(trace.x[point])}`;
-    else said.textContent = `${plot.layout.xaxis.title.text} ${trace.x[point]}, ${trace.name}: ${number(trace.y[point])}${remark}`;
+    if (heat) message.textContent = `${trace.y[at.row]}, ${plot.layout.xaxis.title.text} ${trace.x[at.column]}: ${number(trace.z[at.row][at.column])}`;
+    else if (dots) message.textContent = `${trace.y[point]}, ${trace.name}: ${number(trace.x[point])}`;
+    else message.textContent = `${plot.layout.xaxis.title.text} ${trace.x[point]}, ${trace.name}: ${number(trace.y[point])}${remark}`;
   };
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   for (const plot of plots) {
     plot.addEventListener("keydown", (event) => {
       if (event.key in moves && !event.altKey && !event.ctrlKey && !event.metaKey) {
         event.preventDefault();
-        walk(plot, ...moves[event.key]);
+        move(plot, ...moves[event.key]);
       } else if (event.key === "Escape") {
         Plotly.Fx.unhover(plot);
         plot.blur();
@@ -120,35 +120,35 @@
     });
   }
 
-  // While a run goes on: ask for what is new, and change that alone.
-  let stamp = null;
+  // While a run continues: request the updates, and replace only what changed.
+  let fingerprint = null;
   const refresh = async () => {
     let wait = 2000;
     try {
-      const answer = await fetch(`data.json?have=${encodeURIComponent(stamp || "")}`, { cache: "no-store" });
+      const answer = await fetch(`data.json?have=${encodeURIComponent(fingerprint || "")}`, { cache: "no-store" });
       if (answer.status === 200) {
-        const news = await answer.json();
-        if (Object.keys(news.figures).join() !== Object.keys(figures).join()) return location.reload();
-        stamp = news.stamp;
-        figures = news.figures;
-        for (const [id, html] of Object.entries(news.parts)) {
+        const update = await answer.json();
+        if (Object.keys(update.figures).join() !== Object.keys(figures).join()) return location.reload();
+        fingerprint = update.fingerprint;
+        figures = update.figures;
+        for (const [id, html] of Object.entries(update.parts)) {
           const part = document.getElementById(`part-${id}`);
           if (!part || part.innerHTML === html) continue;
           const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") || {};
           part.innerHTML = html;
           if (part.querySelector(".scroll")) Object.assign(part.querySelector(".scroll"), { scrollTop, scrollLeft });
         }
-        document.getElementById("subtitle").textContent = news.subtitle;
+        document.getElementById("subtitle").textContent = update.subtitle;
         await draw_all();
-        if (news.ended) return;
+        if (update.ended) return;
       }
     } catch {
-      wait = 10000; // the server is gone, or busy
+      wait = 10000; // the server has stopped, or is busy
     }
     setTimeout(refresh, wait);
   };
 
-  dress(stored() || undefined).then(() => {
+  apply_theme(stored() || undefined).then(() => {
     root.dataset.drawn = "yes";
     if (live) refresh();
   });

@@ -1,0 +1,378 @@
+"""Charts as data, and their two drawings: matplotlib for pictures, plotly for the HTML page.
+
+A chart contains numbers, words and the places of its colours, dashes and symbols, and no drawing library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from copfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
+
+Value = float | None  # None: not measured
+Figure = dict[str, Any]  # of plotly
+
+MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl[plots]'` installs it"
+# Okabe and Ito's colours, which colour-blind people can tell apart. The page has them as var(--c0) to var(--c7) in
+# page.css, in a variant for light and one for dark.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
+DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib, plotly
+SYMBOLS = (  # open shapes after the first, so that overlapping dots are all visible
+    ("o", "circle"),
+    ("D", "diamond-open"),
+    ("x", "x-thin"),
+    ("s", "square-open"),
+    ("^", "triangle-up-open"),
+    ("+", "cross-thin"),
+    ("*", "star-open"),
+    ("v", "hexagon-open"),
+)
+
+
+class Line(NamedTuple):
+    """A curve or a series of dots; a band around it and a remark on each point where there are any."""
+
+    name: str
+    y: Sequence[Value]
+    low: Sequence[Value] = ()
+    high: Sequence[Value] = ()
+    remarks: Sequence[str] = ()
+    colour: int = 0
+    dash: int = 0
+    x: Sequence[float] = ()  # of a curve; () for the x of its chart
+
+
+class Lines(NamedTuple):
+    """Curves over the rounds."""
+
+    name: str  # one word: the anchor on the page and the name of the picture's file
+    title: str
+    about: str  # what the chart shows, in a sentence or two
+    x: Sequence[float]
+    y_title: str
+    lines: Sequence[Line]
+    unit: str = ""
+    digits: int = 1
+    x_title: str = "round"
+
+
+class Dots(NamedTuple):
+    """A row per client or layer with a dot per series."""
+
+    name: str
+    title: str
+    about: str
+    rows: Sequence[str]
+    x_title: str
+    series: Sequence[Line]  # y is a value per row
+    unit: str = ""
+    digits: int = 1
+    zero: bool = False  # whether a line marks zero
+    row_title: str = "client"
+
+
+class Heat(NamedTuple):
+    """A table in colours."""
+
+    name: str
+    title: str
+    about: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[Value]]  # [rows][columns]
+    what: str  # the name of a value
+    x_title: str
+    unit: str = ""
+    digits: int = 1
+    row_title: str = "client"
+    zero: bool = False  # whether the colours begin at zero
+    texts: Sequence[Sequence[str]] = ()  # [rows][columns], written into the cells of a picture
+
+
+class Swarm(NamedTuple):
+    """A row per algorithm with many dots per series, and a bar at their mean. Pictures only."""
+
+    rows: Sequence[str]
+    x_title: str
+    series: Mapping[str, Sequence[Any]]  # [rows][dots], nan where not measured
+    zero: bool = False
+    title: str = ""
+
+
+Chart = Lines | Dots | Heat
+Panels = Sequence[Sequence[Chart | Swarm]]  # [rows][columns] of a picture
+
+
+def values_of(array: Any) -> list[Value]:
+    """The numbers of an array; None for nan."""
+    return [None if np.isnan(number) else float(number) for number in array]
+
+
+# matplotlib
+
+
+def available() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def pictures(panels: Panels, title: str = "", kinds: Sequence[str] = ("png", "svg")) -> dict[str, bytes]:
+    """The charts drawn as one picture, by the kind of file; the same charts give the same bytes."""
+    if not available():
+        raise UsageError(MISSING)
+    from matplotlib import rc_context
+
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}}
+    files = {}
+    with rc_context({"svg.hashsalt": "copfl", "svg.fonttype": "none", "font.size": 9}):
+        picture = draw(panels, title)
+        for kind in kinds:
+            content = io.BytesIO()
+            picture.savefig(content, format=kind, dpi=200, metadata=metadata[kind])
+            files[kind] = content.getvalue()
+    return files
+
+
+def draw(panels: Panels, title: str = "") -> Picture:
+    """The picture, which no window and no global state of matplotlib refers to."""
+    from matplotlib.figure import Figure as Picture
+
+    labels = {line.name for row in panels for chart in row for line in _series(chart)}
+    width, height = _inches(panels)
+    per_line = max(1, int(width / (0.75 + 0.08 * max(map(len, labels), default=1))))
+    figure = Picture((width, height + 0.2 * -(-len(labels) // per_line)), layout="constrained")
+    grid = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex="col")
+    handles: dict[str, Any] = {}
+    for place, row in enumerate(panels):
+        for column, (axes, chart) in enumerate(zip(grid[place], row, strict=True)):
+            _panel(figure, axes, chart)
+            same_rows = not isinstance(chart, Lines) and chart.rows == getattr(row[0], "rows", ())
+            if column and isinstance(chart, Swarm) and same_rows:
+                axes.set_yticklabels([])
+            if column and isinstance(chart, Lines):
+                axes.set_ylabel("")
+            if place < len(panels) - 1:
+                axes.set_xlabel("")
+            if not place and len(row) > 1:
+                axes.set_title(textwrap.fill(chart.title, 46), fontsize=9)
+            handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    if title:
+        figure.suptitle(title, wrap=True)
+    if handles:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=per_line, frameon=False)
+    return figure
+
+
+def _series(chart: Chart | Swarm) -> Sequence[Line]:
+    if isinstance(chart, Swarm):
+        return [Line(name, []) for name in chart.series]
+    return chart.lines if isinstance(chart, Lines) else chart.series if isinstance(chart, Dots) else []
+
+
+def _inches(panels: Panels) -> tuple[float, float]:
+    """The size without the legend."""
+    chart = panels[0][0]
+    if isinstance(chart, Lines):
+        panel = 3.2, 3.3
+    elif isinstance(chart, Heat) and chart.texts:
+        panel = 0.6 + 0.95 * len(chart.columns), 1.0 + 0.55 * len(chart.rows)
+    else:
+        panel = 4.4, min(9.0, 1.0 + (0.42 if isinstance(chart, Swarm) else 0.22) * len(chart.rows))
+    return max(6.4, 1 + panel[0] * len(panels[0])), max(2.0, panel[1] * len(panels))
+
+
+def _panel(figure: Picture, axes: Axes, chart: Chart | Swarm) -> None:
+    if isinstance(chart, Lines):
+        _curves(axes, chart)
+    elif isinstance(chart, Heat):
+        image = _image(axes, chart)
+        if any(value is not None for row in chart.values for value in row):
+            label = f"{chart.what},{chart.unit}" if chart.unit else chart.what
+            figure.colorbar(image, ax=axes, label=label)
+    else:
+        _markers(axes, chart)
+
+
+def _curves(axes: Axes, chart: Lines) -> None:
+    for line in chart.lines:
+        values = _numbers(line.y)
+        seen = ~np.isnan(values)
+        x = np.array((line.x or chart.x)[: len(values)], float)[seen]
+        colour = COLOURS[line.colour % len(COLOURS)]
+        dash = DASHES[line.dash % len(DASHES)][0]
+        marker = "o" if len(x) < 2 else ""
+        axes.plot(x, values[seen], dash, color=colour, label=line.name, linewidth=1.4, marker=marker)
+        if line.low:
+            low, high = _numbers(line.low)[seen], _numbers(line.high)[seen]
+            axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    if not chart.lines:
+        axes.text(0.5, 0.5, "not yet run", ha="center", va="center", transform=axes.transAxes)
+    axes.set(xlabel=chart.x_title, ylabel=chart.y_title)
+    axes.grid(alpha=0.3)
+
+
+def _markers(axes: Axes, chart: Dots | Swarm) -> None:
+    if chart.zero:
+        axes.axvline(0, color="black", linewidth=0.8)
+    if isinstance(chart, Dots):
+        for place, series in enumerate(chart.series):
+            colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)][0]
+            fill = "none" if place else "full"
+            style: Any = {"color": colour, "markersize": 5, "fillstyle": fill, "label": series.name}
+            axes.plot(_numbers(series.y), np.arange(len(chart.rows)), symbol, **style)
+    else:
+        _swarm(axes, chart)
+    _row_ticks(axes, chart.rows)
+    axes.set(xlabel=chart.x_title, ylim=(len(chart.rows) - 0.5, -0.5))
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _swarm(axes: Axes, chart: Swarm) -> None:
+    """Every series has a lane within its row, and its dots are spread over the lane."""
+    lane = 0.6 / len(chart.series)
+    for place, (name, rows) in enumerate(chart.series.items()):
+        heights = [
+            height + lane * (place + 0.5 + 0.8 * shift) - 0.3
+            for height, dots in enumerate(rows)
+            for shift in np.arange(len(dots)) / max(len(dots) - 1, 1) - 0.5
+        ]
+        style: Any = {"color": COLOURS[place % len(COLOURS)], "markersize": 3, "alpha": 0.6, "label": name}
+        axes.plot(np.concatenate(list(rows)), heights, "o", markeredgewidth=0, **style)
+    for height in range(len(chart.rows)):
+        mean = float(np.mean([np.nanmean(rows[height]) for rows in chart.series.values()]))
+        axes.plot([mean, mean], [height - 0.38, height + 0.38], color="black", linewidth=1.6)
+
+
+def _image(axes: Axes, chart: Heat) -> Any:
+    values = np.ma.masked_invalid([_numbers(row) for row in chart.values])
+    least = 0 if chart.zero else None
+    image = axes.imshow(values, cmap="cividis", aspect="auto", interpolation="nearest", vmin=least)
+    middle = (values.min() + values.max()) / 2
+    for (i, j), value in np.ndenumerate(values.filled(np.inf)) if chart.texts else ():
+        colour = "white" if value < middle else "black"
+        axes.text(j, i, chart.texts[i][j], ha="center", va="center", fontsize=7, color=colour)
+    _row_ticks(axes, chart.rows)
+    places = range(0, len(chart.columns), max(1, -(-len(chart.columns) // 12)))
+    axes.set_xticks(places, [chart.columns[p] for p in places])
+    axes.set(xlabel=chart.x_title, ylabel=chart.row_title if chart.texts else "")
+    return image
+
+
+def _row_ticks(axes: Axes, rows: Sequence[str]) -> None:
+    places = range(0, len(rows), max(1, -(-len(rows) // 40)))
+    axes.set_yticks(places, [rows[p] for p in places])
+
+
+def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array(values, np.float64)  # None becomes nan
+
+
+# plotly
+
+
+def figure(chart: Chart) -> Figure:
+    """The record from which plotly.js draws the chart; colours are CSS variables that the page replaces."""
+    if isinstance(chart, Lines):
+        traces = [trace for line in chart.lines for trace in _line_traces(chart, line)]
+        xaxis: Figure = {"title": {"text": chart.x_title}, "zeroline": False, "hoverformat": "d"}
+        yaxis: Figure = {"title": {"text": chart.y_title}, "zeroline": False, "rangemode": "tozero"}
+        layout = {"hovermode": "x unified", "showlegend": True, "height": 380}
+        return {"data": traces, "layout": {**layout, "xaxis": xaxis, "yaxis": yaxis}}
+    yaxis = {"type": "category", "autorange": "reversed", "automargin": True}
+    height = min(900, 160 + 26 * len(chart.rows))
+    if isinstance(chart, Dots):
+        traces = [_dot_trace(chart, place, series) for place, series in enumerate(chart.series)]
+        xaxis = {"title": {"text": chart.x_title}, "zeroline": chart.zero, "zerolinewidth": 2}
+        layout = {"hovermode": "closest", "showlegend": True, "height": height}
+        return {"data": traces, "layout": {**layout, "xaxis": xaxis, "yaxis": yaxis}}
+    # On a linear axis plotly leaves out ticks that do not fit.
+    linear = all(column.isdecimal() and len(column) < 16 for column in chart.columns)
+    xaxis = {
+        "type": "linear" if linear else "category",
+        "title": {"text": chart.x_title},
+        "automargin": True,
+        "showgrid": False,
+        "zeroline": False,
+        **({"dtick": 1} if len(chart.columns) <= 12 else {}),
+    }
+    layout = {"height": height, "xaxis": xaxis, "yaxis": {**yaxis, "showgrid": False}}
+    return {"data": [_heat_trace(chart, linear)], "layout": layout}
+
+
+def _line_traces(chart: Lines, line: Line) -> list[Figure]:
+    """The curve, after the two invisible edges of its band with the area between them filled."""
+    common = {"type": "scatter", "x": list(line.x or chart.x)[: len(line.y)], "connectgaps": True}
+    curve = {
+        **common,
+        "mode": "lines+markers" if len(chart.x) < 2 else "lines",
+        "name": _escaped(line.name),
+        "y": list(line.y),
+        "line": {"color": _colour(line), "width": 2, "dash": DASHES[line.dash % len(DASHES)][1]},
+        **_hover(_escaped(line.name), line.remarks, f"%{{y:.{chart.digits}f}}{chart.unit}"),
+    }
+    if not line.low:
+        return [curve]
+    hidden = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    edge = {**common, **hidden, "line": {"width": 0, "color": _colour(line)}}
+    filled = {"fill": "tonexty", "fillcolor": _colour(line), "meta": "band"}  # page.js makes it translucent
+    return [{**edge, "y": list(line.low)}, {**edge, "y": list(line.high), **filled}, curve]
+
+
+def _dot_trace(chart: Dots, place: int, series: Line) -> Figure:
+    marker = {
+        "color": _colour(series),
+        "size": 11 if place else 8,
+        "symbol": SYMBOLS[place % len(SYMBOLS)][1],
+        "line": {"width": 2, "color": _colour(series)},
+    }
+    point = f"%{{x:.{chart.digits}f}}{chart.unit}"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": _escaped(series.name),
+        "x": list(series.y),
+        "y": list(chart.rows),
+        "marker": marker,
+        **_hover(f"%{{y}}, {_escaped(series.name)}", series.remarks, point),
+    }
+
+
+def _heat_trace(chart: Heat, linear: bool) -> Figure:
+    highest = max((v for row in chart.values for v in row if v is not None), default=1)
+    title = {"text": chart.what, "side": "right"}
+    return {
+        "type": "heatmap",
+        "x": [int(column) for column in chart.columns] if linear else list(chart.columns),
+        "y": list(chart.rows),
+        "z": [list(row) for row in chart.values],
+        "colorscale": "Cividis",  # readable for colour-blind people, and in grey
+        "hoverongaps": False,
+        **({"zmin": 0, "zmax": highest} if chart.zero else {}),
+        "xgap": 1 if len(chart.columns) <= 60 else 0,
+        "ygap": 1 if len(chart.rows) <= 60 else 0,
+        "colorbar": {"title": title, "thickness": 12, "ticksuffix": chart.unit.strip()},
+        "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: %{{z:.{chart.digits}f}}{chart.unit}<extra></extra>",
+    }
+
+
+def _hover(name: str, remarks: Sequence[str], value: str) -> Figure:
+    remark = "<br>%{customdata}" if remarks else ""
+    return {"customdata": list(remarks), "hovertemplate": f"{name}: {value}{remark}<extra></extra>"}
+
+
+def _colour(line: Line) -> str:
+    return f"var(--c{line.colour % len(COLOURS)})"
+
+
+def _escaped(text: str) -> str:
+    """The text without the characters that plotly reads as markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

@@ -1,7 +1,7 @@
-"""What the documentation site is made of besides the pages here; MkDocs calls the functions that begin with `on_`.
+"""Pages of the documentation site that are generated from the code; MkDocs calls the functions that begin with `on_`.
 
-Made of the code as the site is built: the page of every command, the list of algorithms, and a page for each source
-file that some page links to. Links that lead out of docs/, as a reader of the repository wants them, are led to those.
+Generated: the reference of the commands, the list of algorithms, and a page for each source file that a page links to.
+Links out of docs/, as a reader of the repository needs them, are rewritten to the generated pages.
 """
 
 from __future__ import annotations
@@ -14,50 +14,45 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAPERS = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-LATER = (
-    "audit.md",
-    "privacy.md",
-    "hostile.md",
-    "reliability.md",
-    "reproduction.md",
-)  # in the navigation once written
+ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
-# -- what MkDocs calls -------------------------------------------------------------------------------------------------
+# -- called by MkDocs --------------------------------------------------------------------------------------------------
 
 
 def on_config(config: Any) -> Any:
-    """Fills in the navigation: a page for each algorithm, and what is not there yet left out."""
-    pages = [{"All of them": "algorithms/index.md"}]
+    """Adds a page for each algorithm to the navigation."""
+    pages = [{"Overview": "algorithms/index.md"}]
     pages += [
         {title: f"algorithms/{name}.md"}
         for name, title in titles(Path(config.docs_dir) / "algorithms").items()
     ]
-    config.nav = [_section(entry, pages, Path(config.docs_dir)) for entry in config.nav]
+    config.nav = [_section(entry, pages) for entry in config.nav]
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that are made of the code."""
+    """Adds the generated pages."""
     from mkdocs.structure.files import File
 
-    made = {"commands.md": commands(), "algorithms/index.md": algorithms()}
-    made |= {page: (ROOT / paper).read_text("utf-8") for paper, page in PAPERS.items() if page != "index.md"}
+    generated = {"commands.md": commands(), "algorithms/index.md": algorithms()}
+    generated |= {
+        page: (ROOT / source).read_text("utf-8") for source, page in ROOT_PAGES.items() if page != "index.md"
+    }
     written = {
         file.src_uri: Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()
     }
-    for page, text in {**written, **made}.items():
-        for path in linked_sources(home_of(page), text):
-            made[source_page(path)] = as_source(path)
-    for page, text in made.items():
+    for page, text in {**written, **generated}.items():
+        for path in linked_sources(folder_of(page), text):
+            generated[source_page(path)] = as_source(path)
+    for page, text in generated.items():
         files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Leads the links out of docs/ to their places in the site."""
+    """Rewrites links out of docs/ to their pages in the site."""
     here = page.file.src_uri
     return LINK.sub(lambda match: relinked(here, match[1]) + (match[2] or ""), markdown)
 
@@ -65,22 +60,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 # -- links -------------------------------------------------------------------------------------------------------------
 
 
-def home_of(page: str) -> PurePosixPath:
-    """The folder in the repository whose file the page was written as."""
-    papers = {made: paper for paper, made in PAPERS.items() if made != "index.md"}
-    return PurePosixPath(papers.get(page, f"docs/{page}")).parent
+def folder_of(page: str) -> PurePosixPath:
+    """The folder of the page's source in the repository."""
+    sources = {page: source for source, page in ROOT_PAGES.items() if page != "index.md"}
+    return PurePosixPath(sources.get(page, f"docs/{page}")).parent
 
 
-def target_of(home: PurePosixPath, link: str) -> str:
-    """The path in the repository that a link leads to."""
-    return os.path.normpath(home / link)
+def target_of(folder: PurePosixPath, link: str) -> str:
+    """The path in the repository that a link points to."""
+    return os.path.normpath(folder / link)
 
 
-def linked_sources(home: PurePosixPath, text: str) -> Iterator[str]:
-    """The files outside of docs/ that a page links to and that are no pages themselves."""
+def linked_sources(folder: PurePosixPath, text: str) -> Iterator[str]:
+    """The files outside docs/ that a page links to, without those that are pages themselves."""
     for link, _ in LINK.findall(text):
-        target = target_of(home, link)
-        if not target.startswith("docs") and target not in PAPERS and (ROOT / target).is_file():
+        target = target_of(folder, link)
+        if not target.startswith("docs") and target not in ROOT_PAGES and (ROOT / target).is_file():
             yield target
 
 
@@ -89,21 +84,21 @@ def source_page(path: str) -> str:
 
 
 def relinked(page: str, link: str) -> str:
-    """The link as the site needs it."""
-    target = target_of(home_of(page), link)
-    if target in PAPERS:
-        place = PAPERS[target]
+    """The link as used in the site."""
+    target = target_of(folder_of(page), link)
+    if target in ROOT_PAGES:
+        place = ROOT_PAGES[target]
     elif target == "docs" or target.startswith("docs/"):
         place = target.removeprefix("docs").removeprefix("/")
         place = f"{place}/index.md".lstrip("/") if (ROOT / target).is_dir() else place
     elif (ROOT / target).is_file():
         place = source_page(target)
     else:
-        return link  # and MkDocs complains
+        return link  # MkDocs reports it
     return os.path.relpath(place, PurePosixPath(page).parent)
 
 
-# -- pages made of the code --------------------------------------------------------------------------------------------
+# -- generated pages ---------------------------------------------------------------------------------------------------
 
 
 def titles(folder: Path) -> dict[str, str]:
@@ -113,7 +108,7 @@ def titles(folder: Path) -> dict[str, str]:
 
 
 def algorithms() -> str:
-    """The list of algorithms, a line each from its own file."""
+    """The list of algorithms, one line each from its docstring."""
     from copfl.algorithms import ALGORITHMS
 
     first = {
@@ -122,8 +117,8 @@ def algorithms() -> str:
     }
     rows = "\n".join(f"| [`{name}`]({name}.md) | {line} |" for name, line in first.items())
     return (
-        "# The algorithms\n\n`copfl run --algorithm NAME`; each page says what the algorithm does, what its options\n"
-        "mean, what travels and stays, and where the code departs from the paper.\n\n"
+        "# Algorithms\n\n`copfl run --algorithm NAME`. Each page describes the algorithm, its options, what is\n"
+        "sent and what stays local, and where the code departs from the paper.\n\n"
         f"| name | what it does |\n| --- | --- |\n{rows}\n"
     )
 
@@ -176,16 +171,7 @@ def _row(parameter: Any, context: Any) -> str:
     return f"| {names} | {text} | {default} |\n"
 
 
-def _section(entry: Any, pages: list[dict[str, str]], docs: Path) -> Any:
-    """A part of the navigation, with the algorithms in their place and without the pages that are still to come."""
+def _section(entry: Any, pages: list[dict[str, str]]) -> Any:
+    """An entry of the navigation, with the pages of the algorithms inserted."""
     ((title, inside),) = entry.items()
-    if inside == "algorithms/":
-        return {title: pages}
-    if isinstance(inside, list):
-        there = [
-            one
-            for one in inside
-            if (docs / next(iter(one.values()))).exists() or next(iter(one.values())) not in LATER
-        ]
-        return {title: there}
-    return entry
+    return {title: pages} if inside == "algorithms/" else entry

@@ -1,4 +1,4 @@
-"""The documentation: the site builds without a warning, every link leads somewhere, every code block runs."""
+"""The documentation: the site builds without a warning, every link has a target, every code block runs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests import paper
+from tests import code_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
-PAPERS = [
+PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
-]  # CONTRIBUTING's are run by tests/test_papers.py
-RUNNING = [
+]  # those of CONTRIBUTING.md are run by tests/test_readme.py
+EXECUTED = [
     p
-    for p in PAPERS
-    if any(b.language in paper.RUN and not b.skipped for b in paper.blocks(p.read_text("utf-8")))
+    for p in PAGES
+    if any(b.language in code_blocks.RUN and not b.skipped for b in code_blocks.blocks(p.read_text("utf-8")))
 ]
-# The blocks that are not run, by page; the reason stands before each of them. A new one is counted here or run.
+# The number of blocks that are not run, by page.
 NOT_RUN = {
     "README.md": 2,
     "docs/audit.md": 1,
-    "docs/cifar10-systems.md": 1,
     "docs/compare.md": 1,
     "docs/deploy.md": 6,
     "docs/howto.md": 2,
-    "docs/performance.md": 1,
+    "docs/performance/cpu.md": 1,
     "docs/report.md": 2,
     "docs/reproduction.md": 1,
     "docs/tutorials/deploy.md": 1,
@@ -47,101 +46,95 @@ def name_of(path: Path) -> str:
 # -- code blocks -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", RUNNING, ids=name_of)
+@pytest.mark.parametrize("page", EXECUTED, ids=name_of)
 def test_every_code_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "path", list(sys.path)
-    )  # a reader's own modules are found in the reader's own folder
+    monkeypatch.setattr(sys, "path", list(sys.path))  # modules of the page are imported from its own folder
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    reader = paper.Reader(tmp_path)
-    for block in paper.blocks(page.read_text("utf-8")):
-        if block.language in paper.RUN and not block.skipped:
+    session = code_blocks.Session(tmp_path)
+    for block in code_blocks.blocks(page.read_text("utf-8")):
+        if block.language in code_blocks.RUN and not block.skipped:
             try:
-                reader.follow(block)
+                session.execute(block)
             except Exception as error:
                 raise AssertionError(f"{name_of(page)}, the block at line {block.line}: {error}") from error
 
 
-def test_what_is_not_run_is_counted_and_says_why() -> None:
-    found: Counter[str] = Counter()
-    for page in PAPERS:
-        for block in paper.blocks(page.read_text("utf-8")):
+def test_blocks_that_are_not_run_are_counted_and_give_a_reason() -> None:
+    counts: Counter[str] = Counter()
+    for page in PAGES:
+        for block in code_blocks.blocks(page.read_text("utf-8")):
             if block.skipped:
-                found[name_of(page)] += 1
+                counts[name_of(page)] += 1
                 assert len(block.mark) > len("not run: ") + 10, (
-                    f"{name_of(page)}:{block.line} does not say why"
+                    f"{name_of(page)}:{block.line} gives no reason"
                 )
-    assert dict(found) == NOT_RUN
+    assert dict(counts) == NOT_RUN
 
 
-@pytest.mark.parametrize("page", PAPERS, ids=name_of)
-def test_code_says_its_language(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_has_a_known_language(page: Path) -> None:
     text = page.read_text("utf-8")
-    for block in paper.blocks(text):
+    for block in code_blocks.blocks(text):
         where = f"{name_of(page)}:{block.line}"
-        assert block.language in paper.LANGUAGES, (
-            f"{where} is in {block.language!r}, which is neither run nor left alone"
-        )
+        assert block.language in code_blocks.LANGUAGES, f"{where} has the unknown language {block.language!r}"
         known = not block.mark or block.skipped or block.mark == "fails" or block.mark.startswith("file: ")
-        assert known or block.language not in paper.RUN, f"{where}: {block.mark!r} means nothing"
-        if block.language not in paper.RUN:
-            assert not COMMAND.match(block.code), f"{where} is a command: say ```bash"
-    for code in paper.indented(text):
-        assert not COMMAND.match(code), (
-            f"{name_of(page)}: {code!r} is a command: put it into a fence that says ```bash"
-        )
+        assert known or block.language not in code_blocks.RUN, f"{where}: unknown mark {block.mark!r}"
+        if block.language not in code_blocks.RUN:
+            assert not COMMAND.match(block.code), f"{where} is a command: use ```bash"
+    for code in code_blocks.indented(text):
+        assert not COMMAND.match(code), f"{name_of(page)}: {code!r} is a command: put it into a ```bash block"
 
 
-# -- the reader itself -------------------------------------------------------------------------------------------------
+# -- the session itself ------------------------------------------------------------------------------------------------
 
 
-def test_the_reader_knows_what_it_does_not_know(tmp_path: Path) -> None:
-    reader = paper.Reader(tmp_path)
-    for line, says in (
-        ("rm -rf x", "nobody here knows rm"),
+def test_a_session_refuses_unknown_commands_and_wrong_exit_codes(tmp_path: Path) -> None:
+    session = code_blocks.Session(tmp_path)
+    for line, message in (
+        ("rm -rf x", "unknown command rm"),
         ("copfl run --nonsense", "ended with 2"),
         ("copfl list algorithms | head", "ended with 2"),
-        ("pip install numpy", "is not of copfl"),
+        ("pip install numpy", "is not copfl"),
         ('pip install "copfl[nonsense]"', "no extra nonsense"),
-        ("cat nowhere", "not there"),
+        ("cat nowhere", "no such file"),
     ):
-        with pytest.raises(AssertionError, match=says):
-            reader.follow(paper.Block(1, "bash", f"{line}\n", ""))
+        with pytest.raises(AssertionError, match=message):
+            session.execute(code_blocks.Block(1, "bash", f"{line}\n", ""))
     with pytest.raises(AssertionError, match="ended with 0"):
-        reader.follow(paper.Block(1, "bash", "copfl --version\n", "fails"))
+        session.execute(code_blocks.Block(1, "bash", "copfl --version\n", "fails"))
 
 
 def test_blocks_are_found_with_their_marks() -> None:
     text = "a\n\n<!-- not run: an hour -->\n```bash\ncopfl \\\n  run  # x\n```\n\n"
     text += "````python\nx = '```'\n````\n\n    copfl run\n"
-    one, two = paper.blocks(text)
+    one, two = code_blocks.blocks(text)
     assert (one.language, one.skipped, one.line) == ("bash", True, 3)
-    assert list(paper.commands(next(paper.logical_lines(one.code)))) == [["copfl", "run"]]
+    assert list(code_blocks.commands(next(code_blocks.logical_lines(one.code)))) == [["copfl", "run"]]
     assert two.code == "x = '```'\n"
-    assert list(paper.indented(text)) == ["    copfl run\n"]
+    assert list(code_blocks.indented(text)) == ["    copfl run\n"]
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------
 
 
 class Links(html.parser.HTMLParser):
-    """The addresses that a page leads to, and the places in it."""
+    """The links of a page, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.to: list[str] = []
-        self.places: set[str] = set()
+        self.anchors: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         for name, value in attrs:
             if name in ("href", "src") and value and tag in ("a", "img", "link", "script"):
                 self.to.append(value)
             elif name in ("id", "name") and value:
-                self.places.add(value)
+                self.anchors.add(value)
 
 
-def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
-    """Built once, looked at in three ways: its links, what it asks of the network, the reference of the commands."""
+def test_the_site_builds_and_every_link_has_a_target(tmp_path: Path) -> None:
+    """Checks the links, that nothing is loaded from other servers, and the reference of the commands."""
     pytest.importorskip("mkdocs", reason='the site needs `pip install "copfl[docs]"`')
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -151,14 +144,12 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
         pages[path] = Links()
         pages[path].feed(path.read_text("utf-8"))
     assert len(pages) > 40
-    for path, found in pages.items():
-        for link in (
-            found.to if path.name != "404.html" else ()
-        ):  # whose links are made for wherever it is shown
+    for path, links in pages.items():
+        for link in links.to if path.name != "404.html" else ():  # its links depend on where it is shown
             follow(tmp_path, pages, path, link)
         text = path.read_text("utf-8")
         for foreign in ("fonts.googleapis", 'src="http', '<link rel="stylesheet" href="http'):
-            assert foreign not in text, f"{path.relative_to(tmp_path)} asks the network for something"
+            assert foreign not in text, f"{path.relative_to(tmp_path)} loads something from another server"
     check_reference((tmp_path / "commands" / "index.html").read_text("utf-8"))
 
 
@@ -170,7 +161,7 @@ def follow(site: Path, pages: dict[Path, Links], path: Path, link: str) -> None:
     target = target / "index.html" if target.is_dir() else target
     assert target.exists(), f"{path.relative_to(site)} links to {link}"
     if parts.fragment and target in pages:
-        assert unquote(parts.fragment) in pages[target].places, f"{path.relative_to(site)} links to {link}"
+        assert unquote(parts.fragment) in pages[target].anchors, f"{path.relative_to(site)} links to {link}"
 
 
 def check_reference(text: str) -> None:
@@ -184,13 +175,13 @@ def check_reference(text: str) -> None:
         for word in [f"copfl {name}", *(f"copfl {name} {one}" for one in inner)]:
             assert f">{word}<" in text, f"{word} is not in the reference"
         for parameter in [p for one in (inner.values() if inner else [command]) for p in one.params]:
-            assert parameter.help, f"copfl {name}: nothing is said about {parameter.name}"
+            assert parameter.help, f"copfl {name}: {parameter.name} has no help"
             for option in parameter.opts:
                 assert option.lstrip("-").lower() in text.lower(), (
                     f"copfl {name} {option} is not in the reference"
                 )
 
 
-def test_the_first_words_are_those_of_the_readme() -> None:
+def test_the_first_paragraph_is_that_of_the_readme() -> None:
     readme, index = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/index.md"))
     assert readme.split("\n\n")[1] == index.split("\n\n")[1]

@@ -161,9 +161,9 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_where_it_was_first_chos
         assert (levers["momentum"], levers["average"], levers["statistics"]) == (0.9, 0.95, "own")
 
 
-def test_the_hand_written_page_has_a_place_for_every_item() -> None:
+def test_the_hand_written_page_has_a_place_for_table_1() -> None:
     text = (DOCS / "reproduction.md").read_text("utf-8")
-    assert sorted(re.findall(r"<!-- end of (\S+) -->", text)) == experiments.names()
+    assert re.findall(r"<!-- end of (\S+) -->", text) == ["table1"]  # the other pages are linked
 
 
 def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:

@@ -1,14 +1,15 @@
-"""The code blocks of a paper, run one after the other as a reader would, in this process and a folder of their own.
+"""The code blocks of a page, executed in order in this process and in a temporary folder.
 
-A shell that knows what the papers use: `copfl`, `python FILE`, `cd`, `ls`, `cat`, `cmp`, and `pip install` of copfl, of
-which it checks that the extras exist. Anything else fails, unless the line before the block says why it is not run:
+A minimal shell executes the commands that the pages use: `copfl`, `python FILE`, `cd`, `ls`, `cat`, `cmp`, and
+`pip install` of copfl, for which it checks that the extras exist. Any other command fails, unless a comment before the
+block gives the reason for not running it:
 
     <!-- not run: it takes an hour -->
-    <!-- fails -->             the command is to end with an error
-    <!-- file: mine.py -->     what follows is not run but saved under that name
+    <!-- fails -->             the command must end with an error
+    <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs are cut to two rounds of few batches, comparisons to one seed and a small model in one process, without pictures:
-that the words are understood and work together is what is held here, not what they find.
+Runs have two rounds and large batches; comparisons have one seed, a small model, one process and no charts. The test
+checks that the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ RUN = ("python", "bash", "console", "sh")
 LANGUAGES = (*RUN, "text", "toml", "json", "")
 SHORT = ("--rounds", str(ROUNDS), "--batch", "64")
 ONE = (*SHORT, "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
-LESS = {"run": SHORT, "compare": ONE, "sweep": ONE}  # of an option given twice, the last one counts
+OVERRIDES = {"run": SHORT, "compare": ONE, "sweep": ONE}  # the last of two equal options counts
 
 
 class Block(NamedTuple):
-    """One code block of a paper."""
+    """One code block of a page."""
 
     line: int
     language: str
     code: str
-    mark: str  # what the comment before it says
+    mark: str  # the comment before it
 
     @property
     def skipped(self) -> bool:
@@ -54,29 +55,28 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced code blocks, in their order."""
-    for found in FENCE.finditer(text):
+    """The fenced code blocks, in order."""
+    for match in FENCE.finditer(text):
         yield Block(
-            text[: found.start()].count("\n") + 1, found["language"], found["code"], found["mark"] or ""
+            text[: match.start()].count("\n") + 1, match["language"], match["code"], match["mark"] or ""
         )
 
 
 def indented(text: str) -> Iterator[str]:
-    """Lines that are code by being indented, outside of fences and lists."""
+    """Lines that are code by indentation, outside of fences and lists."""
     outside = FENCE.sub("", text)
     yield from re.findall(r"(?:^\n|\A)((?:^    \S.*\n)+)", outside, re.MULTILINE)
 
 
-class Reader:
-    """Somebody who types what a paper says."""
+class Session:
+    """Executes blocks one after the other, with the variables and the folder of the previous ones."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        self.home = home
-        self.folder = home
+        self.folder = folder
 
-    def follow(self, block: Block) -> None:
-        """Runs the block; AssertionError says what went wrong."""
+    def execute(self, block: Block) -> None:
+        """Runs the block; raises AssertionError with the reason if it fails."""
         with contextlib.chdir(self.folder):
             if block.mark.startswith("file: "):
                 Path(block.mark.removeprefix("file: ")).write_text(block.code, "utf-8")
@@ -87,74 +87,78 @@ class Reader:
                 return
             for line in logical_lines(block.code):
                 for words in commands(line):
-                    self.type(words, fails=block.mark == "fails")
+                    self.command(words, fails=block.mark == "fails")
             self.folder = Path.cwd()
 
-    def type(self, words: list[str], fails: bool = False) -> None:
+    def command(self, words: list[str], fails: bool = False) -> None:
         """Runs one command."""
         name, *rest = words
         if name == "copfl":
-            code, said = call(rest)
-            assert (code != 0) == fails, f"{shlex.join(words)} ended with {code}: {said}"
+            code, output = call(rest)
+            assert (code != 0) == fails, f"{shlex.join(words)} ended with {code}: {output}"
         elif name == "cd":
             os.chdir(rest[0])
         elif name in ("cat", "ls"):
-            assert all(Path(path).exists() for path in rest), f"{shlex.join(words)}: not there"
+            assert all(Path(path).exists() for path in rest), f"{shlex.join(words)}: no such file"
         elif name == "cmp":
             assert filecmp.cmp(rest[0], rest[1], shallow=False), f"{shlex.join(words)}: they differ"
         elif name == "python" and rest[0].endswith(".py"):
             with mock.patch.object(sys, "argv", rest):
                 runpy.run_path(rest[0], run_name="__main__")
         elif name == "pip" and rest[0] == "install":
-            install([word for word in rest[1:] if not word.startswith("-")])
+            install(rest[1:])
         elif words[:3] == ["python3", "-m", "venv"] or words == [".", ".venv/bin/activate"]:
-            pass  # this process has one
+            pass  # this process already has one
         else:
-            raise AssertionError(
-                f"nobody here knows {shlex.join(words)}; mark the block <!-- not run: WHY -->"
-            )
+            raise AssertionError(f"unknown command {shlex.join(words)}; mark the block <!-- not run: WHY -->")
 
 
-def install(wanted: list[str]) -> None:
-    """Checks that this is copfl with extras that there are."""
+def install(arguments: list[str]) -> None:
+    """Checks that these are copfl, extras that exist, and a file of constraints that exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    for word in wanted:
-        found = re.fullmatch(r"(?:copfl|\.)(?:\[([\w,-]+)\])?", word)
-        assert found, f"pip install {word} is not of copfl"
-        for extra in (found[1] or "").split(","):
+    waiting = iter(arguments)
+    for word in waiting:
+        if word == "-c":
+            assert (ROOT / next(waiting)).is_file(), "no such file of constraints"
+            continue
+        if word.startswith("-"):
+            continue
+        match = re.fullmatch(r"(?:copfl|\.)(?:\[([\w,-]+)\])?", word)
+        assert match, f"pip install {word} is not copfl"
+        for extra in (match[1] or "").split(","):
             assert not extra or extra in extras, f"copfl has no extra {extra}"
 
 
 def call(words: list[str]) -> tuple[int, str]:
-    """`copfl WORDS` in this process: its exit code, and what it said."""
+    """Exit code and output of `copfl WORDS`, run in this process."""
     from copfl.cli import main as cli
 
-    words = [*words, *LESS.get(words[0], ())] if words else words
+    words = [*words, *OVERRIDES.get(words[0], ())] if words else words
     if "--tune-seeds" in words:
         words = [*words, "--tune-seeds", "0"]
     if words[0] == "resume" and "--rounds" in words:
         words = [*words, "--rounds", str(ROUNDS + 1)]
-    said = io.StringIO()
+    output = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["copfl", *words]),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
     ):
         try:
             cli.main()
         except SystemExit as exit:
-            return int(exit.code or 0), said.getvalue()[-2000:]
+            return int(exit.code or 0), output.getvalue()[-2000:]
 
 
 def logical_lines(code: str) -> Iterator[str]:
-    """The lines, with those that end in a backslash joined, and without the prompts of a console."""
+    """The lines, with continuation lines joined and without prompts."""
     for line in code.replace("\\\n", " ").splitlines():
         if line := line.strip().removeprefix("$ "):
             yield line
 
 
 def commands(line: str) -> Iterator[list[str]]:
-    """The words of each command of a line; what a shell does beyond `&&` and `#` is not known here."""
+    """The words of each command of a line; of a shell's syntax only `&&` and `#` are supported."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>()")
     lexer.whitespace_split = True
     words: list[str] = []

@@ -1,0 +1,100 @@
+"""The claims of README.md, CONTRIBUTING.md and the architecture are true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from copfl.algorithms import ALGORITHMS
+from tests.test_layers import LEVELS, MODULES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md")]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_have_a_target(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_first_screen_has_the_two_commands() -> None:
+    screen = "\n".join((ROOT / "README.md").read_text("utf-8").splitlines()[:24])
+    assert "pip install -c constraints.txt . && copfl run\n" in screen
+    assert 'pip install -c constraints.txt -e ".[test]" && pytest\n' in screen
+    assert "docs/picture.svg" in screen
+
+
+def test_the_table_of_algorithms_is_the_registry() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    lines = {
+        name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0]
+        for name, f in sorted(ALGORITHMS.items())
+    }
+    assert dict(rows) == lines
+
+
+def test_the_architecture_lists_every_package() -> None:
+    listing = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Layout")[1].split("```")[1]
+    packages = {module.split(".")[0] for module in MODULES}
+    assert set(re.findall(r"^(\w+)/?  *\S", listing, re.MULTILINE)) == packages
+
+
+def test_the_architecture_has_the_levels_of_the_layer_test() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("**Layer rule.**")[1]
+    for level, names in enumerate(LEVELS[:-1]):
+        listed = re.search(rf"([\w, \n]+) \({level}\)", text)
+        assert listed, f"level {level} is missing"
+        assert set(re.findall(r"\w+", listed[1])) == names, f"level {level}"
+
+
+def test_the_reproduction_lists_the_verdicts_of_its_pages() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8").split("## Which claims hold")[1]
+    rows = re.findall(r"^\| \[[^]]+\]\((\S+)\) \| (.+?) \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == 18
+    for page, claim, verdicts in rows:
+        generated = (ROOT / "docs" / page).read_text("utf-8")
+        (line,) = [
+            line for line in generated.splitlines() if line.startswith(f"| {claim} | ") and "**" in line
+        ]
+        assert line.endswith(f" | {verdicts.removesuffix(' | –')} |"), f"{page}: {claim}"
+
+
+def test_the_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in blocks("README.md", "python"):
+        exec(code.replace("rounds=40", "rounds=1"), {})
+    assert float(capsys.readouterr().out.split()[0]) >= 0
+
+
+def test_the_algorithm_in_the_contributing_guide_passes_the_contract() -> None:
+    names: dict[str, object] = {"__name__": "tests.fedtanh"}
+    for code in blocks("CONTRIBUTING.md", "python"):
+        exec(compile(code, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    assert "fedtanh" in names
+
+
+def test_the_commands_of_the_readme_have_these_options() -> None:
+    """Every option in the README exists."""
+    shown: dict[str, set[str]] = {}
+    for command, rest in re.findall(
+        r"copfl ((?:data )?\w+)([^\n#`]*)", "\n".join(blocks("README.md", "bash"))
+    ):
+        shown.setdefault(command, set()).update(re.findall(r"(?<=\s)--?[a-z-]+", rest))
+    assert {"run", "list", "data get"} <= shown.keys()
+    for command, options in shown.items():
+        words = [sys.executable, "-m", "copfl", *command.split(), "--help"]
+        text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        for option in options:
+            assert re.search(rf"(?<![\w-]){option}\b", text), f"copfl {command} has no {option}"

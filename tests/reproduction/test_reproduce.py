@@ -390,7 +390,7 @@ def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whol
     assert store.identity(tables, 0.0, record.last) == record.id
     older = {
         **record.tables,
-        "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "most"},
+        "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "max_weight"},
     }
     assert store.identity(older, 0.0, record.last) == record.id
     for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"copfl": {"rate": 0.2}}):
@@ -563,12 +563,12 @@ def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_h
 
 def test_the_best_of_some_and_by_how_much() -> None:
     mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
-    assert judged("best", mine, low, noisy, row="a", candidates=["b"]) == [findings.HOLDS]
+    assert judged("best", mine, low, noisy, row="a", among=["b"]) == [findings.HOLDS]
     assert judged("best", mine, low, row="a", by=30) == [findings.HOLDS]  # the gain is about 40 points
     assert judged("best", mine, low, row="a", by=60) == [findings.FAILS]
     assert judged("best", mine, noisy, row="a", by=30) == [findings.OPEN]
     with pytest.raises(UsageError, match='row "d"'):
-        judged("best", mine, low, row="a", candidates=["d"])
+        judged("best", mine, low, row="a", among=["d"])
 
 
 def test_nothing_is_said_of_what_is_not_measured() -> None:

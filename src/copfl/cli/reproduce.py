@@ -22,8 +22,8 @@ def reproduce(
     item: Annotated[
         str,
         typer.Argument(
-            help="table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus-search, plus, "
-            "plus-others, plus-search-2, plus-attempts, plus-worlds, all, or a .toml."
+            help="table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, "
+            "plus-others, all, or a .toml."
         ),
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from copfl.engine.mapping import sequential
 from copfl.engine.simulate import State, begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node
-from copfl.flower.folder import Folder
-from copfl.flower.identity import known_client
-from copfl.flower.server import federate
+from copfl.flower.registry import known_client
+from copfl.flower.server import Server
 from copfl.flower.settings import Settings, settings_of
-from copfl.flower.transport import HELLO, JOIN, Reply
+from copfl.flower.state import ClientRecords, ServerFolder
+from copfl.flower.transport import HELLO, JOIN, Content, Reply
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {
@@ -29,11 +29,11 @@ CONFIG: dict[str, Any] = {
     "mean": "0.3", "std": "0.37", "model-options.width": 16, "batch": 64, "optimizer.lr": 0.003,
 }  # fmt: skip
 
-Spoil = Callable[[int, int, Packet], Packet | str | None]
+Fault = Callable[[int, int, Packet], Packet | str | None]
 
 
 def digits(clients: int = 3) -> Federation:
-    """The digits, dealt to clients of unequal size and unequal classes."""
+    """The digits, assigned to clients of unequal size and unequal classes."""
     dataset = load("digits")
     return Federation(dataset, partition("dirichlet", dataset, clients, seed=1))
 
@@ -55,79 +55,100 @@ def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> 
     return configs
 
 
-class Called:
-    """A post whose nodes answer at once. `spoil` may change an upload, or return why there is none, or None: lost."""
+class DirectTransport:
+    """Calls the nodes' functions. `fault` may change an upload, return the error of its delivery, or None: lost."""
 
     def __init__(
-        self, settings: Settings, nodes: dict[int, dict[str, Any]], spoil: Spoil | None = None
+        self, settings: Settings, nodes: dict[int, dict[str, Any]], fault: Fault | None = None
     ) -> None:
-        self.settings, self.online, self.spoil = settings, nodes, spoil
-        self.box: dict[str, Reply] = {}
+        self.settings, self.online, self.fault = settings, nodes, fault
+        self.inbox: dict[str, Reply] = {}
         self.sent: list[tuple[int, str, Packet]] = []
         self.received: list[Packet] = []
 
     def nodes(self) -> list[int]:
         return list(self.online)
 
-    def send(self, node_id: int, question: str, head: str, body: bytes, seconds: float) -> str:
-        message_id = str(len(self.sent))
-        self.sent.append((node_id, question, Packet(head, body)))
-        config = self.online[node_id]
+    def send(self, node_id: int, request: str, content: Content, seconds: float) -> str:
+        message_id, message = str(len(self.sent)), Packet(*content)
+        self.sent.append((node_id, request, message))
+        config, fields = self.online[node_id], json.loads(message.head)
         try:
-            if question == HELLO:
-                packet = Packet(json.dumps({"client": known_client(config, json.loads(head)["run"])}), b"")
+            if request == HELLO:
+                packet = Packet(json.dumps({"client": known_client(config, fields["run"])}), b"")
             else:
-                answer = node.personalise if question == JOIN else node.answer
-                packet = answer(self.settings, config, Packet(head, body))
+                answer = node.personalise if request == JOIN else node.local_update
+                packet = answer(self.settings, config, message)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")
-        spoilt: Packet | str | None = packet
-        if question != HELLO and self.spoil is not None:
-            said = json.loads(head)
-            spoilt = self.spoil(said["client"], said["round"], packet)
-        if isinstance(spoilt, Packet):
-            self.received.append(spoilt)
-            self.box[message_id] = Reply(message_id, *spoilt)
-        elif isinstance(spoilt, str):
-            self.box[message_id] = Reply(message_id, "", b"", spoilt)
+        result: Packet | str | None = packet
+        if request != HELLO and self.fault is not None:
+            result = self.fault(fields["client"], fields["round"], packet)
+        if isinstance(result, Packet):
+            self.received.append(result)
+            self.inbox[message_id] = Reply(message_id, result)
+        elif isinstance(result, str):
+            self.inbox[message_id] = Reply(message_id, error=result)
         return message_id
 
-    def replies(self, tickets: Collection[str]) -> list[Reply]:
-        return [self.box.pop(message_id) for message_id in tickets if message_id in self.box]
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        return [self.inbox.pop(message_id) for message_id in message_ids if message_id in self.inbox]
+
+
+class Played(NamedTuple):
+    """A run over `DirectTransport`."""
+
+    records: list[dict[str, Any]]  # of the rounds
+    server: Any  # the server's record after them
+    log: list[str]
+    transport: DirectTransport
 
 
 def play(
-    config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, spoil: Spoil | None = None, **how: Any
-) -> tuple[list[dict[str, Any]], Any, list[str], Called]:
-    """The rounds' records, the server's record after them, what was said, and the post."""
-    settings = settings_of(config | {"runs": str(runs)})
-    transport, said = Called(settings, dict(enumerate(nodes, 100)), spoil), list[str]()
-    folder = Folder(str(runs), settings.run, goes_on=settings.resume)
-    records = list(federate(settings, transport, folder, said.append, pause=0, retry=0, **how))
-    return records, server_of(settings, runs), said, transport
+    config: dict[str, Any],
+    nodes: list[dict[str, Any]],
+    runs: Path,
+    fault: Fault | None = None,
+    **options: Any,
+) -> Played:
+    """The rounds of this run config."""
+    settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
+    transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
+    folder = ServerFolder(str(runs), settings.config.run, resume=settings.config.resume)
+    server = Server(settings, transport, folder, log.append, pause=0, retry=0, **options)
+    return Played(list(server.rounds()), server_of(settings, runs), log, transport)
 
 
 def server_of(settings: Settings, runs: Path) -> Any:
     """The server's record in the run's checkpoint."""
-    like = settings.algorithm.server_init(settings.task, settings.clients)
-    folder = Folder(str(runs), settings.run, goes_on=True)
-    return folder.load(like, lambda round: Head("server", settings.run, settings.layout, round, -1))[0].record
+    like, run = settings.algorithm.server_init(settings.task, settings.config.clients), settings.config.run
+    folder = ServerFolder(str(runs), run, resume=True)
+    return folder.load(like, lambda round: Head("server", run, settings.layout, round, -1))[0].record
 
 
 def client_of(settings: Settings, config: dict[str, Any], client: int, round: int) -> Any:
     """The client's record after a round, out of its node's folder."""
-    head = Head("client", settings.run, settings.layout, round, client)
-    records = node.Records(Path(config["state-dir"]), settings.run)
+    head = Head("client", settings.config.run, settings.layout, round, client)
+    records = ClientRecords(Path(config["state-dir"]), settings.config.run)
     return records.load(head, settings.algorithm.client_init(settings.task))
 
 
 def simulated(settings: Settings, federation: Federation) -> State:
     """The same run in the simulation."""
+    config = settings.config
     state = begin(settings.algorithm, settings.task, federation.clients)
-    for _ in simulate(
-        settings.algorithm, settings.task, federation, sequential(), state,
-        rounds=settings.rounds, seed=settings.seed, batch=settings.batch, participation=settings.participation,
-    ):  # fmt: skip
+    rounds = simulate(
+        settings.algorithm,
+        settings.task,
+        federation,
+        sequential(),
+        state,
+        rounds=config.rounds,
+        seed=config.seed,
+        batch=config.batch,
+        participation=config.participation,
+    )
+    for _ in rounds:
         pass
     return state
 

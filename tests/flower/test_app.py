@@ -12,42 +12,40 @@ from typing import Any
 import pytest
 
 from copfl.errors import RunError, UsageError, WireError
-from copfl.flower.app import about, init
-from copfl.flower.certificates import is_loopback
-from copfl.flower.folder import Folder, started_before
+from copfl.flower.app import init, read_app
 from copfl.flower.processes import Processes
 from copfl.flower.settings import settings_of
+from copfl.flower.state import ServerFolder, started_before
 from tests.commands import called
 
 
 def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     folder = init(tmp_path / "My Clinic", model="mlp", config={"options.rate": 0.1, "rounds": 7})
-    known = about(folder)
-    settings = settings_of(known["config"])
-    assert (settings.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
-    assert known["config"]["options.rate"] == 0.1
+    app = read_app(folder)
+    settings = settings_of(app["config"])
+    assert (settings.config.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
+    assert app["config"]["options.rate"] == 0.1
     assert (
-        known["config"]["options.budget"] == 0.5
+        app["config"]["options.budget"] == 0.5
     )  # whatever can be set is written, for Flower overrides nothing else
-    assert known["config"]["optimizer.name"] == "mamo"
-    assert known["secure"] is False
+    assert app["config"]["optimizer.name"] == "mamo"
+    assert app["secure"] is False
     assert not (folder / "keys").exists()
     with pytest.raises(RunError, match="holds an app already"):
         init(folder)
 
 
-def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
     wrongs: list[dict[str, Any]] = [{"algorithm": "fedpack"}, {"model": "cnnn"}, {"config": {"round": 3}}]
     for wrong in wrongs:
         with pytest.raises(UsageError, match="did you mean"):
             init(tmp_path / "app", **wrong)
     assert not (tmp_path / "app").exists()
     with pytest.raises(RunError, match="holds no app"):
-        about(tmp_path)
+        read_app(tmp_path)
 
 
 def test_a_host_that_others_can_reach_is_secure(tmp_path: Path) -> None:
-    assert not is_loopback("fl.example.org")
     with pytest.raises(UsageError, match="needs certificates and node keys"):
         init(tmp_path / "open", host="fl.example.org", secure=False)
 
@@ -70,7 +68,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
         assert private.public_key() == load_ssh_public_key((keys / f"node-{n}.pub").read_bytes())
     for name in ("ca.key", "server.key", "node-0", "node-1"):
         assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
-    assert about(folder)["secure"]
+    assert read_app(folder)["secure"]
     assert "--enable-supernode-auth" in (folder / "README.md").read_text()
 
 
@@ -83,7 +81,7 @@ def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     with Processes(
         folder / "logs", {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
     ) as one:
-        one.call("flwr build", ["flwr", "build", "--app", str(folder)])
+        one.call(["flwr", "build", "--app", str(folder)])
     bundles = [*Path.cwd().glob("copfl.app.*.fab"), *folder.glob("*.fab")]
     names = [name for bundle in bundles for name in zipfile.ZipFile(bundle).namelist()]
     for bundle in bundles:
@@ -91,9 +89,7 @@ def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     assert sorted(name for name in names if not name.startswith(".info")) == [
         "README.md",
         "federated/__init__.py",
-        "federated/client.py",
-        "federated/own.py",
-        "federated/server.py",
+        "federated/custom.py",
         "pyproject.toml",
     ]
 
@@ -102,21 +98,21 @@ def test_messages_carry_packets() -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
     from flwr.app import ConfigRecord, RecordDict
 
-    from copfl.flower.flower_transport import content_of, packet_of
+    from copfl.flower.transport import as_record, content_of
 
     class Message:
         def __init__(self, content: object) -> None:
             self.content = content
 
-    good: Any = Message(content_of("head", b"\0\1"))
-    assert packet_of(good) == ("head", b"\0\1")
+    good: Any = Message(as_record(("head", b"\0\1")))
+    assert content_of(good) == ("head", b"\0\1")
     bad: Any = Message(RecordDict({"head": ConfigRecord({"x": 1})}))
     with pytest.raises(WireError, match="does not carry"):
-        packet_of(bad)
+        content_of(bad)
 
 
-def test_what_processes_start_ends_with_them(tmp_path: Path) -> None:
-    """A child that put itself into a session of its own is found by the mark."""
+def test_descendants_of_the_processes_end_with_them(tmp_path: Path) -> None:
+    """A child that put itself into a session of its own is found by the tag."""
     script = (
         "import subprocess, sys, time;"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True);"
@@ -125,15 +121,15 @@ def test_what_processes_start_ends_with_them(tmp_path: Path) -> None:
     with Processes(tmp_path, {}) as processes:
         processes.start("parent", [sys.executable, "-c", script])
         for _ in range(200):
-            if len(processes.left()) == 2:
+            if len(processes.alive()) == 2:
                 break
             subprocess.run(["sleep", "0.05"], check=True)
-        assert len(processes.left()) == 2
-    assert processes.left() == []
+        assert len(processes.alive()) == 2
+    assert processes.alive() == []
 
 
 def test_a_run_that_flower_starts_again_is_known(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path), "a", goes_on=False)
+    folder = ServerFolder(str(tmp_path), "a", resume=False)
     assert not started_before(str(tmp_path), "a", 5)
     folder.path.mkdir()
     (folder.path / "config.json").write_text('{"flower-run": 5}')
@@ -144,16 +140,16 @@ def test_a_run_that_flower_starts_again_is_known(tmp_path: Path) -> None:
 
 def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("-m", "mlp", "--wire", "fp16", "-s", "options.rate=0.1")
-    told = called(capsys, "federate", "init", tmp_path / "app", *words)
-    assert told.code == 0, told.err
-    assert "copfl federate up" in told.out
-    config = about(tmp_path / "app")["config"]
+    done = called(capsys, "federate", "init", tmp_path / "app", *words)
+    assert done.code == 0, done.err
+    assert "copfl federate up" in done.out
+    config = read_app(tmp_path / "app")["config"]
     assert (config["wire"], config["options.rate"], config["model"]) == ("fp16", 0.1, "mlp")
     wrong = called(capsys, "federate", "init", tmp_path / "b", "-s", "rounds")
-    assert "must look like KEY=VALUE" in wrong.err
+    assert "must have the form KEY=VALUE" in wrong.err
 
 
 def test_a_greeting_and_the_command_line_need_no_torch() -> None:
-    """Flower starts a process per message: a node that only says who it is should not take seconds for it."""
-    look = "import sys, copfl.flower.identity, copfl.cli.federate; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
+    """Flower starts a process per message: a greeting should not take seconds to answer."""
+    program = "import sys, copfl.flower.registry, copfl.cli.federate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

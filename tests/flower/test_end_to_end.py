@@ -10,9 +10,9 @@ import torch
 
 from copfl.core import tree
 from copfl.flower import init
-from copfl.flower.folder import Folder
+from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
-from copfl.flower.trial import Trial, follow
+from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -22,23 +22,23 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them.
 
-    What shows the run's log is lost on the way, which does not lose the run.
+    The process that shows the run's log is killed; the run continues.
     """
     config = CONFIG | {"model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
     app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
     init(app, model="mlp", config=config)
     nodes = write_nodes(federation, tmp_path / "nodes")
-    with Trial(app) as trial:
-        trial.start_link()
+    with LocalFederation(app) as local:
+        local.start_superlink()
         for client, node in enumerate(nodes):
-            trial.start_node(f"node-{client}", node)
-        process = trial.start_run({"runs": str(runs)})
-        while "Successfully started run" not in trial.processes.tail("run") and process.poll() is None:
+            local.start_node(f"node-{client}", node)
+        process = local.start_run({"runs": str(runs)})
+        while "Successfully started run" not in local.tail("run") and process.poll() is None:
             time.sleep(0.2)
         process.kill()
-        records = list(follow(trial, process, Folder(str(runs), "test", goes_on=True), 3))
-        (run,) = trial.runs()
-    assert not trial.processes.left()
+        records = list(follow(local, process, ServerFolder(str(runs), "test", resume=True), 3))
+        (run,) = local.runs()
+    assert not local.alive()
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
 
     settings = settings_of(config)

@@ -16,9 +16,9 @@ from copfl.core import tree
 from copfl.errors import RunError
 from copfl.flower import init, join
 from copfl.flower.certificates import make_node_key
-from copfl.flower.folder import Folder
+from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
-from copfl.flower.trial import Trial, follow
+from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="tak
 
 
 class Federation:
-    """A trial with the digits on three nodes."""
+    """The digits on three nodes."""
 
     def __init__(self, folder: Path, *, secure: bool = False, **config: Any) -> None:
         self.app, self.runs = folder / "app", folder / "runs"
@@ -35,24 +35,22 @@ class Federation:
         init(self.app, model="mlp", config=self.config, secure=secure)
         self.nodes = write_nodes(self.data, folder / "nodes")
         self.settings = settings_of(self.config)
-        self.folder = Folder(str(self.runs), "test", goes_on=True)
-        self.trial = Trial(self.app, secure=secure)
+        self.folder = ServerFolder(str(self.runs), "test", resume=True)
+        self.local = LocalFederation(self.app, secure=secure)
 
     def start(self) -> None:
-        self.trial.start_link()
+        self.local.start_superlink()
         for client, config in enumerate(self.nodes):
-            if self.trial.secure:
-                self.trial.register(f"node-{client}")
-            self.trial.start_node(f"node-{client}", config)
+            self.local.add_node(f"node-{client}", config)
 
     def run(self, **config: Any) -> Iterator[dict[str, Any]]:
-        process = self.trial.start_run({"runs": str(self.runs), **config})
-        return follow(self.trial, process, self.folder, self.settings.rounds)
+        process = self.local.start_run({"runs": str(self.runs), **config})
+        return follow(self.local, process, self.folder, self.settings.config.rounds)
 
     def with_word(self, word: str) -> list[int]:
-        """Our processes that have the word in their command."""
+        """The processes of the federation that have the word in their command."""
         found = []
-        for pid in self.trial.processes.left():
+        for pid in self.local.alive():
             try:
                 if word in Path(f"/proc/{pid}/cmdline").read_text():
                     found.append(pid)
@@ -64,7 +62,7 @@ class Federation:
         """How far the server and the clients are from where the simulation ends."""
         state = simulated(self.settings, self.data)
         far = farthest(server_of(self.settings, self.runs), state.server)
-        rows, last = state.clients.rows(torch.arange(3)), self.settings.rounds - 1
+        rows, last = state.clients.rows(torch.arange(3)), self.settings.config.rounds - 1
         records = [client_of(self.settings, config, client, last) for client, config in enumerate(self.nodes)]
         return max([far, *(farthest(record, tree.row(rows, n)) for n, record in enumerate(records))])
 
@@ -79,56 +77,56 @@ def wait_until(what: Callable[[], object], seconds: float = 180) -> None:
 def test_certificates_and_keys(tmp_path: Path) -> None:
     """TLS and node keys: the same end. A node without a registered key gets nothing."""
     federation = Federation(tmp_path, secure=True)
-    with federation.trial as trial:
+    with federation.local as local:
         federation.start()
-        make_node_key(trial.keys / "stranger")
-        trial.start_node("stranger", {**federation.nodes[0], "state-dir": str(tmp_path / "stranger")})
+        make_node_key(local.keys / "unregistered")
+        local.start_node("unregistered", {**federation.nodes[0], "state-dir": str(tmp_path / "unregistered")})
         records = list(federation.run())
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
     assert federation.distance() <= 1e-5
-    assert not (tmp_path / "stranger").exists()
-    assert "No SuperNode found with the given public key" in trial.processes.tail("superlink", 10_000)
-    assert not trial.processes.left()
+    assert not (tmp_path / "unregistered").exists()
+    assert "No SuperNode found with the given public key" in local.tail("superlink", 10_000)
+    assert not local.alive()
 
 
-def test_a_newcomer_joins_a_finished_run(tmp_path: Path) -> None:
+def test_a_new_client_joins_a_finished_run(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=2)
     federation.runs = federation.app / "runs"
-    federation.folder = Folder(str(federation.runs), "test", goes_on=True)
-    with federation.trial:
+    federation.folder = ServerFolder(str(federation.runs), "test", resume=True)
+    with federation.local:
         federation.start()
         list(federation.run())
     new_client = write_nodes(digits(4), tmp_path / "others")[3]["data"]
-    result = join(federation.app, new_client, run="test", turns=3)
+    result = join(federation.app, new_client, run="test", updates=3)
     assert result["accuracy_after"] > result["accuracy_before"]
 
 
 def test_a_node_killed_in_mid_round_comes_back_with_its_state(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=4, min_replies=2)
-    with federation.trial as trial:
+    with federation.local as local:
         federation.start()
         rounds = federation.run()
         first = next(rounds)
         state = Path(federation.nodes[1]["state-dir"]) / "test"
         kept = (state / "round-000000.copfl").read_bytes()
         wait_until(lambda: federation.with_word("flwr-clientapp"))  # the second round has begun
-        trial.processes.end("node-1", kill=True)
+        local.kill("node-1")
         second = next(rounds)
         assert (state / "round-000000.copfl").read_bytes() == kept
-        trial.start_node("node-1", federation.nodes[1])
+        local.start_node("node-1", federation.nodes[1])
         rest = list(rounds)
     assert first["clients"] == [0, 1, 2]
     assert second["clients"] == [0, 2]
     assert second["left_out"] == [1]
     assert rest[-1]["clients"] == [0, 1, 2] or rest[0]["clients"] == [0, 1, 2]
-    assert not any(r["notes"] for r in rest)  # it did not begin anew
+    assert not any(r["notes"] for r in rest)  # it did not start again
     record = client_of(federation.settings, federation.nodes[1], 1, rest[-1]["round"] - 1)
     assert int(record.round) == rest[-1]["round"] - 1
 
 
 def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
-    with federation.trial:
+    with federation.local:
         federation.start()
         rounds = federation.run()
         next(rounds)
@@ -145,17 +143,17 @@ def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
 
 def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
-    with federation.trial as trial:
+    with federation.local as local:
         federation.start()
         rounds = federation.run()
         next(rounds)
         wait_until(lambda: federation.with_word("flwr-clientapp"))
-        trial.processes.end("superlink", kill=True)
+        local.kill("superlink")
         for pid in federation.with_word("flwr-serverapp"):  # its machine went down: the ServerApp with it
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not federation.with_word("flwr-serverapp"))
-        trial.processes.end("run", kill=True)
-        trial.start_link()
+        local.kill("run")
+        local.start_superlink()
         records = list(federation.run(resume=True))
     assert records[-1]["round"] == 3
     assert [r["round"] for r in federation.folder.rounds()] == [1, 2, 3]

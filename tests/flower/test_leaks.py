@@ -30,7 +30,7 @@ from copfl.flower.settings import settings_of
 from copfl.report import page
 from copfl.testing import small_federation
 from tests.commands import called
-from tests.flower.network import CONFIG, client_of, play, write_nodes
+from tests.flower.network import CONFIG, DirectTransport, client_of, play, write_nodes
 
 ROOT = Path(__file__).parents[2]
 WIDTH, EACH = 12, 20
@@ -79,14 +79,14 @@ def test_no_message_line_or_file_of_the_server_holds_anything_personal(
 ) -> None:
     federation, config, secret = planted(), config_of(name), "ward-7-oncology"
     nodes = write_nodes(federation, tmp_path / secret)
-    records, _, said, transport = play(config, nodes, tmp_path / "runs")
+    records, _, log, transport = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
     messages = b"".join(
         p.head.encode() + p.body for p in [*transport.received, *(sent for _, _, sent in transport.sent)]
     )
     files = b"".join(p.read_bytes() for p in sorted((tmp_path / "runs").rglob("*")) if p.is_file())
-    spoken = "\n".join([*said, *capfd.readouterr(), json.dumps(records)]).encode()
-    seen = messages + files + spoken
+    printed = "\n".join([*log, *capfd.readouterr(), json.dumps(records)]).encode()
+    seen = messages + files + printed
     assert len(messages) > 1000
     assert len(files) > 500
     assert not found(federation.dataset.train.x.ravel().tolist(), seen)
@@ -107,35 +107,33 @@ def own_values(name: str, record: Any) -> list[float]:
         values = record.w[record.mask & (record.w != record.seen)].double()
     else:
         values = (record.v if name == "ditto" else record.own).double()
-    first = settings_of(config_of(name)).task.initial.double()
-    own: list[float] = values[(values != 0) & ~torch.isin(values, first)].tolist()
-    return own  # the first weights are everybody's
+    initial = settings_of(config_of(name)).task.initial.double()
+    own: list[float] = values[(values != 0) & ~torch.isin(values, initial)].tolist()
+    return own  # the initial weights are public
 
 
-def test_a_node_does_not_tell_what_is_wrong_with_its_data(
+def test_a_node_does_not_report_what_is_wrong_with_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broken file is refused with a sentence that names neither the file nor what is in it."""
     pytest.importorskip("flwr", reason="Flower is an extra")
     from copfl.flower import client_app
-    from copfl.flower.folder import Folder
-    from copfl.flower.server import State, _down
+    from copfl.flower.server import Server
+    from copfl.flower.state import ServerFolder
 
     config = config_of("copfl")
     settings = settings_of(config)
-    state = State(settings.algorithm.server_init(settings.task, 3))
-    packet = _down(settings, Folder(str(tmp_path / "runs"), "test", goes_on=False), state, 0)
+    folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
+    packet = Server(settings, DirectTransport(settings, {}), folder).down(0)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
-    monkeypatch.setattr(
-        client_app, "packet_of", lambda message: message
-    )  # Flower's envelope is of no matter here
-    monkeypatch.setattr(client_app, "content_of", lambda head, body: (head, body))
+    monkeypatch.setattr(client_app, "content_of", lambda message: message)
+    monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     node_config = {"data": str(path), "state-dir": str(tmp_path / "s"), "client": 0}
     context: Any = SimpleNamespace(node_config=node_config, run_config=config)
-    asked: Any = packet
-    answer: Any = client_app.train(asked, context)
+    message: Any = packet
+    answer: Any = client_app.train(message, context)
     head, body = answer
     assert "its data cannot be used" in head
     assert not body
@@ -178,13 +176,13 @@ WORDS = {
 
 
 def rows_of_the_table() -> dict[str, str]:
-    """What docs/deploy.md says the server learns, by algorithm."""
+    """What the server learns according to docs/deploy.md, by algorithm."""
     text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
     start = text.index("| algorithm | from each client, each round |")
     rows: dict[str, str] = {}
     for line in text[start:].split("\n\n")[0].splitlines()[2:]:
-        names, said = (cell.strip() for cell in line.strip("|").split("|"))
-        rows |= dict.fromkeys((name.strip() for name in names.split(",")), said)
+        names, row = (cell.strip() for cell in line.strip("|").split("|"))
+        rows |= dict.fromkeys((name.strip() for name in names.split(",")), row)
     return rows
 
 
@@ -195,21 +193,21 @@ def test_the_table_has_every_algorithm() -> None:
 @pytest.mark.parametrize(
     ("name", "how"), [*((name, {}) for name in sorted(ALGORITHMS)), ("copfl", {"scale": "mean"})]
 )
-def test_the_table_says_what_an_upload_holds(name: str, how: dict[str, str]) -> None:
-    said = rows_of_the_table()[name]
+def test_the_table_matches_the_uploads(name: str, how: dict[str, str]) -> None:
+    row = rows_of_the_table()[name]
     task, _ = small_federation("batch", (4,))
     upload = example_upload(ALGORITHMS[name](**how), task, (1, 8, 8), augment=False)
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:
         word = WORDS[field].replace("*", "")
         if field == "w" and upload.w.numel() == 0:
-            assert "weights" not in said
+            assert "weights" not in row
         else:
-            assert word in said.replace("*", ""), f"{name} sends {field}, and the table does not say so"
+            assert word in row.replace("*", ""), f"{name} sends {field}, which is not in the table"
     if "w" in upload._fields:
         sizes = {task.d: "all weights", head: "the head's weights", 0: "the number of samples"}
         sizes |= {
             task.d - head: "the weights without the head",
             task.d - norms: "the weights without the norm layers",
         }
-        assert said.startswith(sizes[upload.w.numel()])
+        assert row.startswith(sizes[upload.w.numel()])

@@ -1,4 +1,4 @@
-"""The server's rounds and the nodes' turns without a network: equal to the simulation, and unmoved by faults."""
+"""The server's rounds and the nodes' local updates without a network: equal to the simulation, also after faults."""
 
 from __future__ import annotations
 
@@ -19,12 +19,21 @@ from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
-from copfl.flower.folder import Folder
-from copfl.flower.new_client import welcome
+from copfl.flower.server import Server
 from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.flower.state import ServerFolder
 from copfl.flower.transport import TRAIN
 from copfl.wire import Head, Packet
-from tests.flower.network import CONFIG, Called, client_of, digits, farthest, play, simulated, write_nodes
+from tests.flower.network import (
+    CONFIG,
+    DirectTransport,
+    client_of,
+    digits,
+    farthest,
+    play,
+    simulated,
+    write_nodes,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +66,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])
         config["public"] = str(tmp_path / "public.npz")
-    records, server, _, _ = play(config, nodes, tmp_path / "runs")
+    records, server, *_ = play(config, nodes, tmp_path / "runs")
     settings = settings_of(config)
     state = simulated(settings, federation)
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 2
@@ -69,7 +78,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
 
 def test_a_round_may_ask_some_clients_only(federation: Federation, tmp_path: Path) -> None:
     config = CONFIG | {"participation": 0.5, "min-replies": 2, "rounds": 4}
-    records, server, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    records, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     assert all(len(r["clients"]) == 2 for r in records)
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
 
@@ -107,7 +116,7 @@ def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: 
 
 
 def test_no_personal_coordinate_leaves_a_node(federation: Federation, tmp_path: Path) -> None:
-    """Every message of the last round, as bytes, against every value that the nodes keep to themselves."""
+    """Every message of the last round, as bytes, against every personal value of the nodes."""
     nodes = write_nodes(federation, tmp_path / "n")
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     settings = settings_of(CONFIG)
@@ -167,33 +176,33 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "client": (lambda p: forged(p, client=2), "client 2; expected 1"),
     "not finite": (not_finite, "NaN or infinity"),
     "replayed": (replayed, "round 0; expected 1"),
-    "no reply": (lambda p: "Flower says: node unavailable", "node unavailable"),
+    "no reply": (lambda p: "Flower reports: node unavailable", "node unavailable"),
     "late": (lambda p: None, "no reply within"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_upload_is_refused_and_named_and_the_run_goes_on(
+def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
     fault: str, federation: Federation, tmp_path: Path
 ) -> None:
-    """Client 1's upload of the second round is spoilt: the round counts the others, the next one counts it again."""
-    spoil, says = FAULTS[fault]
+    """Client 1's upload of the second round is changed: the round counts the others, the next one counts it again."""
+    change, expected = FAULTS[fault]
     old.clear()
 
     def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
         if client == 1 and round == 0:
             old.append(packet)
-        result: Packet | str | None = spoil(packet) if (client, round) == (1, 1) else packet
+        result: Packet | str | None = change(packet) if (client, round) == (1, 1) else packet
         return result
 
     config = CONFIG | {"min-replies": 2, "deadline": 0.3 if fault == "late" else 60}
     nodes = write_nodes(federation, tmp_path / "n")
-    records, server, _, _ = play(config, nodes, tmp_path / "runs", tamper)
+    records, server, *_ = play(config, nodes, tmp_path / "runs", tamper)
     assert [r["clients"] for r in records] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     assert records[1]["left_out"] == [1]
-    assert says in records[1]["why"]["1"]
+    assert expected in records[1]["why"]["1"]
     assert all(bool(torch.isfinite(t).all()) for t in tree.leaves(server))
-    # The upload that was not counted has never been: client 1 went on from its first round.
+    # The upload that was not counted has no effect: client 1 continued from its first round.
     assert client_of(settings_of(config), nodes[1], 1, 2).round == 2
     assert sorted(p.name for p in Path(nodes[1]["state-dir"], "test").glob("round*")) == [
         "round-000000.copfl",
@@ -213,7 +222,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
         write_nodes(federation, tmp_path / "others"),
     )
     with pytest.raises(WireError, match="its training diverged: its model or its upload is not finite"):
-        node.answer(settings, others[0], asked)
+        node.local_update(settings, others[0], asked)
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
     shown = next(
@@ -226,28 +235,26 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
     """All faults at once give the same server: that of a round without client 1."""
     servers = []
     for fault in ("corrupted", "not finite", "no reply"):
-        spoil = FAULTS[fault][0]
+        change = FAULTS[fault][0]
         nodes = write_nodes(federation, tmp_path / fault)
 
-        def tamper(client: int, round: int, packet: Packet, spoil: Any = spoil) -> Packet:
-            return spoil(packet) if (client, round) == (1, 1) else packet
+        def tamper(client: int, round: int, packet: Packet, change: Any = change) -> Packet:
+            return change(packet) if (client, round) == (1, 1) else packet
 
         servers.append(play(CONFIG | {"min-replies": 2}, nodes, tmp_path / fault / "runs", tamper)[1])
     assert farthest(servers[0], servers[1]) == farthest(servers[0], servers[2]) == 0
 
 
-def test_below_the_minimum_a_round_waits_and_says_so(federation: Federation, tmp_path: Path) -> None:
+def test_below_the_minimum_a_round_waits_and_logs_it(federation: Federation, tmp_path: Path) -> None:
     """Client 1 fails three times; the round needs it, asks again, and gets what an undisturbed round would."""
     failures = iter(range(3))
 
     def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
         return "out of order" if (client, round) == (1, 1) and next(failures, None) is not None else packet
 
-    records, server, said, _ = play(
-        CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper
-    )
+    records, server, log, _ = play(CONFIG, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
-    assert any("round 2 waits: 2 of the 3 replies it needs" in text for text in said)
+    assert any("round 2 waits: 2 of the 3 replies it needs" in text for text in log)
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
 
@@ -259,7 +266,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_server_that_crashed_in_mid_round_goes_on_as_if_it_had_not(
+def test_a_server_that_crashed_in_mid_round_ends_as_an_undisturbed_one(
     at: int, federation: Federation, tmp_path: Path
 ) -> None:
     """It dies after some of the clients have trained and written their records, and while it wrote a line."""
@@ -274,9 +281,13 @@ def test_a_server_that_crashed_in_mid_round_goes_on_as_if_it_had_not(
         play(CONFIG, nodes, tmp_path / "runs", crash)
     with (tmp_path / "runs" / "test" / "rounds.jsonl").open("a") as lines:
         lines.write('{"round":2,"cli')
-    records, server, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    records, server, *_ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
     assert [r["round"] for r in records] == [2, 3]
-    assert [r["round"] for r in Folder(str(tmp_path / "runs"), "test", goes_on=True).rounds()] == [1, 2, 3]
+    assert [r["round"] for r in ServerFolder(str(tmp_path / "runs"), "test", resume=True).rounds()] == [
+        1,
+        2,
+        3,
+    ]
     state = simulated(settings_of(CONFIG), federation)
     assert farthest(server, state.server) <= 1e-5
     rows = state.clients.rows(torch.arange(3))
@@ -288,7 +299,7 @@ def test_a_server_that_lost_its_masks_gets_them_again(federation: Federation, tm
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "test" / "masks")
-    records, server, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
+    records, server, *_ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
     assert records[0]["clients"] == [0, 1, 2]
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
@@ -302,13 +313,15 @@ def test_a_run_is_not_started_twice(federation: Federation, tmp_path: Path) -> N
         play(CONFIG | {"run": "other", "resume": True}, nodes, tmp_path / "runs")
 
 
-def test_a_node_that_lost_its_folder_begins_anew_and_says_so(federation: Federation, tmp_path: Path) -> None:
+def test_a_node_that_lost_its_folder_starts_again_and_reports_it(
+    federation: Federation, tmp_path: Path
+) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
     play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
     shutil.rmtree(nodes[1]["state-dir"])
     records, _, _, _ = play(CONFIG | {"resume": True}, nodes, tmp_path / "runs")
     assert records[0]["clients"] == [0, 1, 2]
-    assert "began anew: it has no record of round 2" in records[0]["notes"]["1"]
+    assert "started again: it has no record of round 2" in records[0]["notes"]["1"]
 
 
 def test_a_damaged_record_is_refused_by_its_node(federation: Federation, tmp_path: Path) -> None:
@@ -326,13 +339,13 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
     with pytest.raises(RunError, match=r"already taken part in round 3.*asked for round 1"):
-        node.answer(settings_of(CONFIG), nodes[0], first)
+        node.local_update(settings_of(CONFIG), nodes[0], first)
 
 
-# -- who is who --------------------------------------------------------------------------------------------------------
+# -- the clients' numbers ---------------------------------------------------------------------------------------------
 
 
-def test_nodes_without_a_number_get_one_and_keep_it(federation: Federation, tmp_path: Path) -> None:
+def test_nodes_without_a_number_are_assigned_one_for_the_run(federation: Federation, tmp_path: Path) -> None:
     nodes = write_nodes(federation, tmp_path / "n", named=False)
     play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
     another_order = nodes[::-1]
@@ -340,20 +353,24 @@ def test_nodes_without_a_number_get_one_and_keep_it(federation: Federation, tmp_
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
 
-@pytest.mark.parametrize(("claim", "says"), [(0, "which node 100 is already"), (7, "clients are 0 to 2")])
-def test_a_false_claim_is_named(claim: int, says: str, federation: Federation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"), [(0, "which node 100 is already"), (7, "clients are 0 to 2")]
+)
+def test_a_wrong_number_is_rejected(
+    number: int, expected: str, federation: Federation, tmp_path: Path
+) -> None:
     nodes = write_nodes(federation, tmp_path / "n")
-    nodes[2]["client"] = claim
-    records, _, said, _ = play(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")
+    nodes[2]["client"] = number
+    records, _, log, _ = play(CONFIG | {"min-replies": 2, "rounds": 1}, nodes, tmp_path / "runs")
     assert records[0]["why"] == {"2": "not connected"}
-    assert any(says in text for text in said)
+    assert any(expected in text for text in log)
 
 
 # -- the node's data ---------------------------------------------------------------------------------------------------
 
 
-def test_classes_go_by_their_names(tmp_path: Path) -> None:
-    """A node that holds two of three classes numbers them as the federation does."""
+def test_classes_are_matched_by_name(tmp_path: Path) -> None:
+    """A node with two of three classes numbers them as the federation does."""
     from PIL import Image
 
     for label in ("bird", "cat"):
@@ -363,49 +380,50 @@ def test_classes_go_by_their_names(tmp_path: Path) -> None:
             for n in range(count):
                 Image.fromarray(np.full((8, 8, 3), n, np.uint8)).save(folder / f"{n}.png")
     settings = settings_of({"shape": "3,8,8", "classes": "ant,bird,cat"})
-    assert node.holding(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
+    assert node.node_data(settings, {"data": str(tmp_path)}).train.y.tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(DataError, match="no class 'bird'"):
-        node.holding(settings_of({"shape": "3,8,8", "classes": "ant,cat"}), {"data": str(tmp_path)})
+        node.node_data(settings_of({"shape": "3,8,8", "classes": "ant,cat"}), {"data": str(tmp_path)})
 
 
-def test_data_of_ones_own_function(federation: Federation) -> None:
+def test_data_of_a_custom_function(federation: Federation) -> None:
     settings = settings_of(CONFIG)
-    held = node.holding(settings, {"data": "tests.flower.test_rounds:own_data"})
-    assert held.train.y.shape[0] > 1000
+    data = node.node_data(settings, {"data": "tests.flower.test_rounds:custom_data"})
+    assert data.train.y.shape[0] > 1000
 
 
-def own_data(node_config: dict[str, Any]) -> Any:
+def custom_data(node_config: dict[str, Any]) -> Any:
     return digits().dataset
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "expected"),
     [
-        ({}, "names no data"),
-        ({"data": "nowhere:nothing"}, "there is no such function"),
-        ({"data": "tests.flower.test_rounds:CONFIG"}, "is not a function"),
+        ({}, "has no data"),
+        ({"data": "nowhere:nothing"}, "there is no module nowhere"),
+        ({"data": "tests.flower.test_rounds:CONFIG"}, "not callable"),
     ],
 )
-def test_a_node_without_data_says_what_to_do(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        node.holding(settings_of(CONFIG), config)
+def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], expected: str) -> None:
+    with pytest.raises((UsageError, DataError), match=expected):
+        node.node_data(settings_of(CONFIG), config)
 
 
-# -- newcomers ---------------------------------------------------------------------------------------------------------
+# -- new clients -------------------------------------------------------------------------------------------------------
 
 
-def test_a_newcomer_personalises_the_shared_model(tmp_path: Path) -> None:
+def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     federation = digits(4)
     nodes = write_nodes(federation, tmp_path / "n", named=False)
     members = [config | {"client": client} for client, config in enumerate(nodes[:3])]
     play(CONFIG, members, tmp_path / "runs")
     settings = settings_of(CONFIG | {"join": 3})
-    transport = Called(settings, {1: nodes[3], 2: members[0]})
-    folder = Folder(str(tmp_path / "runs"), "test", goes_on=True)
-    results = welcome(settings, transport, folder, lambda text: None, pause=0)
+    transport = DirectTransport(settings, {1: nodes[3], 2: members[0]})
+    folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
+    server = Server(settings, transport, folder, lambda text: None, pause=0)
+    results = server.personalise_new_clients()
     new_client, member = sorted(results, key=lambda r: r["node"])
     assert new_client["accuracy_after"] > new_client["accuracy_before"]
-    assert "only a newcomer" in member["why"]
+    assert "only a new client" in member["why"]
     reply = next(p for p in transport.received if "accuracy_after" in p.head)
     assert len(reply.body) < 20  # two accuracies, no weights
     head = Head("model", "test", settings.layout, 3, 3)
@@ -417,13 +435,13 @@ def test_a_newcomer_personalises_the_shared_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "expected"),
     [
-        ({"round": 3}, 'no run config key "round"; did you mean "rounds"'),
-        ({"rounds": "3"}, "must be of type int"),
+        ({"round": 3}, 'no run config option "round"; did you mean "rounds"'),
+        ({"rounds": "3"}, "must be a whole number"),
         ({"rounds": 0}, "at least 1"),
         ({"wire": "fp8"}, 'no wire "fp8"'),
-        ({"min-replies": 9}, "a round asks 3 clients"),
+        ({"min-replies": 9}, "a round selects 3 clients"),
         ({"run": "../../etc"}, "must be a plain name"),
         ({"options.rat": 0.1}, 'did you mean "rate"'),
         ({"mean": "0.1,0.2"}, "2 numbers, but samples have 1 channels"),
@@ -432,11 +450,11 @@ def test_a_newcomer_personalises_the_shared_model(tmp_path: Path) -> None:
         ({"deadline": 0}, "above 0"),
     ],
 )
-def test_a_run_config_that_does_not_fit_is_said(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_an_invalid_run_config_is_an_error(config: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         settings_of(config)
 
 
 def test_the_defaults_fit() -> None:
     settings = settings_of(DEFAULTS)
-    assert (settings.asked, settings.minimum) == (3, 2)
+    assert (settings.selected, settings.minimum) == (3, 2)

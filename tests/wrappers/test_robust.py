@@ -143,7 +143,7 @@ def test_nodes_are_guarded_as_in_the_simulation(robust: str, tmp_path: Path) -> 
     config = CONFIG | {"robust": robust, "rounds": 2}
     if robust == "clip":
         config |= {"robust-options.times": 0.5}
-    _, server, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
+    server = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs").server
     from copfl.flower.settings import settings_of
 
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5

@@ -1,7 +1,8 @@
-"""`copfl federate`: make a federation, try it, go on with it, join it."""
+"""`copfl federate`: create a federation of real machines, run it locally, resume it, and add a new client."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,145 +10,144 @@ from typing import Annotated, Any
 
 import typer
 
+from copfl.cli import options
+from copfl.cli.options import DATA, FEDERATION, MODEL, OUTPUT, TRAINING, option
+from copfl.errors import UsageError
+
 app = typer.Typer(
-    help="Federations of real machines, by Flower.", rich_markup_mode=None, no_args_is_help=True
+    help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
 )
 
 Folder = Annotated[Path, typer.Argument(help="The app's folder.")]
-Set = Annotated[
+Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="KEY=VALUE of the run config, such as rounds=5 or options.rate=0.1."),
+    option(TRAINING, "A key of the run config, such as options.rate=0.1; repeatable.", "--set", "-s"),
 ]
-Wire = Annotated[str | None, typer.Option(help="Numbers on the wire: fp32, fp16 or bf16.")]
-Rounds = Annotated[int | None, typer.Option(help="How many rounds in all.")]
+Wire = Annotated[str | None, option(FEDERATION, "Numbers in messages: fp32, fp16 or bf16; default: fp32.")]
+Rounds = Annotated[int | None, option(FEDERATION, "Number of rounds; default: the app's, or 20.")]
 Secure = Annotated[
-    bool | None, typer.Option("--secure/--insecure", help="Certificates and node keys, or none.")
+    bool | None,
+    option(
+        FEDERATION, "With or without TLS and node keys; default: without on 127.0.0.1.", "--secure/--insecure"
+    ),
 ]
+Nodes = Annotated[int | None, option(FEDERATION, "Number of nodes; default: the app's number of clients.")]
+Data = Annotated[
+    str | None,
+    option(DATA, "A data set to partition among the nodes; default: that of init.", "--data", "-d"),
+]
+Scheme = Annotated[
+    str, option(DATA, "classes, dirichlet, iid or by_group; default: dirichlet.", "--partition")
+]
+Run = Annotated[str | None, option(OUTPUT, "The run's name; default: the last one.")]
 
 
-@app.command()
+@app.command(cls=options.Command)
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write the app.")],
-    algorithm: Annotated[
-        str, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
-    ] = "copfl",
-    model: Annotated[str, typer.Option("--model", "-m", help="A model's name, or module:function.")] = "cnn",
+    folder: Folder,
+    *,
+    algorithm: options.Algorithm = None,
+    model: Annotated[
+        str | None,
+        option(MODEL, "A name (`copfl list models`) or module:function; default: cnn.", "--model", "-m"),
+    ] = None,
     data: Annotated[
         str,
-        typer.Option(
-            "--data", "-d", help="Data such as the nodes have: a name, an .npz file or an image folder."
+        option(
+            DATA, "Data like that of the nodes: a name, a file or a folder; default: digits.", "--data", "-d"
         ),
     ] = "digits",
-    clients: Annotated[int, typer.Option(help="How many clients the federation has.")] = 3,
-    host: Annotated[str, typer.Option(help="The server's address, as the nodes know it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The server's port.")] = 8800,
+    clients: Annotated[int | None, option(FEDERATION, "Number of clients; default: 3.")] = None,
+    host: Annotated[str, option(FEDERATION, "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
+    port: Annotated[int, option(FEDERATION, "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
     wire: Wire = None,
     rounds: Rounds = None,
-    set_: Set = None,
+    settings: Settings = None,
 ) -> None:
-    """Write a Flower app for your algorithm, model and data."""
-    from copfl.flower.app import init as write
+    """Write a Flower app for an algorithm, a model and data."""
+    from copfl.flower import app as flower_app
 
-    config = _config(set_, wire=wire, rounds=rounds)
-    where: dict[str, Any] = {"host": host, "port": port, "secure": secure}
-    write(folder, algorithm=algorithm, model=model, data=data, clients=clients, config=config, **where)
-    print(
-        f"{folder} is ready. Try it on this machine: copfl federate up {folder}\nThen see {folder / 'README.md'}"
-    )
+    given = {"algorithm": algorithm, "model": model, "clients": clients, "wire": wire, "rounds": rounds}
+    flower_app.init(folder, data=data, host=host, port=port, secure=secure, config=_config(settings, **given))
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
+    print(f"For several machines see {folder / 'README.md'}")
 
 
-@app.command()
+@app.command(cls=options.Command)
 def up(
     folder: Folder,
-    nodes: Annotated[
-        int | None, typer.Option(help="How many nodes; default: as many as the app has clients.")
-    ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="What to deal to the nodes.")] = None,
-    partition: Annotated[str, typer.Option(help="How to deal it: dirichlet, iid, by_group.")] = "dirichlet",
+    *,
+    nodes: Nodes = None,
+    data: Data = None,
+    scheme: Scheme = "dirichlet",
     secure: Secure = None,
     wire: Wire = None,
     rounds: Rounds = None,
-    set_: Set = None,
+    settings: Settings = None,
 ) -> None:
-    """Try the app on this machine: real processes, that all end with this command."""
-    from copfl.flower.trial import up as start
-
-    _need_flower()
-    config = _config(set_, wire=wire, rounds=rounds)
-    _show(start(folder, nodes=nodes, data=data, scheme=partition, secure=secure, config=config))
+    """Run the app on this machine, with real processes that end with this command."""
+    config = _config(settings, wire=wire, rounds=rounds)
+    _show(_local().up(folder, nodes=nodes, data=data, scheme=scheme, secure=secure, config=config))
 
 
-@app.command()
+@app.command(cls=options.Command)
 def resume(
     folder: Folder,
-    run: Annotated[str | None, typer.Option(help="The run's name; default: the last one.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes it had.")] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="What was dealt to the nodes.")] = None,
-    partition: Annotated[str, typer.Option(help="How it was dealt.")] = "dirichlet",
+    *,
+    run: Run = None,
+    nodes: Nodes = None,
+    data: Data = None,
+    scheme: Scheme = "dirichlet",
     rounds: Rounds = None,
 ) -> None:
-    """Go on with a trial that was interrupted."""
-    from copfl.flower.trial import resume as go_on
-
-    _need_flower()
-    _show(go_on(folder, run, nodes=nodes, data=data, scheme=partition, config=_config(None, rounds=rounds)))
+    """Continue a local run that was interrupted; the data options must be those of `up`."""
+    config = _config(None, rounds=rounds)
+    _show(_local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
 
 
-@app.command()
+@app.command(cls=options.Command)
 def join(
     folder: Folder,
-    data: Annotated[
-        str, typer.Option("--data", "-d", help="The newcomer's data: an .npz file or an image folder.")
-    ],
-    run: Annotated[str | None, typer.Option(help="The finished run; default: the last one.")] = None,
-    turns: Annotated[int, typer.Option(help="How many local turns the newcomer trains.")] = 3,
-    state: Annotated[str | None, typer.Option(help="The newcomer's folder for its own model.")] = None,
+    *,
+    data: Annotated[str, option(DATA, "The new client's data: a file or a folder.", "--data", "-d")],
+    run: Run = None,
+    updates: Annotated[int, option(TRAINING, "Number of local updates, at least 1; default: 3.")] = 3,
+    state: Annotated[str | None, option(OUTPUT, "Folder of its model; default: nodes/new-client.")] = None,
 ) -> None:
-    """Personalise the trained model for a newcomer, and say what it gained."""
-    from copfl.flower.trial import join as welcome
-
-    _need_flower()
-    result = welcome(folder, data, state=state, run=run, turns=turns)
-    print(
-        f"accuracy {result['accuracy_before']:.4f} before, {result['accuracy_after']:.4f} after {turns} local turns"
-    )
+    """Personalise the trained model for a new client, and print its accuracy before and after."""
+    result = _local().join(folder, data, state=state, run=run, updates=updates)
+    before, after = result["accuracy_before"], result["accuracy_after"]
+    print(f"accuracy {before:.4f} before, {after:.4f} after {updates} local updates")
 
 
-def _need_flower() -> None:
-    import importlib.util
-
-    from copfl.errors import UsageError
-
+def _local() -> Any:
+    """The module of local federations; UsageError without Flower."""
     if importlib.util.find_spec("flwr") is None:
         raise UsageError('Flower is not installed: pip install "copfl[flower]"')
+    return importlib.import_module("copfl.flower.local")
 
 
 def _config(texts: list[str] | None, **given: Any) -> dict[str, Any]:
-    """The run config's keys that the command line sets."""
-    import tomllib
-
-    from copfl.errors import UsageError
+    """The keys of the run config that the command line sets."""
+    from copfl.experiment.config import setting
 
     config = {key: value for key, value in given.items() if value is not None}
     for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f'--set "{text}" must look like KEY=VALUE, such as --set rounds=5')
-        try:
-            config[key.strip()] = tomllib.loads(f"v = {value.strip()}")["v"]
-        except tomllib.TOMLDecodeError:
-            config[key.strip()] = value.strip()
+        if "=" not in text:
+            raise UsageError(f'--set "{text}" must have the form KEY=VALUE, such as --set rounds=5')
+        _, key, value = setting(f"config.{text}")
+        config[key] = value
     return config
 
 
 def _show(rounds: Iterator[dict[str, Any]]) -> None:
-    """A line a round, as it ends."""
+    """Prints a line per round when it ends."""
     print("Starting a SuperLink and the nodes; the first round takes a minute.", file=sys.stderr)
     for record in rounds:
-        accuracy = record["mean"].get("accuracy")
+        accuracy, sent = record["mean"].get("accuracy"), record["bytes"]
         parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
         parts += [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
-        parts += [f"{record['bytes']['up'] / 1e6:.2f} MB up, {record['bytes']['down'] / 1e6:.2f} MB down"]
-        parts += [f"client {client}: {why}" for client, why in record["why"].items()]
+        parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
+        parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
         print("  ".join(parts), flush=True)

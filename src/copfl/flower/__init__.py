@@ -1,10 +1,10 @@
-"""Federations of real machines, by Flower: `pip install "copfl[flower]"`.
+"""Federations of real machines with Flower: `pip install "copfl[flower]"`.
 
-    init(folder)      writes a Flower app          up(folder)      tries it on this machine
-    resume(folder)    goes on after a crash        join(folder)    personalises a newcomer
+    init(folder)      write a Flower app           up(folder)      run it on this machine
+    resume(folder)    continue after a crash       join(folder)    personalise the model for a new client
 
-What runs: `settings` (the run config, checked) -> `server` (the rounds, over any `post`) <-> `node` (a client's turn).
-`flower_post`, `client_app` and `server_app` put Flower in between; nothing else here knows it.
+`settings` checks the run config, `server` runs the rounds over a `transport`, and `node` computes a client's answer.
+Only `transport`, `client_app` and `server_app` import Flower.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from copfl.flower.app import init
-    from copfl.flower.trial import join, resume, up
+    from copfl.flower.local import join, resume, up
 
 __all__ = ["init", "join", "resume", "up"]
 
-_HOMES = {"init": "app", "join": "trial", "resume": "trial", "up": "trial"}
-
 
 def __getattr__(name: str) -> Any:
-    # Not imported above: a node starts a process per message, and one that only says who it is needs no torch.
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"copfl.flower.{_HOMES[name]}"), name)
+    # Imported on use: a node starts a process per message, and the answer to a greeting needs no torch.
+    if name in __all__:
+        return getattr(importlib.import_module(f"copfl.flower.{'app' if name == 'init' else 'local'}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

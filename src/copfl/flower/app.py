@@ -1,60 +1,51 @@
-"""A Flower app in a folder of one's own: `flwr run` it, or try it on one machine first."""
+"""A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`."""
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError
 from copfl.experiment.config import as_toml
-from copfl.flower.certificates import is_loopback, make_certificates, make_node_key
-from copfl.flower.settings import DEFAULTS, settings_of
+from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
+from copfl.flower.settings import DEFAULTS, all_options, settings_of
 
-PACKAGE = "federated"  # the app's own code
+TEMPLATE = Path(__file__).parent / "template"
+IGNORED = ("keys/", ".flwr/", "nodes/", "runs/", "logs/", "superlink.db*")  # never in the bundle
+PYPROJECT: dict[tuple[str, ...], dict[str, Any]] = {
+    ("build-system",): {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+    ("project",): {
+        "name": "",
+        "version": "1.0.0",
+        "description": "A federation with copfl",
+        "license": "Apache-2.0",
+        "dependencies": ["copfl[flower]"],
+    },
+    ("tool", "hatch", "build", "targets", "wheel"): {"packages": ["."]},
+    ("tool", "flwr", "app"): {"publisher": "copfl"},
+    ("tool", "flwr", "app", "components"): {
+        "serverapp": "copfl.flower.server_app:app",
+        "clientapp": "copfl.flower.client_app:app",
+    },
+}
+SECURE = {
+    "superlink": "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
+    "--enable-supernode-auth",
+    "supernode": "--root-certificates ca.pem --auth-supernode-private-key node-0",
+    "secrets": ", and with ca.pem and its own key",
+    "register": """
+Register every node's public key once, while the SuperLink runs:
 
-CLIENT = '''"""What each node runs."""
-
-from copfl.flower.client_app import app
-
-__all__ = ["app"]
-'''
-SERVER = '''"""What the server runs."""
-
-from copfl.flower.server_app import app
-
-__all__ = ["app"]
-'''
-OWN = '''"""Your own model and data, if copfl's are not what you need.
-
-    model = "federated.own:model"            in pyproject.toml, [tool.flwr.app.config]
-    data="federated.own:data"                in a node's --node-config
-"""
-
-from torch import nn
-
-from copfl.data.arrays import from_arrays
-from copfl.data.samples import Dataset
-
-
-def model(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Any module that maps a batch of samples to logits. Every node builds it with the same seed."""
-    size = 1
-    for side in shape:
-        size *= side
-    return nn.Sequential(nn.Flatten(), nn.Linear(size, 64), nn.ReLU(), nn.Linear(64, classes))
-
-
-def data(node_config: dict[str, object]) -> Dataset:
-    """This node's samples, wherever they are: x [n, ...], y [n]. Nothing of them leaves the node."""
-    import numpy as np
-
-    path = str(node_config["path"])
-    with np.load(path) as arrays:
-        return from_arrays(arrays["x"], arrays["y"], name="own")
-'''
+```bash
+for key in keys/node-*.pub; do flwr supernode register $key copfl; done
+```
+""",
+}
+INSECURE = {"superlink": "--insecure", "supernode": "--insecure", "secrets": "", "register": ""}
 
 
 def init(
@@ -69,55 +60,57 @@ def init(
     secure: bool | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The folder, with a Flower app in it for this algorithm and model, and for samples such as `data` holds.
+    """The folder, with a Flower app for this algorithm and model, and for samples like those of `data`.
 
-    `secure`, by default for every host but this machine, makes certificates and a key for every node. `config` goes
-    over the keys of the run config, see settings.DEFAULTS.
+    `secure` makes certificates and a key for every node; it is the default for every host but this machine. `config`
+    sets other keys of the run config, see settings.RunConfig.
     """
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():
-        raise RunError(f"{folder} holds an app already; name another folder, or edit its pyproject.toml")
-    secure = not is_loopback(host) if secure is None else secure
-    if not secure and not is_loopback(host):
-        raise UsageError(
-            f"{host} can be reached from outside: a federation there needs certificates and node keys"
-        )
-    run = {**_like(data), "algorithm": algorithm, "model": model, "clients": clients, **(config or {})}
-    settings_of(run)  # what does not fit is said now
-    package = folder / PACKAGE
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "__init__.py").write_text('"""A federation with copfl."""\n')
-    (package / "client.py").write_text(CLIENT)
-    (package / "server.py").write_text(SERVER)
-    (package / "own.py").write_text(OWN)
-    (folder / ".gitignore").write_text("/keys/\n/.flwr/\n/.trial/\n/nodes/\n/runs/\n/logs/\n/superlink.db*\n")
-    (folder / "pyproject.toml").write_text(_pyproject(folder.resolve().name, run, data, host, port, secure))
-    (folder / "README.md").write_text(_readme(host, port, clients, secure))
+        raise RunError(f"{folder} holds an app already; choose another folder, or edit its pyproject.toml")
+    is_open = host not in LOOPBACK  # other machines can reach it
+    secure = is_open if secure is None else secure
+    if is_open and not secure:
+        raise UsageError(f"{host} can be reached from outside: it needs certificates and node keys")
+    names = {"algorithm": algorithm, "model": model, "clients": clients}
+    run_config = {**DEFAULTS, **_sample_keys(data), **names, **(config or {})}
+    settings = settings_of(run_config)  # an invalid key is an error before anything is written
+    shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / ".gitignore").write_text("".join(f"/{pattern}\n" for pattern in IGNORED))
+    about = {"data": data, "host": host, "port": port, "secure": secure}
+    (folder / "pyproject.toml").write_text(_pyproject(folder.resolve().name, about, run_config))
+    bind = "0.0.0.0" if is_open else host
+    readme = (TEMPLATE / "README.md").read_text()
+    words = SECURE if secure else INSECURE
+    (folder / "README.md").write_text(readme.format(host=host, bind=bind, port=port, **words))
     if secure:
         make_certificates(folder / "keys", host)
-        for client in range(clients):
+        for client in range(settings.config.clients):
             make_node_key(folder / "keys" / f"node-{client}")
     write_connection(folder, host, port, secure)
     return folder
 
 
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = ".flwr") -> None:
-    """Tells the `flwr` command, with FLWR_HOME=FOLDER/HOME, where the SuperLink is."""
-    (folder / home).mkdir(exist_ok=True)
-    how = f'root-certificates = "{(folder / "keys" / "ca.pem").resolve()}"' if secure else "insecure = true"
-    (folder / home / "config.toml").write_text(
-        f'[superlink]\ndefault = "copfl"\n\n[superlink.copfl]\naddress = "{host}:{port}"\n{how}\n'
-    )
+    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
+    (folder / home).mkdir(parents=True, exist_ok=True)
+    certificates = str((folder / "keys" / "ca.pem").resolve())
+    security: dict[str, Any] = {"root-certificates": certificates} if secure else {"insecure": True}
+    tables: dict[tuple[str, ...], dict[str, Any]] = {
+        ("superlink",): {"default": "copfl"},
+        ("superlink", "copfl"): {"address": f"{host}:{port}", **security},
+    }
+    (folder / home / "config.toml").write_text(as_toml(tables))
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """What `init` wrote down about the federation: its data, host, port, whether it is secure, and its run config."""
+def read_app(folder: Path) -> dict[str, Any]:
+    """The data, host, port and security of the app in the folder, and its run config with flat keys."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text())
-        return {**project["tool"]["copfl"], "config": _flat(project["tool"]["flwr"]["app"]["config"])}
+        tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
+        return {**tool["copfl"], "config": _flat(tool["flwr"]["app"]["config"])}
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise RunError(
-            f"{folder} holds no app of copfl's ({error}); make one with `copfl federate init {folder}`"
+            f"{folder} holds no app of copfl ({error}); create one with `copfl federate init {folder}`"
         ) from error
 
 
@@ -128,111 +121,28 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def _like(data: str) -> dict[str, Any]:
-    """The run config's keys that say what a sample is, taken from a data set of the same kind."""
-    from copfl.data.datasets import load
-
+def _sample_keys(data: str) -> dict[str, Any]:
+    """The keys of the run config that describe a sample, from a data set of the same kind."""
     if not data:
         return {}
     dataset = load(data)
-    numbered = all(name.isdigit() for name in dataset.classes)
+    is_numbered = all(name.isdigit() for name in dataset.classes)
     return {
-        "shape": ",".join(str(side) for side in dataset.train.x.shape[1:]),
-        "classes": str(len(dataset.classes)) if numbered else ",".join(dataset.classes),
-        "mean": ",".join(str(v) for v in dataset.mean),
-        "std": ",".join(str(v) for v in dataset.std),
+        "shape": ",".join(map(str, dataset.train.x.shape[1:])),
+        "classes": str(len(dataset.classes)) if is_numbered else ",".join(dataset.classes),
+        "mean": ",".join(map(str, dataset.mean)),
+        "std": ",".join(map(str, dataset.std)),
         "augment": dataset.augment,
     }
 
 
-def _pyproject(name: str, run: Mapping[str, Any], data: str, host: str, port: int, secure: bool) -> str:
-    flat = {**DEFAULTS, **{key: value for key, value in run.items() if "." not in key}}
-    # Flower lets people override only what is written here, so every option is.
-    tables = {**_options(str(flat["algorithm"]), run), "model-options": {}}
-    for key, value in run.items():
-        table, dot, option = key.partition(".")
-        if dot:
-            tables[table][option] = value
+def _pyproject(name: str, about: dict[str, Any], run_config: Mapping[str, Any]) -> str:
+    """The app's pyproject.toml. Flower overrides only keys that are in it, so every option is."""
     plain = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "federation"
-    config = ("tool", "flwr", "app", "config")
-    titled: dict[tuple[str, ...], Mapping[str, Any]] = {
-        ("build-system",): {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        ("project",): {
-            "name": plain,
-            "version": "1.0.0",
-            "description": "A federation with copfl",
-            "license": "Apache-2.0",
-            "dependencies": ["copfl[flower]"],
-        },
-        ("tool", "hatch", "build", "targets", "wheel"): {"packages": ["."]},
-        ("tool", "copfl"): {"data": data, "host": host, "port": port, "secure": secure},
-        ("tool", "flwr", "app"): {"publisher": "copfl"},
-        ("tool", "flwr", "app", "components"): {
-            "serverapp": f"{PACKAGE}.server:app",
-            "clientapp": f"{PACKAGE}.client:app",
-        },
-        config: flat,
-    }
-    return as_toml(titled | {(*config, table): options for table, options in tables.items() if options})
-
-
-def _options(algorithm: str, run: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The algorithm's and the optimizer's options with their defaults."""
-    from copfl.algorithms import ALGORITHMS
-    from copfl.experiment.config import keywords_of, optimizer_of
-
-    factory = ALGORITHMS[algorithm]
-    given = {
-        key.removeprefix("optimizer."): value for key, value in run.items() if key.startswith("optimizer.")
-    }
-    options = keywords_of(factory, skip=("optimizer",))
-    result = {"options": {name: v for name, v in options.items() if isinstance(v, bool | int | float | str)}}
-    if "optimizer" in keywords_of(factory):
-        chosen: Any = optimizer_of(factory, given)
-        result["optimizer"] = {"name": type(chosen).__name__.lower(), **dataclasses.asdict(chosen)}
-    return result
-
-
-def _readme(host: str, port: int, clients: int, secure: bool) -> str:
-    link = (
-        "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
-        "--enable-supernode-auth"
-    )
-    node = "--root-certificates ca.pem --auth-supernode-private-key node-0"
-    register = f"""
-Register every node's public key once, while the SuperLink runs:
-
-```bash
-for n in $(seq 0 {clients - 1}); do flwr supernode register keys/node-$n.pub copfl; done
-```
-"""
-    return f"""# A federation with copfl
-
-Try it on one machine first: `copfl federate up .`
-
-On every machine, once: `pip install "copfl[flower]"`, and in every shell:
-
-```bash
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME=$PWD/.flwr
-```
-
-On the server ({host}), in this folder:
-
-```bash
-flower-superlink {link if secure else "--insecure"} \\
-  --host {host if is_loopback(host) else "0.0.0.0"} --port {port} \\
-  --database superlink.db --disable-runtime-dependency-installation
-```
-{register if secure else ""}
-On each node, with its own number and its own data{", and with ca.pem and its own key" if secure else ""}:
-
-```bash
-flower-supernode {node if secure else "--insecure"} --superlink {host}:{port} \\
-  --node-config 'client=0 data="/path/of/data.npz" state-dir="/path/of/state"'
-```
-
-Then, on the server: `flwr run . copfl --stream`
-After a crash: `flwr run . copfl --stream -c 'run="NAME" resume=true'`
-
-What can be set is in pyproject.toml under [tool.flwr.app.config]; the rounds are in runs/NAME/rounds.jsonl.
-"""
+    tables = {**PYPROJECT, ("tool", "copfl"): about}
+    tables["project",] = {**tables["project",], "name": plain}
+    for key, value in {**run_config, **all_options(run_config), **run_config}.items():
+        prefix, _, option = key.rpartition(".")
+        title = ("tool", "flwr", "app", "config", *([prefix] if prefix else []))
+        tables.setdefault(title, {})[option] = value
+    return as_toml(tables)

@@ -1,4 +1,4 @@
-"""The ClientApp: Flower's messages in, `node`'s answers out. A person's mistake becomes a reply that says so."""
+"""The ClientApp: requests of the server to the functions of `node`; a CopflError becomes a refusal."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from copfl.errors import CopflError, DataError
-from copfl.flower.flower_transport import content_of, packet_of
+from copfl.flower.registry import known_client
+from copfl.flower.transport import Content, Field, as_record, content_of, parsed
 
 log = logging.getLogger("flwr")
 
 
 def hello(message: Message, context: Context) -> Message:
-    """Which client this node is. Flower starts a process per message, so torch is not imported for it."""
-    from copfl.flower.identity import known_client
+    """The number of this node's client. Flower starts a process per message, and this one needs no torch."""
 
-    def say(head: str) -> str:
-        return json.dumps({"client": known_client(context.node_config, str(json.loads(head).get("run", "")))})
+    def answer(content: Content) -> Content:
+        run = str(parsed(content[0]).get("run", ""))
+        return json.dumps({"client": known_client(context.node_config, run)}), b""
 
-    return _reply(message, lambda head, body: (say(head), b""))
+    return _reply(message, answer)
 
 
 def train(message: Message, context: Context) -> Message:
-    """One turn of this node's client."""
-    return _reply(message, lambda head, body: _answer("answer", context, head, body))
+    """The upload of one round."""
+    return _reply(message, lambda content: _call("local_update", context, content))
 
 
 def join(message: Message, context: Context) -> Message:
-    """A newcomer's turns."""
-    return _reply(message, lambda head, body: _answer("personalise", context, head, body))
+    """A new client's accuracy before and after its local updates."""
+    return _reply(message, lambda content: _call("personalise", context, content))
 
 
-def _answer(what: str, context: Context, head: str, body: bytes) -> tuple[str, bytes]:
+def _call(function: str, context: Context, content: Content) -> Content:
     import torch
 
     from copfl.flower import node
@@ -43,21 +44,20 @@ def _answer(what: str, context: Context, head: str, body: bytes) -> tuple[str, b
     from copfl.wire import Packet
 
     torch.set_num_threads(int(context.node_config.get("threads", 1)))
-    answer = {"answer": node.answer, "personalise": node.personalise}[what]
-    return answer(settings_of(context.run_config), context.node_config, Packet(head, body))
+    answer: Callable[..., Packet] = getattr(node, function)
+    return answer(settings_of(context.run_config), context.node_config, Packet(*content))
 
 
-def _reply(message: Message, answer: Callable[[str, bytes], tuple[str, bytes]]) -> Message:
+def _reply(message: Message, answer: Callable[[Content], Content]) -> Message:
     try:
-        head, body = answer(*packet_of(message))
+        content = answer(content_of(message))
     except CopflError as error:
         log.error("copfl: %s", error)
-        # What is wrong with the data is the node's own business: the server only hears that something is.
-        why = (
-            "its data cannot be used; the node's log says why" if isinstance(error, DataError) else str(error)
-        )
-        head, body = json.dumps({"refused": why}), b""
-    return Message(content_of(head, body), reply_to=message)
+        # Errors in the data may describe samples: the server receives only that there is one.
+        is_private = isinstance(error, DataError)
+        reason = "its data cannot be used; see the node's log" if is_private else str(error)
+        content = json.dumps({Field.REFUSED: reason}), b""
+    return Message(as_record(content), reply_to=message)
 
 
 app = ClientApp()

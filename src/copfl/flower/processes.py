@@ -1,4 +1,4 @@
-"""Processes that end with us: each in its own group, and whatever they start found by a mark in its environment."""
+"""Processes that end together: each has its own group, and their descendants share a tag in the environment."""
 
 from __future__ import annotations
 
@@ -12,92 +12,84 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from copfl.errors import RunError
 
-MARK = "COPFL_TRIAL"
+TAG = "COPFL_PROCESSES"
 
 
 class Processes:
-    """A context in which programs of this Python's environment run; when it ends, all of them do."""
+    """A context that runs programs of this Python environment; all of them end when it does."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        self.logs, self.mark = logs, secrets.token_hex(8)
+        self.logs, self.tag = logs, secrets.token_hex(8)
         programs = str(Path(sys.executable).parent)
-        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts its own programs by name
-        self.environment = {**os.environ, "PATH": path, MARK: self.mark, **environment}
+        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts its programs by name
+        self.environment = {**os.environ, "PATH": path, TAG: self.tag, **environment}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name in reversed(list(self.running)):
-            self.end(name, wait=0)
-        # What put itself into a group of its own ends when its parent does; what does not is ended, and then killed.
+    def __exit__(self, *error: object) -> None:
+        for name in self.running:
+            self.send_signal(name, signal.SIGTERM)
+        # A descendant in a group of its own usually ends with its parent; else it is terminated, then killed.
         for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
-            until = time.monotonic() + seconds
-            while self.left() and time.monotonic() < until:
-                for process in self.running.values():
-                    process.poll()
+            deadline = time.monotonic() + seconds
+            while self.alive() and time.monotonic() < deadline:
                 time.sleep(0.1)
-            for pid in self.left():
-                _signal(pid, number)
+            for pid in self.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         for process in self.running.values():
             process.wait(10)
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a program, its output in logs/NAME.log."""
+        """Starts a program in its own group, with its output in logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment,
+            self.running[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
                 start_new_session=True,
-            )  # fmt: skip
-        self.running[name] = process
-        return process
+            )
+        return self.running[name]
 
-    def call(self, name: str, command: Sequence[str], seconds: float = 120) -> str:
-        """The output of a program that ends by itself and well."""
+    def call(self, command: Sequence[str], seconds: float = 120) -> str:
+        """The output of a program that ends by itself; RunError if it fails."""
+        null, merged = subprocess.DEVNULL, subprocess.STDOUT
         done = subprocess.run(
-            command,
-            capture_output=True,
-            env=self.environment,
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-            check=False,
+            command, stdin=null, stdout=subprocess.PIPE, stderr=merged, env=self.environment, timeout=seconds
         )
-        text = (done.stdout + done.stderr).decode(errors="replace")
+        text = done.stdout.decode(errors="replace")
         if done.returncode:
-            raise RunError(f"{name} failed: {text.strip()[-2000:]}")
+            raise RunError(f"`{' '.join(command)}` failed: {text.strip()[-2000:]}")
         return text
 
-    def end(self, name: str, kill: bool = False, wait: float = 10) -> None:
-        """Ends a program and its group."""
+    def kill(self, name: str) -> None:
+        """Kills a program and its group."""
+        self.send_signal(name, signal.SIGKILL)
+        self.running[name].wait(10)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a program and its group."""
         process = self.running[name]
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
-        if wait:
-            try:
-                process.wait(wait)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(wait)
+            os.killpg(process.pid, number)
 
-    def left(self) -> list[int]:
-        """The processes that carry our mark: what we started, and what that started."""
-        found, wanted = [], f"{MARK}={self.mark}".encode()
+    def alive(self) -> list[int]:
+        """The ids of the running processes with this tag: those started here, and their descendants."""
+        pids, tag = [], f"{TAG}={self.tag}".encode()
         for entry in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                pid = int(entry.parent.name)
-                if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
-                    found.append(pid)
-            except OSError:  # gone, or not ours
-                continue
-        return found
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if tag in entry.read_bytes().split(b"\0"):
+                    pids.append(int(entry.parent.name))
+        return [pid for pid in pids if pid != os.getpid()]
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a program's log."""
@@ -105,25 +97,20 @@ class Processes:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
 
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port of this machine that no process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 90) -> bool:
-    """Whether somebody listens there before the time is up and while the process lives."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        with socket.socket() as one:
-            one.settimeout(1)
-            if one.connect_ex(("127.0.0.1", port)) == 0:
+    """Whether the port accepts connections before the time is up, while the process runs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as client:
+            client.settimeout(1)
+            if client.connect_ex(("127.0.0.1", port)) == 0:
                 return True
         time.sleep(0.3)
     return False

@@ -1,78 +1,106 @@
-"""Which node is which client: as the node says, or as the server says to a node that does not know."""
+"""Which node is which client: as its configuration states, or as the server assigned. Torch is not imported here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from copfl.flower.transport import HELLO, Transport
+from copfl.errors import UsageError, WireError
+from copfl.flower.transport import HELLO, MAX_TEXT, Reply, Transport, parsed
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+PATIENCE = 600.0  # seconds that a node has for its answer
+
+
+# -- on the node -------------------------------------------------------------------------------------------------------
+
+
+def known_client(node_config: Mapping[str, Any], run: str) -> int:
+    """The client's number, configured or assigned by the server in this run; -1 if neither."""
+    configured = node_config.get("client", -1)
+    if type(configured) is not int:
+        raise UsageError(f"client={configured!r} must be a whole number, such as client=3")
+    if configured >= 0:
+        return configured
+    try:
+        return int(json.loads((state_dir(node_config) / run / "client.json").read_text())["client"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
+def state_dir(node_config: Mapping[str, Any]) -> Path:
+    """The folder that the node's configuration names for its state."""
+    path = node_config.get("state-dir")
+    if not isinstance(path, str) or not path:
+        raise UsageError("""the node has no folder for its state; set --node-config 'state-dir="..." ...'""")
+    return Path(path).expanduser()
+
+
+# -- on the server -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Registry:
-    """The nodes by client. A node is asked once; a client that comes back with another node id is the same client."""
+    """The connected nodes by client. A client that returns with another node id is the same client."""
 
     run: str
     clients: int
-    say: Say
+    log: Log
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
-    rejected: dict[int, str] = field(default_factory=dict)  # node -> why it takes no part
-    greeted: dict[str, int] = field(default_factory=dict)  # ticket -> node
-    nameless: list[int] = field(default_factory=list)  # nodes that do not know which client they are
+    rejected: dict[int, str] = field(default_factory=dict)  # node -> reason
+    pending: dict[str, int] = field(default_factory=dict)  # message id -> node
+    unassigned: list[int] = field(default_factory=list)  # nodes that have no number yet
 
-    def refresh(self, transport: Transport, patience: float = 600) -> None:
-        """Greets who is new, hears who answered, forgets who left."""
+    def refresh(self, transport: Transport) -> None:
+        """Removes nodes that have left, greets new ones, and registers those that have answered."""
         online = transport.nodes()
         for client, node in list(self.nodes.items()):
             if node not in online:
                 del self.nodes[client]
-                self.say(f"client {client} left (node {node})")
-        self.rejected = {node: why for node, why in self.rejected.items() if node in online}
-        self.greeted = {message_id: node for message_id, node in self.greeted.items() if node in online}
-        self.nameless = [node for node in self.nameless if node in online]
-        asked = {*self.nodes.values(), *self.rejected, *self.greeted.values(), *self.nameless}
+                self.log(f"client {client} disconnected (node {node})")
+        self.rejected = {node: reason for node, reason in self.rejected.items() if node in online}
+        self.pending = {message_id: node for message_id, node in self.pending.items() if node in online}
+        self.unassigned = [node for node in self.unassigned if node in online]
+        known = {*self.nodes.values(), *self.rejected, *self.pending.values(), *self.unassigned}
         for node in online:
-            if node not in asked:
-                self.greeted[transport.send(node, HELLO, json.dumps({"run": self.run}), b"", patience)] = node
-        for reply in transport.replies(list(self.greeted)):
-            self._heard(self.greeted.pop(reply.message_id), reply.head, reply.error)
-        if not self.greeted:  # those who know who they are come first
-            self._name()
+            if node not in known:
+                greeting = json.dumps({"run": self.run}), b""
+                self.pending[transport.send(node, HELLO, greeting, PATIENCE)] = node
+        for reply in transport.replies(list(self.pending)):
+            self._receive(self.pending.pop(reply.message_id), reply)
+        if not self.pending:  # nodes that know their number go first
+            self._assign()
 
-    def _heard(self, node: int, head: str, error: str) -> None:
+    def _receive(self, node: int, reply: Reply) -> None:
         try:
-            said = json.loads(head)
-        except (ValueError, RecursionError):
-            said = None
-        if error or not isinstance(said, dict) or "client" not in said:
-            refused = said.get("refused") if isinstance(said, dict) else None
-            return self._refuse(node, error or refused or "it does not say which client it is")
-        client = said["client"]
+            client = parsed(reply.checked()[0]).get("client")
+        except WireError as error:
+            return self._reject(node, str(error))
         if type(client) is not int or client >= self.clients:
-            return self._refuse(node, f"it says it is client {client!r}; clients are 0 to {self.clients - 1}")
-        if client < 0:
-            self.nameless.append(node)
+            self._reject(node, f"it reports client={client!r}; clients are 0 to {self.clients - 1}")
+        elif client < 0:
+            self.unassigned.append(node)
         elif client in self.nodes:
-            self._refuse(node, f"it says it is client {client}, which node {self.nodes[client]} is already")
+            self._reject(node, f"it reports client={client}, which node {self.nodes[client]} is already")
         else:
-            self._take(client, node)
+            self._accept(client, node)
 
-    def _name(self) -> None:
-        for node in self.nameless:
-            free = [client for client in range(self.clients) if client not in self.nodes]
-            if free:
-                self._take(free[0], node)
+    def _assign(self) -> None:
+        for node in self.unassigned:
+            free = next((client for client in range(self.clients) if client not in self.nodes), None)
+            if free is None:
+                self._reject(node, f"all {self.clients} clients are connected already")
             else:
-                self._refuse(node, f"all {self.clients} clients are here already")
-        self.nameless = []
+                self._accept(free, node)
+        self.unassigned = []
 
-    def _take(self, client: int, node: int) -> None:
+    def _accept(self, client: int, node: int) -> None:
         self.nodes[client] = node
-        self.say(f"client {client} is here (node {node})")
+        self.log(f"client {client} connected (node {node})")
 
-    def _refuse(self, node: int, why: str) -> None:
-        self.rejected[node] = why
-        self.say(f"node {node} takes no part: {why}")
+    def _reject(self, node: int, reason: str) -> None:
+        self.rejected[node] = reason[:MAX_TEXT]
+        self.log(f"node {node} is rejected: {reason[:MAX_TEXT]}")

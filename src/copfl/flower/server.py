@@ -1,14 +1,14 @@
-"""The server's rounds over any network: send, add up what comes back, name what does not, write it all down.
+"""The server's rounds over any transport: send, add up the uploads, checkpoint, and record every failure.
 
-A round ends when everybody it asked has answered or failed, or at its deadline, but never with fewer replies than its
-minimum: then it says so, and waits for nodes to come back. The server keeps sums, its checkpoint, and a mask per client
-on disk, so that a mask need not travel again until it changes.
+A round ends when every selected client has answered or failed, or at its deadline. With fewer uploads than its
+minimum it waits for nodes to return. The server keeps sums, a checkpoint, and each client's mask on disk: a mask is
+sent again only when it changes.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,243 +18,231 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import example_upload
 from copfl.core.batches import choose
-from copfl.errors import CopflError, WireError
-from copfl.flower.folder import Folder
-from copfl.flower.registry import Registry, Say
+from copfl.core.payload import example
+from copfl.errors import CopflError, UsageError, WireError
+from copfl.flower.registry import PATIENCE, Log, Registry
 from copfl.flower.settings import Settings
-from copfl.flower.transport import TRAIN, Transport
+from copfl.flower.state import ServerFolder
+from copfl.flower.transport import JOIN, MAX_TEXT, TRAIN, Field, Reply, Transport
 from copfl.wire import Head, Packet
 
-LONGEST, MOST_FIGURES = 500, 100  # letters and figures of what a node says that are written down
-
-
-@dataclass
-class State:
-    """Everything the server is between two rounds; what the checkpoint holds."""
-
-    server: Any
-    round: int = 0  # the next one
-    counted: dict[int, int] = field(default_factory=dict)  # client -> the last round that counted its upload
-    record: dict[str, Any] | None = None  # of the round before
+MAX_METRICS = 100  # metrics of a node that the server records
+LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
 @dataclass
 class Round:
-    """A round as it goes on."""
+    """A round in progress."""
 
     number: int
-    total: Any = None  # of what has arrived
-    kinds: list[torch.dtype] = field(
-        default_factory=list
-    )  # the dtypes that its tensors are to have in the end
-    told: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # client -> what it said along with its upload
-    up: dict[int, int] = field(default_factory=dict)  # client -> bytes
-    down: dict[int, int] = field(default_factory=dict)
-    why: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
-    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)  # ticket -> client, node
-    again: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again after it failed
+    total: Any = None  # the sum of the uploads, in double precision
+    dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)  # client -> the fields beside its upload
+    bytes_up: dict[int, int] = field(default_factory=dict)  # by client
+    bytes_down: dict[int, int] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
+    retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
+    pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
 
 
-def upload_like(settings: Settings) -> Any:
-    """An upload as this algorithm makes them, from a turn over two made-up samples: what the server expects."""
-    return example_upload(
-        settings.algorithm, settings.task, settings.shape, settings.augment, settings.clients
-    )
+@dataclass
+class Server:
+    """The server of one run; it starts from the last checkpoint if the settings ask for it."""
 
+    settings: Settings
+    transport: Transport
+    folder: ServerFolder
+    log: Log = print
+    pause: float = 1.0  # seconds between two polls of the transport
+    retry: float = 30.0  # seconds until a client that failed is asked again
+    clock: Callable[[], float] = time.monotonic
 
-def federate(
-    settings: Settings,
-    transport: Transport,
-    folder: Folder,
-    say: Say = print,
-    *,
-    pause: float = 1.0,
-    retry: float = 30.0,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[dict[str, Any]]:
-    """The record of each round as it ends, with the checkpoint already on disk."""
-    torch.set_num_threads(1)
-    state = begin(settings, folder)
-    like, registry = upload_like(settings), Registry(folder.run, settings.clients, say)
-    for round in range(state.round, settings.rounds):
-        begun = time.time()
-        now = _play(settings, transport, folder, registry, state, like, say, pause, retry, clock)
-        with torch.no_grad():
-            total = tree.narrow(now.total, now.kinds)
-            state.server, metrics = settings.algorithm.server_update(settings.task, state.server, total)
-        state.counted |= dict.fromkeys(now.told, round)
-        state.round, state.record = round + 1, _record(now, metrics, time.time() - begun)
-        about = {"counted": {str(c): r for c, r in state.counted.items()}, "record": state.record}
-        folder.save(
-            wire.encode(state.server, head_of(settings, folder, "server", state.round), about=about),
-            state.record,
+    def __post_init__(self) -> None:
+        self.config = self.settings.config
+        self.algorithm = self.settings.algorithm
+        self.task = self.settings.task
+        self.registry = Registry(self.folder.run, self.config.clients, self.log)
+        self.upload = example(  # the structure of every upload
+            self.algorithm, self.task, self.settings.shape, self.config.augment, self.config.clients
         )
-        yield state.record
+        self.round = 0  # the next one
+        self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
+        self.state = self.algorithm.server_init(self.task, self.config.clients)
+        if self.config.resume or self.config.join:
+            opened, self.round = self.folder.load(self.state, lambda round: self._head("server", round))
+            self.state = opened.record
+            self.counted = {int(client): int(n) for client, n in opened.about[Field.COUNTED].items()}
 
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """The record of each round when it ends, after its checkpoint is on disk."""
+        torch.set_num_threads(1)
+        while self.round < self.config.rounds:
+            started = time.time()
+            now = self._run_round()
+            with torch.no_grad():
+                total = tree.narrow(now.total, now.dtypes)
+                self.state, metrics = self.algorithm.server_update(self.task, self.state, total)
+            self.counted |= dict.fromkeys(now.reports, now.number)
+            self.round += 1
+            record = _record(now, metrics, time.time() - started)
+            counted = {str(client): n for client, n in self.counted.items()}
+            about = {Field.COUNTED: counted, "record": record}
+            self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
+            yield record
 
-def begin(settings: Settings, folder: Folder) -> State:
-    state = State(settings.algorithm.server_init(settings.task, settings.clients))
-    if settings.resume or settings.join:
-        opened, round = folder.load(state.server, lambda round: head_of(settings, folder, "server", round))
-        counted = {int(c): int(r) for c, r in opened.about["counted"].items()}
-        return State(opened.record, round, counted, opened.about["record"])
-    return state
+    def _head(self, kind: str, round: int, client: int = -1) -> Head:
+        return Head(kind, self.folder.run, self.settings.layout, round, client)
 
+    def _run_round(self) -> Round:
+        """One round, when it has the uploads that it needs."""
+        now, is_reported = Round(self.round), False
+        chosen = choose(self.config.seed, self.round, self.config.clients, self.settings.selected)
+        selected = [int(client) for client in chosen]
+        deadline = self.clock() + self.config.deadline
+        while True:
+            self.registry.refresh(self.transport)
+            for client in selected:
+                if self._is_due(now, client):
+                    self._send(now, client)
+            for reply in self.transport.replies(list(now.pending)):
+                self._receive(now, reply)
+            is_late, is_greeting = self.clock() >= deadline, bool(self.registry.pending)
+            has_enough = len(now.reports) >= self.settings.minimum
+            if is_late:
+                for client, _ in now.pending.values():
+                    now.failures[client] = f"no reply within {self.config.deadline:g} s"
+                now.pending.clear()  # these messages have expired
+                deadline, is_reported = self.clock() + self.config.deadline, False
+            if has_enough and not now.pending and (is_late or not is_greeting):
+                break
+            if not (has_enough or is_reported or now.pending or is_greeting):
+                missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
+                absent = f"; not connected: {', '.join(missing)}" if missing else ""
+                count = f"{len(now.reports)} of the {self.settings.minimum} replies it needs"
+                self.log(f"round {now.number + 1} waits: {count}{absent}")
+                is_reported = True
+            time.sleep(self.pause)
+        for client in selected:
+            if client not in now.reports:
+                now.failures.setdefault(client, "not connected")
+        return now
 
-def head_of(settings: Settings, folder: Folder, kind: str, round: int, client: int = -1) -> Head:
-    return Head(kind, folder.run, settings.layout, round, client)
+    def _is_due(self, now: Round, client: int) -> bool:
+        """Whether to ask this client: for the first time, or again if the round lacks uploads."""
+        node = self.registry.nodes.get(client)
+        if node is None or client in now.reports or (client, node) in now.pending.values():
+            return False
+        is_short = len(now.reports) + len(now.pending) < self.settings.minimum
+        return client not in now.failures or (is_short and self.clock() >= now.retry_at.get(client, 0))
 
+    def _send(self, now: Round, client: int) -> None:
+        node, packet = self.registry.nodes[client], self.down(client)
+        now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
+        now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
+        now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
-def _play(
-    settings: Settings, transport: Transport, folder: Folder, registry: Registry, state: State, like: Any, say: Say,
-    pause: float, retry: float, clock: Callable[[], float],
-) -> Round:  # fmt: skip
-    """One round, until it has what it needs."""
-    now = Round(state.round)
-    chosen = [int(n) for n in choose(settings.seed, state.round, settings.clients, settings.asked)]
-    deadline, waits = clock() + settings.deadline, False
-    while True:
-        registry.refresh(transport)
-        for client in chosen:
-            if _is_due(settings, registry, now, client, clock()):
-                packet = _down(settings, folder, state, client)
-                node = registry.nodes[client]
-                now.waiting = {
-                    t: who for t, who in now.waiting.items() if who[0] != client
-                }  # its node before this one
-                now.waiting[transport.send(node, TRAIN, packet.head, packet.body, settings.deadline)] = (
-                    client,
-                    node,
-                )
-                now.down[client] = now.down.get(client, 0) + packet.nbytes
-        for reply in transport.replies(list(now.waiting)):
-            client, _ = now.waiting.pop(reply.message_id)
-            try:
-                _take(settings, folder, state, now, like, client, Packet(reply.head, reply.body), reply.error)
-                now.why.pop(client, None)
-            except CopflError as error:
-                say(f"round {now.number + 1}: client {client} is left out: {error}")
-                now.why[client], now.again[client] = str(error)[:LONGEST], clock() + retry
-        enough, late, meeting = len(now.told) >= settings.minimum, clock() >= deadline, bool(registry.greeted)
-        if late:
-            for client, _ in now.waiting.values():
-                now.why[client] = f"no reply within {settings.deadline:g} s"
-            now.waiting.clear()  # the messages are void by now
-            deadline, waits = clock() + settings.deadline, False
-        if enough and not now.waiting and (late or not meeting):
-            break
-        if not (enough or waits or now.waiting or meeting):
-            missing = [str(c) for c in chosen if c not in registry.nodes and c not in now.told]
-            absent = f"; not connected: {', '.join(missing)}" if missing else ""
-            say(
-                f"round {now.number + 1} waits: {len(now.told)} of the {settings.minimum} replies it needs{absent}"
-            )
-            waits = True
-        time.sleep(pause)
-    for client in chosen:
-        if client not in now.told:
-            now.why.setdefault(client, "not connected")
-    return now
+    def down(self, client: int) -> Packet:
+        """The message to one client: its global model, the last counted round, and the masks that are known."""
+        record = tree.row(self.algorithm.downlink(self.state, torch.tensor([client])), 0)
+        masks = self.folder.masks(client, self.upload)
+        about = {
+            Field.COUNTED: self.counted.get(client, -1),
+            Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
+            Field.EVALUATE: True,
+        }
+        return wire.encode(record, self._head("down", self.round, client), self.config.wire, about=about)
 
+    def _receive(self, now: Round, reply: Reply) -> None:
+        client, _ = now.pending.pop(reply.message_id)
+        try:
+            self._add(now, client, Packet(*reply.checked()))
+            now.failures.pop(client, None)
+        except CopflError as error:
+            self.log(f"round {now.number + 1}: client {client} is left out: {error}")
+            now.failures[client] = str(error)[:MAX_TEXT]
+            now.retry_at[client] = self.clock() + self.retry
 
-def _is_due(settings: Settings, registry: Registry, now: Round, client: int, time: float) -> bool:
-    """Whether to ask this client: it is here and was not asked; or it failed, and the round is short of replies."""
-    node = registry.nodes.get(client)
-    if node is None or client in now.told or (client, node) in now.waiting.values():
-        return False
-    short = len(now.told) + len(now.waiting) < settings.minimum
-    return client not in now.why or (short and time >= now.again.get(client, 0))
+    def _add(self, now: Round, client: int, packet: Packet) -> None:
+        """Adds an upload to the round's total; WireError if it is invalid."""
+        if client in now.reports:
+            raise WireError("its upload was counted in this round already")
+        masks = self.folder.masks(client, self.upload)
+        opened = wire.decode(packet, self.upload, self._head("upload", now.number, client), masks=masks)
+        with torch.no_grad():
+            summand = self.algorithm.summand(self.task, self.state, torch.tensor(client), opened.record)
+        if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
+            raise WireError("its contribution to the total is not finite")
+        if any(
+            path not in masks or not torch.equal(mask, masks[path]) for path, mask in opened.masks.items()
+        ):
+            self.folder.save_masks(client, opened.masks)
+        now.dtypes = [t.dtype for t in tree.leaves(summand)]
+        now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
+        now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
 
+    def personalise_new_clients(self) -> list[dict[str, Any]]:
+        """The accuracy of every connected new client before and after its local updates of the trained model."""
+        clients = self.config.clients
+        rows = self.algorithm.downlink(self.state, torch.arange(clients))
+        if any(not torch.equal(t, t[:1].expand_as(t)) for t in tree.leaves(rows)):
+            raise UsageError("this algorithm's server has a model for each client and none for a new client")
+        head = self._head("down", self.round, clients)  # no client's number: its own batches
+        about = {Field.UPDATES: self.config.join}
+        packet = wire.encode(tree.row(rows, 0), head, self.config.wire, about=about)
+        pending: dict[str, int] = {}
+        results: dict[int, dict[str, Any]] = {}  # by node
+        deadline = self.clock() + PATIENCE
+        while self.clock() < deadline and (not results or pending):
+            for node in self.transport.nodes():
+                if node not in results:
+                    results[node] = {"node": node, "why": f"no reply within {PATIENCE:g} s"}
+                    pending[self.transport.send(node, JOIN, packet, PATIENCE)] = node
+            for reply in self.transport.replies(list(pending)):
+                node = pending.pop(reply.message_id)
+                results[node] = {"node": node, **self._gain(reply, head._replace(kind=Field.NEW_CLIENT))}
+                self.log(f"new client: {results[node]}")
+            time.sleep(self.pause)
+        return list(results.values())
 
-def _down(settings: Settings, folder: Folder, state: State, client: int) -> Packet:
-    """The message for one client: its row of the broadcast, what was counted last, and which masks need not come."""
-    down = tree.row(settings.algorithm.downlink(state.server, torch.tensor([client])), 0)
-    about = {"counted": state.counted.get(client, -1), "holds": folder.holds(client), "look": True}
-    return wire.encode(
-        down, head_of(settings, folder, "down", state.round, client), settings.wire, about=about
-    )
-
-
-def _take(
-    settings: Settings,
-    folder: Folder,
-    state: State,
-    now: Round,
-    like: Any,
-    client: int,
-    packet: Packet,
-    error: str,
-) -> None:
-    """Adds an upload to the round's total, or raises what is wrong with it."""
-    if error:
-        raise WireError(error)
-    if packet.head.startswith('{"refused"'):
-        raise WireError(f"it declined: {refusal(packet.head)}")
-    if client in now.told:
-        raise WireError("its upload was counted in this round already")
-    expected = head_of(settings, folder, "upload", now.number, client)
-    opened = wire.decode(packet, like, expected, masks=folder.masks(client, like))
-    with torch.no_grad():
-        summand = settings.algorithm.summand(settings.task, state.server, torch.tensor(client), opened.record)
-    if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
-        raise WireError("what it adds to the total is not finite")
-    folder.keep_masks(client, opened.masks)
-    now.kinds = [t.dtype for t in tree.leaves(summand)]
-    now.total = (
-        tree.wide(summand) if now.total is None else tree.add(now.total, summand)
-    )  # as `tree.summed` does
-    now.told[client], now.up[client] = opened.about, packet.nbytes
+    def _gain(self, reply: Reply, head: Head) -> dict[str, Any]:
+        """The metrics that a new client reports, or why there are none."""
+        try:
+            metrics = numbers(wire.decode(Packet(*reply.checked()), (), head).about)
+            if None in (metrics.get("accuracy_before"), metrics.get("accuracy_after")):
+                raise WireError("it does not report its accuracy before and after")
+            return metrics
+        except CopflError as error:
+            return {"why": str(error)}
 
 
 def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
-    """The round as one line of JSON, in the form that a simulation's rounds have."""
-    ids = sorted(now.told)
-    reported = {client: numbers(now.told[client].get("figures")) for client in ids}
+    """The round as one line of JSON, with the keys of a simulated round."""
+    ids = sorted(now.reports)
+    reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}
     names = sorted({name for client in ids for name in reported[client]})
     per_client: dict[str, list[float | None]] = {n: [reported[c].get(n) for c in ids] for n in names}
-    per_client["bytes_up"] = [float(now.up[client]) for client in ids]
-    per_client["bytes_down"] = [float(now.down.get(client, 0)) for client in ids]
+    per_client["bytes_up"] = [float(now.bytes_up[client]) for client in ids]
+    per_client["bytes_down"] = [float(now.bytes_down.get(client, 0)) for client in ids]
     present = {name: [v for v in values if v is not None] for name, values in per_client.items()}
+    notes = {client: now.reports[client].get(Field.NOTE) for client in ids}
     return {
         "round": now.number + 1,
         "clients": ids,
         "federation": {name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
-        # Nodes may say 1e308, and a mean that is not finite could not be written down.
-        "mean": {
-            name: wire.plain(sum(values) / len(values)) for name, values in sorted(present.items()) if values
-        },
-        "left_out": sorted(now.why),
-        "why": {str(client): now.why[client] for client in sorted(now.why)},
-        "notes": {str(c): str(now.told[c]["note"])[:LONGEST] for c in ids if now.told[c].get("note")},
+        # Nodes may report 1e308, and JSON has no infinite mean.
+        "mean": {name: wire.plain(sum(v) / len(v)) for name, v in sorted(present.items()) if v},
+        "left_out": sorted(now.failures),
+        "why": {str(client): now.failures[client] for client in sorted(now.failures)},
+        "notes": {str(client): str(note)[:MAX_TEXT] for client, note in notes.items() if note},
         "per_client": dict(sorted(per_client.items())),
-        "bytes": {"up": sum(now.up.values()), "down": sum(now.down.values())},
+        "bytes": {"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
         "seconds": round(seconds, 3),
     }
 
 
-def refusal(head: str) -> str:
-    """Why a node declined, in its own words."""
-    try:
-        said = json.loads(head)["refused"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "what it says cannot be read"
-    return str(said)[:LONGEST]
-
-
 def numbers(metrics: object) -> dict[str, float | None]:
-    """What a node said about itself, as far as it is finite numbers, and no more of it than a record can bear."""
-    if not isinstance(metrics, dict):
-        return {}
-    found = itertools.islice(metrics.items(), MOST_FIGURES)
-    return {str(k)[:LONGEST]: _number(v) for k, v in found if v is None or isinstance(v, int | float)}
-
-
-def _number(value: float | None) -> float | None:
-    try:
-        return None if value is None else wire.plain(float(value))
-    except OverflowError:  # a whole number of hundreds of digits
-        return None
+    """The numbers among the metrics that a node reports, at most `MAX_METRICS`; None where not finite."""
+    found = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
+    values = {str(k)[:MAX_TEXT]: v for k, v in found if v is None or isinstance(v, int | float)}
+    return {k: float(v) if v is not None and abs(v) <= LARGEST else None for k, v in values.items()}

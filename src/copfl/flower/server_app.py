@@ -11,50 +11,48 @@ from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
 from copfl.flower.files import write
-from copfl.flower.flower_transport import FlowerTransport
-from copfl.flower.folder import Folder, started_before
-from copfl.flower.new_client import welcome
-from copfl.flower.server import federate
+from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
+from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before
+from copfl.flower.transport import FlowerTransport
 
-log = logging.getLogger("flwr")
+logger = logging.getLogger("flwr")
+
+
+def log(text: str) -> None:
+    logger.info("copfl: %s", text)
 
 
 def main(grid: Grid, context: Context) -> None:
-    """Plays the rounds, or welcomes newcomers to a run that has been played."""
+    """Runs the rounds, or personalises the model of a finished run for new clients."""
     try:
         _main(grid, context)
     except CopflError as error:
-        log.error("copfl: %s", error)
+        logger.error("copfl: %s", error)
         raise
 
 
 def _main(grid: Grid, context: Context) -> None:
     settings = settings_of(context.run_config)
-    name = settings.run or f"run-{context.run_id}"
-    if started_before(settings.runs, name, context.run_id):  # Flower starts it again after a crash
-        settings = dataclasses.replace(settings, resume=True)
-    folder = Folder(settings.runs, name, goes_on=settings.resume or settings.join > 0)
-    transport = FlowerTransport(grid)
-    log.info("copfl: run %s in %s", folder.run, folder.path.resolve())
-    if settings.join:
-        results = welcome(settings, transport, folder, log.info)
-        write(folder.path / "newcomers.json", json.dumps(results).encode())
+    config = settings.config
+    run = config.run or f"run-{context.run_id}"
+    resume = config.resume or started_before(config.runs, run, context.run_id)
+    settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
+    folder = ServerFolder(config.runs, run, resume=resume or config.join > 0)
+    log(f"run {run} in {folder.path.resolve()}")
+    server = Server(settings, FlowerTransport(grid), folder, log)
+    if config.join:
+        results = server.personalise_new_clients()
+        write(folder.path / NEW_CLIENTS, json.dumps(results).encode())
         return
-    about = {**context.run_config, "run": folder.run, "flower-run": context.run_id}
+    about = {**context.run_config, "run": run, "flower-run": context.run_id}
     write(folder.path / "config.json", json.dumps(about).encode())
-    for record in federate(settings, transport, folder, lambda text: log.info("copfl: %s", text)):
+    for record in server.rounds():
         accuracy = record["mean"].get("accuracy")
-        seen = f", accuracy {accuracy:.4f}" if accuracy is not None else ""
-        out = f", left out {record['left_out']}" if record["left_out"] else ""
-        log.info(
-            "copfl: round %s of %s: %s clients%s%s",
-            record["round"],
-            settings.rounds,
-            len(record["clients"]),
-            seen,
-            out,
-        )
+        parts = [f"round {record['round']} of {config.rounds}: {len(record['clients'])} clients"]
+        parts += [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
+        parts += [f"left out {record['left_out']}"] if record["left_out"] else []
+        log(", ".join(parts))
 
 
 app = ServerApp()

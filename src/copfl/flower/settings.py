@@ -1,239 +1,197 @@
-"""What a federation runs, out of Flower's flat run config: the same on the server and on every node."""
+"""The settings of a federation, from Flower's flat run config: the same on the server and on every node."""
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import math
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from copfl.errors import DataError, UsageError, unknown
+import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:  # torch is slow to import, and a node that only says who it is does not need it
-    from torch import Tensor
+from copfl import models, wire
+from copfl.algorithms import ALGORITHMS
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.task import Task, task_of
+from copfl.data.reading import npz_arrays
+from copfl.errors import DataError, UsageError, above, unknown
+from copfl.experiment import migration, user_code
+from copfl.experiment.config import Tables, algorithm_of, checked, keywords_of, optimizer_of, with_robust_rule
 
-    from copfl.core.algorithm import AnyAlgorithm
-    from copfl.core.task import Task
 
-Config = Mapping[str, Any]
+@dataclass(frozen=True)
+class RunConfig:
+    """The keys of the run config, with "-" for "_", and their defaults. `TABLES` lists those with a dot."""
 
-# Every key of the run config with its default. Tables: [algorithm.*] options, [optimizer.*], [model.*] options.
-DEFAULTS: dict[str, Any] = {
-    "run": "",  # the run's name; empty: the server makes one up
-    "resume": False,  # go on from the run's last checkpoint
-    "runs": "runs",  # the server's folder of runs
-    "rounds": 20,
-    "clients": 3,  # how many clients the federation has, connected or not
-    "participation": 1.0,  # the share of them that each round asks
-    "min-replies": 0,  # a round waits until it has so many; 0: half of those it asked
-    "deadline": 600,  # seconds that a round waits for more than that
-    "wire": "fp32",  # numbers on the wire: fp32, fp16 or bf16
-    "seed": 0,
-    "batch": 32,
-    "algorithm": "copfl",
-    "model": "cnn",  # a model of copfl's, or your own: "module:function" of (shape, classes)
-    "shape": "1,8,8",  # of one sample
-    "classes": "10",  # how many, or their names with commas between
-    "mean": "",  # of pixels in 0..1, a number per channel; empty: 0.5
-    "std": "",
-    "augment": False,  # random crops and flips in training
-    "buffers": "local",  # batch-norm statistics: local or average
-    "robust": "",  # against hostile clients: clip, trimmed_mean or median; see the table robust-options
-    "privacy": 0.0,  # noise on uploads, in the simulation only
-    "public": "",  # a .npz file with x, samples that everybody may see: the same on every machine; only ktpfl needs it
-    "join": 0,  # above 0: no training, but so many local turns for every newcomer
+    run: str = ""  # the run's name; empty: the server chooses one
+    resume: bool = False  # continue from the run's last checkpoint
+    runs: str = "runs"  # the server's folder of runs
+    rounds: int = 20
+    clients: int = 3  # number of clients in the federation, connected or not
+    participation: float = 1.0  # fraction of the clients that each round selects
+    min_replies: int = 0  # replies that a round waits for; 0: half of the selected clients
+    deadline: float = 600  # seconds that a round waits for more than these
+    wire: str = "fp32"  # numbers in messages: fp32, fp16 or bf16
+    seed: int = 0
+    batch: int = 32
+    algorithm: str = "copfl"
+    model: str = "cnn"  # a model of copfl, or "module:function" of (shape, classes)
+    shape: str = "1,8,8"  # of one sample
+    classes: str = "10"  # their number, or their names separated by commas
+    mean: str = ""  # of pixels in 0..1, a number per channel; empty: 0.5
+    std: str = ""
+    augment: bool = False  # random crops and flips in training
+    buffers: str = "local"  # batch-norm statistics: local or average
+    robust: str = ""  # robust aggregation: clip, trimmed_mean or median; options in robust-options
+    privacy: float = 0.0  # noise on uploads: only in simulation
+    public: str = ""  # an .npz file with public samples x, the same on every machine; only for ktpfl
+    join: int = 0  # above 0: no training, but so many local updates for every new client
+
+    def __post_init__(self) -> None:
+        lowest = {"rounds": 1, "clients": 1, "batch": 1, "join": 0, "min_replies": 0, "seed": 0}
+        for name, low in lowest.items():
+            if not low <= getattr(self, name) < 2**62:
+                raise UsageError(f"{name.replace('_', '-')} must be at least {low} and below 2^62")
+        above(0, deadline=self.deadline)
+        if not 0 < self.participation <= 1:
+            raise UsageError(f"participation={self.participation} must be above 0 and at most 1")
+        if self.wire not in wire.WIRES:
+            raise unknown("wire", self.wire, wire.WIRES)
+        if self.privacy:
+            raise UsageError(
+                f"privacy={self.privacy}: noised uploads are simulated only. Over a network the noise would have to "
+                "come from a secret of each node, and the epsilon to count the nodes that did not answer; leave it out"
+            )
+        if not all(c.isalnum() or c in "-_." for c in self.run) or self.run.startswith("."):
+            raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')
+
+
+DEFAULTS = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunConfig)}
+TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they are
+    "options": "algorithm",
+    "optimizer": "optimizer",
+    "model-options": "model",
+    "robust-options": "robust",
+    "guard-options": "robust",  # version 0.1
 }
-TABLES = ("options", "optimizer", "model-options", "robust-options")
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """A federation's settings, checked."""
+    """A federation's settings as values."""
 
-    run: str
-    resume: bool
-    runs: str
-    rounds: int
-    clients: int
-    participation: float
-    min_replies: int
-    deadline: float
-    wire: str
-    seed: int
-    batch: int
-    augment: bool
-    join: int
+    config: RunConfig
     algorithm: AnyAlgorithm
     task: Task
-    layout: str  # the hash that both sides compare, of the model and of the public samples
-    classes: tuple[str, ...]  # names; empty where only their number is known
+    layout: str  # hash of the model and of the public samples, which both sides compare
+    classes: tuple[str, ...]  # names; empty if only their number is given
     shape: tuple[int, ...]
 
     @property
-    def asked(self) -> int:
-        """How many clients a round asks."""
-        return max(1, math.ceil(self.participation * self.clients - 1e-9))
+    def selected(self) -> int:
+        """Number of clients that a round selects."""
+        return max(1, math.ceil(self.config.participation * self.config.clients - 1e-9))
 
     @property
     def minimum(self) -> int:
-        """How many replies a round needs."""
-        return self.min_replies or (self.asked + 1) // 2
+        """Number of replies that a round needs."""
+        return self.config.min_replies or (self.selected + 1) // 2
 
 
-def settings_of(config: Config) -> Settings:
-    """The settings that a run config describes; UsageError names what does not fit."""
-    from copfl import wire
-    from copfl.core.task import task_of
-
-    flat, tables = _checked(config)
-    shape = tuple(_whole("shape", part) for part in str(flat["shape"]).split(","))
-    names = (
-        tuple(part.strip() for part in str(flat["classes"]).split(",")) if "," in str(flat["classes"]) else ()
-    )
-    classes = len(names) or _whole("classes", str(flat["classes"]))
+def settings_of(run_config: Mapping[str, Any]) -> Settings:
+    """The settings that a run config describes; UsageError names the key that is invalid."""
+    flat, tables = tables_of(run_config)
+    lists = ("shape", "classes", "mean", "std")  # a list of one may be written as a number
+    texts = {key: str(flat[key]) for key in lists if type(flat.get(key)) in (int, float)}
+    given = {key.replace("-", "_"): value for key, value in (flat | texts).items()}
+    config = RunConfig(**checked("run config", RunConfig, given))
+    shape = tuple(_positive("shape", part) for part in config.shape.split(","))
+    names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
+    classes = len(names) or _positive("classes", config.classes)
     channels = shape[0] if len(shape) == 3 else 0
-    mean, std = (_channels(key, str(flat[key]), channels) for key in ("mean", "std"))
-    if flat["wire"] not in wire.WIRES:
-        raise unknown("wire", str(flat["wire"]), wire.WIRES)
-    public = _public(flat["public"], shape) if flat["public"] else None
+    public = _public(config.public, shape) if config.public else None
     task = task_of(
-        _model(flat, tables["model-options"], shape, classes), classes,
-        mean=mean, std=std, buffers=flat["buffers"], public=public,
-    )  # fmt: skip
+        _model(config, tables["model"], shape, classes),
+        classes,
+        mean=_channels("mean", config.mean, channels),
+        std=_channels("std", config.std, channels),
+        buffers=config.buffers,
+        public=public,
+    )
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
-    settings = Settings(
-        run=flat["run"], resume=flat["resume"], runs=flat["runs"], rounds=flat["rounds"], clients=flat["clients"],
-        participation=flat["participation"], min_replies=flat["min-replies"], deadline=flat["deadline"],
-        wire=flat["wire"], seed=flat["seed"], batch=flat["batch"], augment=flat["augment"], join=flat["join"],
-        algorithm=_algorithm(str(flat["algorithm"]), str(flat["robust"]), tables), task=task, layout=layout,
-        classes=names, shape=shape,
-    )  # fmt: skip
-    if not 0 < settings.participation <= 1:
-        raise UsageError(f"participation={settings.participation} must be above 0 and at most 1")
-    if not 0 <= settings.min_replies <= settings.asked:
-        raise UsageError(f"min-replies={settings.min_replies}, but a round asks {settings.asked} clients")
+    settings = Settings(config, _algorithm(config, tables), task, layout, names, shape)
+    if config.min_replies > settings.selected:
+        raise UsageError(f"min-replies={config.min_replies}, but a round selects {settings.selected} clients")
     return settings
 
 
-def _checked(config: Config) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The flat keys with their defaults, and the tables; every value of its default's type."""
-    flat, tables = dict(DEFAULTS), {table: dict[str, Any]() for table in TABLES}
-    for key, value in config.items():
-        table, dot, name = key.partition(".")
-        if dot and table in tables:
-            tables[table][name] = value
-        elif key not in DEFAULTS:
-            raise unknown("run config key", key, DEFAULTS)
+def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
+    """The keys without a dot, and the others as tables of run.toml; names of version 0.1 are renamed."""
+    flat: dict[str, Any] = {}
+    tables: Tables = {title: {} for title in TABLES.values()}
+    for key, value in run_config.items():
+        prefix, _, name = key.partition(".")
+        if name and prefix in TABLES:
+            tables[TABLES[prefix]][name] = value
         else:
-            kind = type(DEFAULTS[key])
-            if kind is float and type(value) is int and value.bit_length() < 1024:
-                value = float(value)
-            if kind is str and type(value) is int:
-                value = str(value)
-            if type(value) is not kind and not (key == "deadline" and type(value) is float):
-                raise UsageError(
-                    f"{key}={value!r} must be of type {kind.__name__}, such as {DEFAULTS[key]!r}"
-                )
-            flat[key] = value
-    for key, low in (
-        ("rounds", 1),
-        ("clients", 1),
-        ("batch", 1),
-        ("join", 0),
-        ("min-replies", 0),
-        ("seed", 0),
-    ):
-        if flat[key] < low:
-            raise UsageError(f"{key} must be at least {low}")
-        if flat[key] >= 2**62:
-            raise UsageError(f"{key} must be below 2^62; so many there will never be")
-    if flat["privacy"]:
-        raise UsageError(
-            f"privacy={flat['privacy']}: noised uploads are simulated only. Over a network the noise would have to "
-            "come from a secret of each node's, and the epsilon to count the nodes that did not answer; leave it out"
-        )
-    if not flat["deadline"] > 0:
-        raise UsageError(f"deadline={flat['deadline']} must be a number of seconds above 0")
-    if not all(c.isalnum() or c in "-_." for c in flat["run"]) or flat["run"].startswith("."):
-        raise UsageError(f'run="{flat["run"]}" must be a plain name: letters, digits, "-", "_" and "."')
+            flat[migration.TABLES.get(key, key)] = value
+    tables["algorithm"]["name"] = flat.get("algorithm", RunConfig.algorithm)
+    tables = migration.migrated(tables)
+    del tables["algorithm"]["name"]
     return flat, tables
 
 
-def _algorithm(name: str, robust: str, tables: dict[str, dict[str, Any]]) -> AnyAlgorithm:
-    from copfl.algorithms import ALGORITHMS
-    from copfl.experiment.config import algorithm_of, with_robust_rule
+def _algorithm(config: RunConfig, tables: Tables) -> AnyAlgorithm:
+    result: AnyAlgorithm = algorithm_of(
+        ALGORITHMS, config.algorithm, tables["algorithm"], tables["optimizer"]
+    )
+    return with_robust_rule(config.robust, result, tables["robust"]) if config.robust else result
 
-    result: AnyAlgorithm = algorithm_of(ALGORITHMS, name, tables["options"], tables["optimizer"])
-    return with_robust_rule(robust, result, tables["robust-options"]) if robust else result
+
+def all_options(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the algorithm and of its optimizer with their defaults, as keys of the run config."""
+    flat, tables = tables_of(run_config)
+    factory = ALGORITHMS[flat.get("algorithm", RunConfig.algorithm)]
+    options = {f"options.{name}": value for name, value in keywords_of(factory, ("optimizer",)).items()}
+    if "optimizer" in keywords_of(factory):
+        optimizer = optimizer_of(factory, tables["optimizer"])
+        options["optimizer.name"] = type(optimizer).__name__.lower()
+        options |= {f"optimizer.{name}": value for name, value in vars(optimizer).items()}
+    return {key: value for key, value in options.items() if isinstance(value, bool | int | float | str)}
 
 
-def _model(flat: dict[str, Any], options: dict[str, Any], shape: tuple[int, ...], classes: int) -> Any:
-    import torch
-
-    from copfl import models
-    from copfl.experiment.config import checked
-
-    if ":" not in flat["model"]:
-        if (factory := models.MODELS.get(flat["model"])) is not None:
-            options = checked(flat["model"], factory, options, ("shape", "classes"))
-        return models.build(flat["model"], shape, classes, flat["seed"], **options)
-    make = own_function("model", flat["model"])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(flat["seed"])  # every node starts from the same weights
-        return make(shape, classes, **options)
+def _model(config: RunConfig, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    if user_code.is_reference(config.model):
+        function = user_code.attribute("model", config.model)
+        return user_code.model_of(function, shape, classes, config.seed, options, config.model)
+    if config.model in models.MODELS:
+        options = checked(config.model, models.MODELS[config.model], options, ("shape", "classes"))
+    return models.build(config.model, shape, classes, config.seed, **options)
 
 
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:
-    """The samples that everybody may see."""
-    import torch
-
-    from copfl.data.reading import npz_arrays
-
+    """The public samples."""
     arrays = npz_arrays(Path(path).expanduser())
     if "x" not in arrays or tuple(arrays["x"].shape[1:]) != shape:
         raise DataError(f"public={path} must hold an array x of samples {list(shape)}")
     return torch.from_numpy(arrays["x"])
 
 
-def own_function(what: str, reference: str) -> Callable[..., Any]:
-    """The user's own function that "module:function" names."""
-    module, _, name = reference.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f'{what}="{reference}": there is no such function ({error}); name it as "module:function"'
-        ) from error
-    if not callable(function):
-        raise UsageError(f'{what}="{reference}" is not a function')
-    result: Callable[..., Any] = function
-    return result
-
-
-def _whole(key: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
+def _positive(key: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
         raise UsageError(f'{key}: "{text}" must be a whole number above 0')
-    return number
+    return int(text)
 
 
 def _channels(key: str, text: str, channels: int) -> tuple[float, ...]:
-    """A number per channel. Never worked out from a node's own samples: all nodes must see the same numbers."""
-    if not channels:
-        return ()
+    """A number per channel. Never computed from a node's samples: all nodes must use the same numbers."""
     try:
         numbers = tuple(float(part) for part in text.split(",")) if text else (0.5,) * channels
     except ValueError as error:
-        raise UsageError(f'{key}="{text}" must be numbers with commas between') from error
-    if len(numbers) != channels:
+        raise UsageError(f'{key}="{text}" must be numbers separated by commas') from error
+    if channels and len(numbers) != channels:
         raise UsageError(f'{key}="{text}" has {len(numbers)} numbers, but samples have {channels} channels')
-    return numbers
+    return numbers if channels else ()

@@ -1,30 +1,116 @@
-"""What the server needs of a network: who is there, send, and what came back. Flower is one; the tests have another."""
+"""How the server reaches the nodes: the interface, Flower's implementation, and the fields of a message."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # Flower's names for the three questions
+from copfl.errors import WireError
+
+HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
+MAX_TEXT = 500  # characters of a node's text that the server keeps
+STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
+
+Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
+
+
+class Field:
+    """Names inside messages of `wire.FORMAT` 2; another name needs another format."""
+
+    COUNTED = "counted"  # to a client: the last round that counted its upload; -1: none
+    KNOWN_MASKS = "holds"  # to a client: the fingerprints of its masks that the server has
+    EVALUATE = "look"  # to a client: whether to evaluate its models
+    UPDATES = "turns"  # to a new client: number of local updates
+    METRICS = "figures"  # from a client, along with its upload
+    NOTE = "note"
+    REFUSED = "refused"  # from a node: why it does not answer
+    NEW_CLIENT = "newcomer"  # the kind of a new client's answer
 
 
 class Reply(NamedTuple):
-    """What came back for a message."""
+    """The answer to a message, or the error of its delivery."""
 
     message_id: str
-    head: str
-    body: bytes
-    error: str = ""  # why there is nothing else
+    content: Content = ("", b"")
+    error: str = ""
+
+    def checked(self) -> Content:
+        """The content; WireError if the message was not delivered or the node refused it."""
+        if self.error:
+            raise WireError(self.error)
+        fields = parsed(self.content[0])
+        if Field.REFUSED in fields:
+            raise WireError(f"it declined: {str(fields[Field.REFUSED])[:MAX_TEXT]}")
+        return self.content
 
 
 class Transport(Protocol):
     """A network of nodes."""
 
     def nodes(self) -> list[int]:
-        """The nodes that are connected now."""
+        """The ids of the nodes that are connected now."""
 
-    def send(self, node: int, question: str, head: str, body: bytes, seconds: float) -> str:
-        """The ticket of a message that was handed over; after so many seconds it is void."""
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        """The id of the message, which expires after so many seconds."""
 
-    def replies(self, tickets: Collection[str]) -> list[Reply]:
-        """The replies that have come for these tickets, each given out once."""
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        """The replies to these messages that have arrived, each returned once."""
+
+
+def parsed(head: str) -> dict[str, Any]:
+    """The fields of a JSON object; none if the text is not one."""
+    try:
+        fields = json.loads(head)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def as_record(content: Content) -> Any:
+    """The content of a Flower message."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    head, body = content
+    array = Array(dtype="uint8", shape=(len(body),), stype=STYPE, data=body)
+    return RecordDict({"head": ConfigRecord({"copfl": head}), "body": ArrayRecord({"copfl": array})})
+
+
+def content_of(message: Any) -> Content:
+    """The head and the body in a Flower message; WireError if another program wrote it."""
+    try:
+        head, array = message.content["head"]["copfl"], message.content["body"]["copfl"]
+        if isinstance(head, str) and array.stype == STYPE:
+            return head, array.data
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise WireError("the message does not carry a copfl packet")
+
+
+class FlowerTransport:
+    """Flower's grid."""
+
+    def __init__(self, grid: Any) -> None:
+        self.grid = grid
+
+    def nodes(self) -> list[int]:
+        return [int(node) for node in self.grid.get_node_ids()]
+
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        from flwr.app import Message
+
+        message = Message(as_record(content), node, request, ttl=seconds)
+        message_id = next(iter(self.grid.push_messages([message])), None)
+        return str(message_id or f"lost-{id(message)}")  # a lost message ends at the round's deadline
+
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        replies = []
+        for message in self.grid.pull_messages(list(message_ids)) if message_ids else []:
+            message_id = message.metadata.reply_to_message_id
+            try:
+                if message.has_error():
+                    raise WireError(f"Flower reports: {message.error.reason or message.error.code}")
+                replies.append(Reply(message_id, content_of(message)))
+            except WireError as error:
+                replies.append(Reply(message_id, error=str(error)))
+        return replies

@@ -1,0 +1,216 @@
+"""A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, and the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl.data.datasets import load
+from copfl.data.partition import partition
+from copfl.errors import RunError, UsageError
+from copfl.flower.app import read_app, write_connection
+from copfl.flower.certificates import make_certificates, make_node_key
+from copfl.flower.processes import Processes, free_port, wait_for_port
+from copfl.flower.state import NEW_CLIENTS, ServerFolder, new_run
+
+HOST = "127.0.0.1"
+FLWR_HOME = ".flwr/local"  # not the app's own .flwr: its connection stays as it is
+ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+MAX_RECONNECTS = 10  # how often the log of a run is opened again
+
+
+class LocalFederation(Processes):
+    """The processes of a federation on this machine; all of them end with the context."""
+
+    def __init__(self, folder: Path, *, secure: bool = False) -> None:
+        self.folder, self.secure = folder.resolve(), secure
+        super().__init__(self.folder / "logs", {**ENVIRONMENT, "FLWR_HOME": str(self.folder / FLWR_HOME)})
+        self.port = free_port()
+        self.keys = self.folder / "keys"
+        self.node_ports: dict[str, int] = {}
+        if secure and not (self.keys / "ca.pem").exists():
+            make_certificates(self.keys, HOST)
+
+    def start_superlink(self) -> None:
+        """Starts the SuperLink; started again, it continues with the same database."""
+        write_connection(self.folder, HOST, self.port, self.secure, FLWR_HOME)
+        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
+        command += ["--database", str(self.folder / FLWR_HOME / f"superlink-{self.port}.db")]
+        command += ["--disable-runtime-dependency-installation"]
+        if self.secure:
+            command += ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
+            command += ["--ssl-certfile", str(self.keys / "server.pem")]
+            command += ["--ssl-keyfile", str(self.keys / "server.key")]
+        else:
+            command += ["--insecure"]
+        process = self.start("superlink", command)
+        if not wait_for_port(self.port, process):
+            raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
+
+    def add_node(self, name: str, node_config: Mapping[str, Any]) -> None:
+        """Registers a node, with a new key if it has none, and starts it."""
+        if self.secure:
+            if not (self.keys / name).exists():
+                make_node_key(self.keys / name)
+            self.call(["flwr", "supernode", "register", str(self.keys / f"{name}.pub"), "copfl"])
+        self.start_node(name, node_config)
+
+    def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
+        """Starts a SuperNode; a second start is the node's return."""
+        port = self.node_ports.setdefault(name, free_port())
+        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
+        command += ["--host", HOST, "--port", str(port), "--node-config", _as_text(node_config)]
+        if self.secure:
+            command += ["--root-certificates", str(self.keys / "ca.pem")]
+            command += ["--auth-supernode-private-key", str(self.keys / name)]
+        else:
+            command += ["--insecure"]
+        self.start(name, command)
+
+    def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+        """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
+        command = ["flwr", "run", str(self.folder), "copfl", "--stream", "-c", _as_text(config)]
+        return self.start("run", command)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs as Flower lists them."""
+        text = self.call(["flwr", "list", "copfl", "--format", "json"])
+        result: list[dict[str, Any]] = json.loads(text[text.index("{") :])["runs"]
+        return result
+
+    def reopen_log(self, pause: float = 1.0, attempts: int = 5) -> subprocess.Popen[bytes] | None:
+        """The log of the run if it continues: `flwr run` ends when its connection to the SuperLink breaks."""
+        for _ in range(attempts):
+            time.sleep(pause)
+            with contextlib.suppress(RunError, ValueError, subprocess.TimeoutExpired):  # still no connection
+                active = [run["run-id"] for run in self.runs() if not run["status"].startswith("finished")]
+                if not active:
+                    return None
+                return self.start("run", ["flwr", "log", active[0], "copfl", "--stream"])
+        return None
+
+
+def _as_text(config: Mapping[str, Any]) -> str:
+    """The keys and values as Flower's command line reads them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int) -> list[dict[str, Any]]:
+    """The nodes' configurations; each node's part of the data set is in a file of its own."""
+    dataset, configs = load(data), []
+    split = partition(scheme, dataset, nodes, seed)
+    tested = split.tested(dataset)
+    for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
+        path = (folder / "nodes" / str(client)).resolve()
+        path.mkdir(parents=True, exist_ok=True)
+        x, y = dataset.train.x[train], dataset.train.y[train]
+        x_test, y_test = tested.x[test], tested.y[test]
+        np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)
+        configs.append({"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")})
+    return configs
+
+
+def up(
+    folder: Path | str,
+    *,
+    nodes: int | None = None,
+    data: str | None = None,
+    scheme: str = "dirichlet",
+    secure: bool | None = None,
+    config: Mapping[str, Any] | None = None,
+    run: str | None = None,
+    resume: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """The record of each round of the app in the folder, run on this machine; all processes end with it."""
+    folder = Path(folder)
+    app, run = read_app(folder), run or new_run()
+    settings = {**app["config"], **(config or {})}
+    clients, runs = nodes or int(settings["clients"]), str(folder.resolve() / "runs")
+    server_folder = ServerFolder(runs, run, resume=resume)
+    overrides = {**(config or {}), "run": run, "runs": runs, "clients": clients, "resume": resume}
+    overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
+    node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
+    with LocalFederation(folder, secure=app["secure"] if secure is None else secure) as federation:
+        federation.start_superlink()
+        for client, node_config in enumerate(node_configs):
+            federation.add_node(f"node-{client}", node_config)
+        process = federation.start_run(overrides)
+        yield from follow(federation, process, server_folder, int(settings["rounds"]))
+
+
+def follow(
+    federation: LocalFederation,
+    process: subprocess.Popen[bytes],
+    folder: ServerFolder,
+    rounds: int,
+    pause: float = 1.0,
+) -> Iterator[dict[str, Any]]:
+    """The record of each round when it is written; RunError if the run ends before its last round."""
+    done, reconnects = len(folder.rounds()), 0
+    while done < rounds:
+        has_ended = process.poll() is not None
+        for record in folder.rounds()[done:]:
+            done += 1
+            yield record
+        if has_ended and done < rounds:
+            reconnects += 1
+            log = (
+                federation.reopen_log(pause) if process.returncode and reconnects <= MAX_RECONNECTS else None
+            )
+            if log is None:
+                tail = federation.tail("run")
+                raise RunError(f"the run ended after round {done} of {rounds}: {tail}")
+            process = log
+            continue
+        time.sleep(pause)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(60)  # the SuperLink closes the run
+
+
+def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+    """`up`, continuing a run (by default the last one) from its last checkpoint."""
+    return up(folder, run=run or last_run(Path(folder)), resume=True, **options)
+
+
+def last_run(folder: Path) -> str:
+    """The run in the folder with the newest checkpoint."""
+    runs = folder / "runs"
+    checkpoints = sorted(runs.glob("*/server.copfl"), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
+        raise RunError(f"no run in {runs} has a finished round; start one with `copfl federate up {folder}`")
+    return checkpoints[-1].parent.name
+
+
+def join(
+    folder: Path | str, data: str, *, state: str | None = None, run: str | None = None, updates: int = 3
+) -> dict[str, Any]:
+    """A new client's accuracy on this data before and after its local updates of a finished run's model."""
+    if updates < 1:
+        raise UsageError(f"updates={updates} must be at least 1")
+    folder = Path(folder)
+    app, runs, run = read_app(folder), folder.resolve() / "runs", run or last_run(folder)
+    node_config = {
+        "data": data if ":" in data else str(Path(data).resolve()),
+        "state-dir": state or str(folder.resolve() / "nodes" / "new-client"),
+    }
+    clients = json.loads((runs / run / "config.json").read_text())["clients"]
+    results_file = runs / run / NEW_CLIENTS
+    results_file.unlink(missing_ok=True)
+    with LocalFederation(folder, secure=app["secure"]) as federation:
+        federation.start_superlink()
+        federation.add_node("new-client", node_config)
+        overrides = {"run": run, "runs": str(runs), "join": updates, "clients": clients}
+        federation.start_run(overrides).wait(600)
+        results = json.loads(results_file.read_text()) if results_file.exists() else []
+        if len(results) != 1 or "why" in results[0]:
+            reason = results[0]["why"] if results else federation.tail("run")
+            raise RunError(f"the new client was not personalised: {reason}")
+        result: dict[str, Any] = results[0]
+        return result

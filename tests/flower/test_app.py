@@ -78,9 +78,7 @@ def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     (folder / "nodes" / "0").mkdir(parents=True)
     (folder / "nodes" / "0" / "secret.json").write_text("{}")
     (folder / "keys" / "secret.toml").write_text("")
-    with Processes(
-        folder / "logs", {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    ) as one:
+    with Processes(folder, {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}) as one:
         one.call(["flwr", "build", "--app", str(folder)])
     bundles = [*Path.cwd().glob("copfl.app.*.fab"), *folder.glob("*.fab")]
     names = [name for bundle in bundles for name in zipfile.ZipFile(bundle).namelist()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -15,37 +16,6 @@ from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
 from copfl.flower.settings import DEFAULTS, all_options, settings_of
 
 TEMPLATE = Path(__file__).parent / "template"
-IGNORED = ("keys/", ".flwr/", "nodes/", "runs/", "logs/", "superlink.db*")  # never in the bundle
-PYPROJECT: dict[tuple[str, ...], dict[str, Any]] = {
-    ("build-system",): {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-    ("project",): {
-        "name": "",
-        "version": "1.0.0",
-        "description": "A federation with copfl",
-        "license": "Apache-2.0",
-        "dependencies": ["copfl[flower]"],
-    },
-    ("tool", "hatch", "build", "targets", "wheel"): {"packages": ["."]},
-    ("tool", "flwr", "app"): {"publisher": "copfl"},
-    ("tool", "flwr", "app", "components"): {
-        "serverapp": "copfl.flower.server_app:app",
-        "clientapp": "copfl.flower.client_app:app",
-    },
-}
-SECURE = {
-    "superlink": "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
-    "--enable-supernode-auth",
-    "supernode": "--root-certificates ca.pem --auth-supernode-private-key node-0",
-    "secrets": ", and with ca.pem and its own key",
-    "register": """
-Register every node's public key once, while the SuperLink runs:
-
-```bash
-for key in keys/node-*.pub; do flwr supernode register $key copfl; done
-```
-""",
-}
-INSECURE = {"superlink": "--insecure", "supernode": "--insecure", "secrets": "", "register": ""}
 
 
 def init(
@@ -75,14 +45,15 @@ def init(
     names = {"algorithm": algorithm, "model": model, "clients": clients}
     run_config = {**DEFAULTS, **_sample_keys(data), **names, **(config or {})}
     settings = settings_of(run_config)  # an invalid key is an error before anything is written
-    shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / ".gitignore").write_text("".join(f"/{pattern}\n" for pattern in IGNORED))
+    (folder / "federated").mkdir(parents=True, exist_ok=True)
+    for path in (TEMPLATE / "federated").glob("*.py"):
+        shutil.copy(path, folder / "federated")
+    shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
+    bind = "0.0.0.0" if is_open else host
+    readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
+    (folder / "README.md").write_text(readme.read_text().format(host=host, port=port, bind=bind))
     about = {"data": data, "host": host, "port": port, "secure": secure}
     (folder / "pyproject.toml").write_text(_pyproject(folder.resolve().name, about, run_config))
-    bind = "0.0.0.0" if is_open else host
-    readme = (TEMPLATE / "README.md").read_text()
-    words = SECURE if secure else INSECURE
-    (folder / "README.md").write_text(readme.format(host=host, bind=bind, port=port, **words))
     if secure:
         make_certificates(folder / "keys", host)
         for client in range(settings.config.clients):
@@ -94,13 +65,11 @@ def init(
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = ".flwr") -> None:
     """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
     (folder / home).mkdir(parents=True, exist_ok=True)
-    certificates = str((folder / "keys" / "ca.pem").resolve())
-    security: dict[str, Any] = {"root-certificates": certificates} if secure else {"insecure": True}
-    tables: dict[tuple[str, ...], dict[str, Any]] = {
-        ("superlink",): {"default": "copfl"},
-        ("superlink", "copfl"): {"address": f"{host}:{port}", **security},
-    }
-    (folder / home / "config.toml").write_text(as_toml(tables))
+    certificate = json.dumps(str((folder / "keys" / "ca.pem").resolve()))
+    security = f"root-certificates = {certificate}" if secure else "insecure = true"
+    (folder / home / "config.toml").write_text(
+        f'[superlink]\ndefault = "copfl"\n\n[superlink.copfl]\naddress = "{host}:{port}"\n{security}\n'
+    )
 
 
 def read_app(folder: Path) -> dict[str, Any]:
@@ -139,10 +108,9 @@ def _sample_keys(data: str) -> dict[str, Any]:
 def _pyproject(name: str, about: dict[str, Any], run_config: Mapping[str, Any]) -> str:
     """The app's pyproject.toml. Flower overrides only keys that are in it, so every option is."""
     plain = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "federation"
-    tables = {**PYPROJECT, ("tool", "copfl"): about}
-    tables["project",] = {**tables["project",], "name": plain}
+    tables: dict[tuple[str, ...], dict[str, Any]] = {("tool", "copfl"): about}
     for key, value in {**run_config, **all_options(run_config), **run_config}.items():
         prefix, _, option = key.rpartition(".")
         title = ("tool", "flwr", "app", "config", *([prefix] if prefix else []))
         tables.setdefault(title, {})[option] = value
-    return as_toml(tables)
+    return (TEMPLATE / "pyproject.txt").read_text().format(name=plain) + as_toml(tables)

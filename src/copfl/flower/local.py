@@ -23,6 +23,11 @@ from copfl.flower.state import NEW_CLIENTS, ServerFolder, new_run
 HOST = "127.0.0.1"
 FLWR_HOME = ".flwr/local"  # not the app's own .flwr: its connection stays as it is
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+OFFLINE = "--disable-runtime-dependency-installation"
+TLS = (
+    "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
+    "--enable-supernode-auth"
+)
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -31,7 +36,7 @@ class LocalFederation(Processes):
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self.folder, self.secure = folder.resolve(), secure
-        super().__init__(self.folder / "logs", {**ENVIRONMENT, "FLWR_HOME": str(self.folder / FLWR_HOME)})
+        super().__init__(self.folder, {**ENVIRONMENT, "FLWR_HOME": str(self.folder / FLWR_HOME)})
         self.port = free_port()
         self.keys = self.folder / "keys"
         self.node_ports: dict[str, int] = {}
@@ -41,16 +46,9 @@ class LocalFederation(Processes):
     def start_superlink(self) -> None:
         """Starts the SuperLink; started again, it continues with the same database."""
         write_connection(self.folder, HOST, self.port, self.secure, FLWR_HOME)
-        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
-        command += ["--database", str(self.folder / FLWR_HOME / f"superlink-{self.port}.db")]
-        command += ["--disable-runtime-dependency-installation"]
-        if self.secure:
-            command += ["--ssl-ca-certfile", str(self.keys / "ca.pem"), "--enable-supernode-auth"]
-            command += ["--ssl-certfile", str(self.keys / "server.pem")]
-            command += ["--ssl-keyfile", str(self.keys / "server.key")]
-        else:
-            command += ["--insecure"]
-        process = self.start("superlink", command)
+        command = f"flower-superlink --host {HOST} --port {self.port} --database {FLWR_HOME}/{self.port}.db"
+        security = TLS if self.secure else "--insecure"
+        process = self.start("superlink", f"{command} {security} {OFFLINE}".split())
         if not wait_for_port(self.port, process):
             raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
 
@@ -59,24 +57,20 @@ class LocalFederation(Processes):
         if self.secure:
             if not (self.keys / name).exists():
                 make_node_key(self.keys / name)
-            self.call(["flwr", "supernode", "register", str(self.keys / f"{name}.pub"), "copfl"])
+            self.call(["flwr", "supernode", "register", f"keys/{name}.pub", "copfl"])
         self.start_node(name, node_config)
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Starts a SuperNode; a second start is the node's return."""
         port = self.node_ports.setdefault(name, free_port())
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
-        command += ["--host", HOST, "--port", str(port), "--node-config", _as_text(node_config)]
-        if self.secure:
-            command += ["--root-certificates", str(self.keys / "ca.pem")]
-            command += ["--auth-supernode-private-key", str(self.keys / name)]
-        else:
-            command += ["--insecure"]
-        self.start(name, command)
+        command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {port}"
+        keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
+        options = f"{command} {keys if self.secure else '--insecure'}".split()
+        self.start(name, [*options, "--node-config", _as_text(node_config)])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
-        command = ["flwr", "run", str(self.folder), "copfl", "--stream", "-c", _as_text(config)]
+        command = ["flwr", "run", ".", "copfl", "--stream", "-c", _as_text(config)]
         return self.start("run", command)
 
     def runs(self) -> list[dict[str, Any]]:

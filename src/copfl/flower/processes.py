@@ -20,15 +20,15 @@ TAG = "COPFL_PROCESSES"
 
 
 class Processes:
-    """A context that runs programs of this Python environment; all of them end when it does."""
+    """A context that runs programs of this Python environment in a folder; all of them end when it does."""
 
-    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
-        self.logs, self.tag = logs, secrets.token_hex(8)
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder, self.logs, self.tag = folder, folder / "logs", secrets.token_hex(8)
         programs = str(Path(sys.executable).parent)
         path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts its programs by name
         self.environment = {**os.environ, "PATH": path, TAG: self.tag, **environment}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +55,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                cwd=self.folder,
                 env=self.environment,
                 start_new_session=True,
             )
@@ -62,9 +63,14 @@ class Processes:
 
     def call(self, command: Sequence[str], seconds: float = 120) -> str:
         """The output of a program that ends by itself; RunError if it fails."""
-        null, merged = subprocess.DEVNULL, subprocess.STDOUT
         done = subprocess.run(
-            command, stdin=null, stdout=subprocess.PIPE, stderr=merged, env=self.environment, timeout=seconds
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=self.folder,
+            env=self.environment,
+            timeout=seconds,
         )
         text = done.stdout.decode(errors="replace")
         if done.returncode:

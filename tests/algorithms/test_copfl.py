@@ -19,9 +19,8 @@ from copfl.core.task import Data
 from copfl.engine.mapping import vmap
 from copfl.errors import UsageError
 from copfl.experiment.config import built
-from copfl.parts.cowa import Cowa
+from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
 from copfl.testing import small_federation
 from tests.toys import everything, federation_of, rounds_of, slopes
@@ -63,6 +62,11 @@ def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
     """The server, the clients, and what each round showed."""
     state, shown = rounds_of(algorithm, slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), rounds)
     return state.server, state.clients.rows(torch.arange(2)), shown
+
+
+def without(algorithm: COPFL, client: Client, down: Down, update: Tensor) -> Others:
+    task = slopes(*[0.0] * len(update))
+    return algorithm.contribution.others(algorithm._last_mean(task, client, down), update)
 
 
 def test_the_first_round_by_hand() -> None:
@@ -114,13 +118,6 @@ def test_the_second_round_by_hand() -> None:
     )
 
 
-def test_trust_is_earned_by_what_the_client_has_learned() -> None:
-    _, clients, _ = two_rounds(replace(BY_HAND, contribution=Cowa(trust="learned")), rounds=1)
-    # A ends in A / 2 and B in B / 2, see above; exp(-loss) of log(1 + exp(-z)) is sigma(z).
-    gamma = 1 + math.log(2)
-    assert clients.score.tolist() == pytest.approx([gamma * sigma(dot(x, x) / 2) for x in (A, B)])
-
-
 def test_what_is_held_out_is_not_trained_on() -> None:
     # Five samples: four copies of A, and B, the fifth, held out. One pass of gradient descent over each half; no half
     # sees B, so its score is judged by B with what four samples of A leave.
@@ -145,19 +142,6 @@ def test_what_turns_personal_is_what_helps_on_samples_that_were_held_out() -> No
         client = tree.row(state.clients.rows(torch.arange(1)), 0)
         assert client.mask.nonzero().flatten().tolist() == [chosen]
     assert client.w.tolist() == pytest.approx([x / 2 for x in A])
-
-
-def test_scaled_scores_in_the_second_round() -> None:
-    _, plain, shown = two_rounds(BY_HAND)
-    server, clients, _ = two_rounds(replace(BY_HAND, contribution=Cowa(scale="mean")))
-    # In the first round both have the scores 1 and log 2, see above; the first weights are as without scaling, so the
-    # second scores are too.
-    gradient, prediction = (
-        torch.tensor(shown[1].clients[f"{kind}_score"]) for kind in ("gradient", "prediction")
-    )
-    assert clients.score.tolist() == pytest.approx((gradient + prediction / math.log(2)).tolist())
-    assert server.means.tolist() == pytest.approx([float(gradient.mean()), float(prediction.mean())])
-    assert plain.score.tolist() == pytest.approx((gradient + prediction).tolist())
 
 
 def test_the_letter_takes_whole_vectors_and_the_current_update() -> None:
@@ -206,21 +190,9 @@ def test_nobody_is_taken_out_of_what_the_union_froze() -> None:
         w=torch.tensor([4.0, 2.0]).double(), score=torch.tensor(1.0).double(), round=torch.tensor(0)
     )
     down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
-    step, model = algorithm._without(task, client, down, torch.ones(2).double())
+    step, model = without(algorithm, client, down, torch.ones(2).double())
     assert model.tolist() == [1, 2]
     assert step.tolist() == [0, -1]
-
-
-def test_union_erases_and_union_kept_keeps_what_a_client_learned_there() -> None:
-    task = slopes(0.0, 0.0, 0.0)
-    for merge, expected in (("union", [1.0, 0.4375, 0.0]), ("union_kept", [1.0, 0.4375, 0.25])):
-        algorithm = replace(BY_HAND, merge=merge)
-        server, clients, _ = two_rounds(algorithm, rounds=1)
-        down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
-        assert algorithm.personal_model(task, tree.row(clients, 0), down).tolist() == expected
-        assert (
-            algorithm.personal_model(task, algorithm.client_init(task), down).tolist() == server.w.tolist()
-        )  # a newcomer
 
 
 def test_the_union_remembers_clients_that_are_absent() -> None:
@@ -241,90 +213,16 @@ def test_the_union_remembers_clients_that_are_absent() -> None:
     assert server.union.tolist() == [True, False]
 
 
-def test_phases_one_after_the_other_start_the_shared_half_where_the_personal_half_ended() -> None:
-    _, clients, _ = two_rounds(replace(BY_HAND, halves=Phases("sequence")))
-    # A: entry 0 moves first, from (1, .4375, .25); then the rest, with entry 0 already moved.
-    moved = 1 + 2 * sigma(-dot((1, 0.4375, 0.25), A))
-    q = sigma(-dot((moved, 0.4375, 0.25), A))
-    np.testing.assert_allclose(clients.w[0], [moved, 0.4375 + q, 0.25 + 0.5 * q], atol=1e-12)
-
-
-def test_what_is_held_as_an_offset_follows_the_broadcast() -> None:
-    task, algorithm = slopes(0.0, 0.0, 0.0), replace(BY_HAND, halves=Phases(hold="offset"))
-    server, clients, _ = two_rounds(algorithm, rounds=1)
-    down = tree.row(algorithm.downlink(server, torch.tensor([0])), 0)
-    # The broadcast went from 0 to (-.25, .4375, .25) and A's entry 0 from 0 to 1: it is held one above.
-    assert algorithm.personal_model(task, tree.row(clients, 0), down).tolist() == [0.75, 0.4375, 0.25]
-    assert (
-        algorithm.personal_model(task, algorithm.client_init(task), down).tolist() == server.w.tolist()
-    )  # a newcomer
-
-
-def test_halves_apart_by_hand() -> None:
-    server, clients, shown = two_rounds(replace(BY_HAND, halves=Phases("apart")))
-    # The first round is the usual one, but everything is uploaded: both gammas are alike, so the mean is the plain one.
-    g = (0.375, 0.4375, 0.5)
-    assert clients.mask.tolist() == [[True, False, False], [False, False, True]]
-    # The shared model of each starts from there, the own one with its own entry: A's from 1, B's from .75.
-    own = [(1.0, 0.4375, 0.5), (0.375, 0.4375, 0.75)]
-    sent = [tuple(v + x * sigma(-dot(g, who)) for v, x in zip(g, who, strict=True)) for who in (A, B)]
-    trained = [
-        tuple(v + x * sigma(-dot(start, who)) for v, x in zip(start, who, strict=True))
-        for start, who in zip(own, (A, B), strict=True)
-    ]
-    np.testing.assert_allclose(clients.apart.sent, sent, atol=1e-12)
-    np.testing.assert_allclose(
-        clients.w, [(trained[0][0], *sent[0][1:]), (*sent[1][:2], trained[1][2])], atol=1e-12
-    )
-    # Without the other, what the server had was one's own first upload, x / 2; and its step that from 0.
-    halves = [tuple(v / 2 for v in who) for who in (A, B)]
-    metrics = shown[1].clients
-    np.testing.assert_allclose(
-        metrics["prediction_score"], [loss(halves[1], A), loss(halves[0], B)], atol=1e-12
-    )
-    gradient = 1 - cos(A, B)  # both steps are along the samples
-    np.testing.assert_allclose(metrics["gradient_score"], [gradient, gradient], atol=1e-12)
-    alpha = metrics["weight"]
-    np.testing.assert_allclose(
-        server.w, alpha[0] * np.array(sent[0]) + alpha[1] * np.array(sent[1]), atol=1e-12
-    )
-
-
-def test_apart_the_shared_model_is_fedavgs_whatever_is_personal() -> None:
-    everything_own = COPFL(Sgd(1.0, 0.0, 0.0), Pwpm(1.0, 1.0), Cowa(score="none"), Phases("apart", "offset"))
-    server, clients, _ = two_rounds(everything_own, rounds=4)
-    assert clients.mask.all()
-    state, _ = rounds_of(
-        FedAvg(Sgd(1.0, 0.0, 0.0)), slopes(0.0, 0.0, 0.0), federation_of(([A], [1]), ([B], [1])), 4
-    )
-    torch.testing.assert_close(server.w, state.server.w, rtol=0, atol=1e-12)
-    assert (clients.w - clients.apart.sent).abs().amax() > 0.1  # and the own ones go further
-
-
-def test_apart_what_is_personal_does_not_touch_the_shared_model_or_its_score() -> None:
-    task, federation = small_federation(
-        "batch", (8, 8, 8)
-    )  # with statistics, which each model has of its own
-
-    def server(budget: float) -> Tensor:
-        algorithm = COPFL(Sgd(), Pwpm(1.0, budget), halves=Phases("apart", "offset"))
-        w: Tensor = rounds_of(algorithm, task, federation, 3)[0].server.w
-        return w
-
-    assert torch.equal(server(0.0), server(1.0))
-
-
 def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None:
-    task = slopes(0.0, 0.0, 0.0)
     w = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
     ones, gamma = torch.ones(3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
     away = Client(9 * ones, torch.zeros(3).bool(), (), 0.5 * ones, gamma, torch.tensor(3))
     down = Down(w, 4 * ones, torch.tensor(4.0).double(), torch.zeros(3).bool(), torch.tensor(6))
-    step, model = BY_HAND._without(task, away, down, ones)
+    step, model = without(BY_HAND, away, down, ones)
     assert step.tolist() == (0.5 - w).tolist()  # all that happened since it last saw the broadcast
     assert model.tolist() == w.tolist()
     there = away._replace(round=torch.tensor(5))  # in the last round: weight 2 of 4, holding 9
-    step, model = BY_HAND._without(task, there, down, ones)
+    step, model = without(BY_HAND, there, down, ones)
     assert model.tolist() == (2 * w - 9).tolist()
     assert step.tolist() == (0.5 - model).tolist()
 
@@ -369,7 +267,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
-@pytest.mark.parametrize("merge", ["sharers", "union", "union_kept"])
+@pytest.mark.parametrize("merge", ["sharers", "union"])
 def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> None:
     task, federation = small_federation(norm, (5, 9))
     algorithm = COPFL(merge=merge)
@@ -384,8 +282,7 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
         assert not upload.shared.values[client.mask].any()
         assert torch.equal(upload.shared.personal, client.mask)
         assert torch.equal(upload.shared.values[~client.mask], client.w[~client.mask])
-        assert set(upload._fields) == {"shared", "score", "scores"}
-        assert upload.scores is None
+        assert set(upload._fields) == {"shared", "score"}
         server, _ = algorithm.server_update(
             task, server, algorithm.summand(task, server, torch.tensor(1), upload)
         )
@@ -490,30 +387,21 @@ def test_nobody_answered() -> None:
     assert all(math.isfinite(float(metric)) for metric in metrics.values())
 
 
-def test_the_factory_hands_every_keyword_to_its_part() -> None:
-    made = build(
-        optimizer=Mamo(lr=1e-3), rate=0.1, budget=0.2, candidates="all", limit="check_before", count="all", warmup=3, interval=4,
-        criterion="benefit", score="gradient", leave_one_out="paper", prefer="agreement", trust="learned", scale="mean",
-        smooth=0.5, merge="union", phases="sequence", epochs=2, max_weight=0.5, hold="offset",
-    )  # fmt: skip
-    assert made == COPFL(
-        Mamo(lr=1e-3), Pwpm(0.1, 0.2, "all", "check_before", "all", 3, 4, "benefit"),
-        Cowa("gradient", "paper", "agreement", "learned", "mean", 0.5), Phases("sequence", "offset", 2), "union", 0.5,
-    )  # fmt: skip
+def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
+    growth = {"rate": 0.1, "budget": 0.2, "candidates": "all", "limit": "check_before", "count": "all"}
+    growth |= {"warmup": 3, "interval": 4, "criterion": "benefit"}
+    contribution = {"score": "gradient", "leave_one_out": "paper", "prefer": "agreement", "trust": "held_out"}
+    others: dict[str, Any] = {"optimizer": Mamo(lr=1e-3), "merge": "union", "epochs": 2, "max_weight": 0.5}
+    made = build(**growth, **contribution, **others)
+    assert made == COPFL(growth=Pwpm(**growth), contribution=Cowa(**contribution), **others)
     assert made.total_epochs == 4
-    assert COPFL() == COPFL()
+    assert build() == COPFL()
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"merge": "unions"}, 'no merge "unions"; did you mean "union"'),
-        ({"phases": "both"}, 'no phases "both"'),
-        ({"hold": "it"}, 'no hold "it"'),
-        (
-            {"phases": "apart", "merge": "union"},
-            'phases="apart" shares personal entries again, merge="union" does not',
-        ),
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
@@ -529,7 +417,7 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
 
 
 def test_two_epochs_go_twice_over_each_half() -> None:
-    algorithm = replace(BY_HAND, halves=Phases(epochs=2))
+    algorithm = replace(BY_HAND, epochs=2)
     _, clients, _ = two_rounds(algorithm, rounds=1)
     once = 0.5
     twice = once + sigma(-once * dot(A, A))  # a = A / 2 after the first pass; a.A = |A|^2 / 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from copfl.audit import study, synthetic, tables
-from copfl.audit.synthetic import DOUBLE, LEARNED, NAMES, PUBLISHED, RARE, RIDER, TWIN, WRONG
+from copfl.audit.synthetic import DOUBLE, HELD_OUT, NAMES, PUBLISHED, RARE, RIDER, TWIN, WRONG
 from copfl.core import tree
 from copfl.data import datasets
 from copfl.data.samples import Dataset
@@ -55,17 +55,17 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
 
 
 def test_the_study_from_end_to_end() -> None:
-    found = study.study((0,), variants=(PUBLISHED, LEARNED), rounds=1, long=1)
-    assert [v.name for v in found.variants] == [PUBLISHED, LEARNED]
+    found = study.study((0,), variants=(PUBLISHED, HELD_OUT), rounds=1, long=1)
+    assert [v.name for v in found.variants] == [PUBLISHED, HELD_OUT]
     for variant in found.variants:
         np.testing.assert_allclose(variant.shares["weight"].sum(1), len(NAMES))
         assert set(variant.gains) == set(synthetic.ODD)
-    published, learned = (v.shares["weight"][0] for v in found.variants)
-    assert learned[RIDER] < 0.9 < published[RIDER]
-    assert learned[WRONG] < 0.95 < published[WRONG]
-    assert found.audit.scores[-1] == "trust=learned weight"
+    published, trusted = (v.shares["weight"][0] for v in found.variants)
+    assert trusted[RIDER] < 0.9 < published[RIDER]
+    assert trusted[WRONG] < 0.95 < published[WRONG]
+    assert found.audit.scores[-1] == "trust=held_out weight"
     text = tables.as_markdown(study.TITLE, study.sheets(found), tables.remarks(found.audit))
-    assert "| trust=learned | " in text
+    assert "| trust=held_out | " in text
     assert "rare classes" in study.as_json(found)["variants"][0]["gains"]
 
 

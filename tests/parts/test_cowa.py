@@ -13,10 +13,11 @@ from copfl.errors import UsageError
 from copfl.parts.cowa import (
     SCORES,
     Cowa,
+    LastMean,
+    Others,
     Scores,
     cosine,
-    exactly_without,
-    first_bounds,
+    initial_bounds,
     leave_one_out,
     whole_without,
 )
@@ -72,26 +73,6 @@ def test_one_score_alone_or_none() -> None:
     assert totals == pytest.approx({"both": 1.7, "gradient": 1.0, "prediction": 0.7, "none": 1.0})
 
 
-def test_scores_over_their_means() -> None:
-    scaled = Cowa(scale="mean").weigh(EAST, NORTH, LOSS, means=torch.tensor([2.0, 0.35]))
-    assert numbers(scaled) == pytest.approx([1.0, 0.7, 1 / 2 + 2])  # shown as they are
-    first = Cowa(scale="mean").weigh(EAST, NORTH, LOSS, means=torch.zeros(2))
-    assert float(first.total) == pytest.approx(1.7)  # no means yet
-
-
-def test_a_weight_is_smoothed_where_there_is_a_last_one() -> None:
-    three, one, none = (torch.tensor(v) for v in (3.0, 1.0, 0.0))
-    smooth = Cowa(smooth=0.75).smoothed
-    assert [float(smooth(a, b)) for a, b in ((three, one), (three, none), (none, one))] == [1.5, 3, 0]
-    assert float(Cowa().smoothed(three, one)) == 3
-
-
-@pytest.mark.parametrize("smooth", [-0.1, 1.0, math.nan])
-def test_no_share_of_the_last_weight(smooth: float) -> None:
-    with pytest.raises(UsageError, match="must be at least 0 and below 1"):
-        Cowa(smooth=smooth)
-
-
 def test_where_all_scores_are_zero_the_clients_count_the_same() -> None:
     totals = [float(Cowa("gradient").weigh(EAST * n, EAST, LOSS).total) for n in (1, 2, 3)]
     assert totals[0] > 0
@@ -127,8 +108,7 @@ def test_what_cannot_work_is_refused() -> None:
         "score": "grad",
         "leave_one_out": "me",
         "prefer": "deviations",
-        "trust": "me",
-        "scale": "2",
+        "trust": "learned",
     }.items():
         given: dict[str, Any] = {name: wrong}
         with pytest.raises(UsageError, match=f'no {name} "'):
@@ -193,32 +173,32 @@ def test_where_nobody_shared_the_fallback_stands() -> None:
 # -- trust -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trust", ["learned", "held_out"])
-def test_trust_is_how_likely_the_clients_model_finds_its_labels(trust: str) -> None:
+def test_trust_is_the_probability_that_the_clients_model_gives_its_labels() -> None:
     # The score is 1 + 0.7; a model that gives every label the probability 1/4 has a loss of log 4.
     own_loss = torch.tensor(math.log(4), dtype=torch.float64)
-    scores = Cowa(trust=trust).weigh(EAST, NORTH, LOSS, own_loss)
-    assert numbers(scores) == pytest.approx([1, 0.7, 1.7 / 4])  # the parts are told as they are
-    assert float(Cowa(trust=trust).weigh(EAST, NORTH, LOSS, 0 * LOSS).total) == pytest.approx(1.7)
-    assert float(Cowa().weigh(EAST, NORTH, LOSS, own_loss).total) == pytest.approx(1.7)
-    assert float(Cowa("none", trust=trust).weigh(EAST, NORTH, LOSS, own_loss).total) == pytest.approx(1 / 4)
+    scores = Cowa(trust="held_out").weigh(EAST, NORTH, LOSS, own_loss)
+    assert numbers(scores) == pytest.approx([1, 0.7, 1.7 / 4])  # the two scores are reported as they are
+    assert float(Cowa(trust="held_out").weigh(EAST, NORTH, LOSS, 0 * LOSS).total) == pytest.approx(1.7)
+    assert float(Cowa("none", trust="held_out").weigh(EAST, NORTH, LOSS, own_loss).total) == pytest.approx(
+        1 / 4
+    )
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_model_that_is_broken_earns_no_trust(broken: float) -> None:
-    total = Cowa(trust="learned").weigh(EAST, NORTH, LOSS, torch.full_like(LOSS, broken)).total
+    total = Cowa(trust="held_out").weigh(EAST, NORTH, LOSS, torch.full_like(LOSS, broken)).total
     assert float(total) == pytest.approx(1e-6)
 
 
-@pytest.mark.parametrize("trust", ["all", "learned", "held_out"])
+@pytest.mark.parametrize("trust", ["all", "held_out"])
 def test_a_client_is_judged_by_the_others_model_and_trusted_by_its_own(trust: str) -> None:
     """Four samples of label 1 and a fifth of label 0: the answers of b, h to x are [0, h b x]."""
     task, data = chain(1.0, 1.0), samples((1.0, 1), (1.0, 1), (1.0, 1), (1.0, 1), (2.0, 0))
     step, model, own = vector(0.0, 1.0), vector(1.0, -1.0), vector(1.0, 3.0)
-    scores = Cowa(trust=trust).judge(task, own, vector(0.0, 2.0), (step, model), data)
+    scores = Cowa(trust=trust).judge(task, own, vector(0.0, 2.0), Others(step, model), data)
     loss = (4 * math.log(1 + math.e) + math.log(1 + math.exp(-2))) / 5  # of the model, which answers [0, -x]
     fifth = math.log(1 + math.exp(6))  # of the client's own, which answers [0, 3 x], on the sample held out
-    own_loss = {"all": 0.0, "learned": (4 * math.log(1 + math.exp(-3)) + fifth) / 5, "held_out": fifth}[trust]
+    own_loss = {"all": 0.0, "held_out": fifth}[trust]
     assert numbers(scores) == pytest.approx([0, loss, loss * math.exp(-own_loss)])
 
 
@@ -244,15 +224,17 @@ def test_entries_without_one_by_hand() -> None:
     # As above in entry 0; entry 1 is personal here, so all of the mean is the others'; nobody shared entry 2.
     mask, weights = torch.tensor([False, True, True]), vector(4.0, 4.0, 0.0)
     broadcast, seen, own = vector(2.0, 2.0, 2.0), vector(4.0, 4.0, 4.0), vector(1.0, 9.0, 9.0)
-    step, model = exactly_without(broadcast, seen, own, mask, weights, vector(2.0)[0], torch.tensor(True))
+    total = vector(2.0)[0]
+    last = LastMean(broadcast, seen, own, mask, weights, total, 2 * total, torch.tensor(True))
+    step, model = Cowa().others(last, seen - own)
     assert step.tolist() == [1, 2, 2]
     assert model.tolist() == [3, 2, 2]
 
 
-def test_the_first_bounds() -> None:
-    assert first_bounds(1.0, 3, EAST) is None
-    bounds = first_bounds(0.5, 3, EAST)
+def test_the_initial_bounds() -> None:
+    assert initial_bounds(1.0, 3, EAST) is None
+    bounds = initial_bounds(0.5, 3, EAST)
     assert bounds is not None
     assert bounds.tolist() == [1, 1]
     with pytest.raises(UsageError, match=r"must be at least 0\.333"):
-        first_bounds(0.3, 3, EAST)
+        initial_bounds(0.3, 3, EAST)

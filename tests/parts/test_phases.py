@@ -12,7 +12,7 @@ from copfl.core.optim import Adam, Optimizer, Sgd, begin, faster
 from copfl.core.task import Data, task_of
 from copfl.core.train import fresh, train
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import Apart, Phases, fresh_head, head_then_body, personal_then_shared
+from copfl.parts.phases import fresh_head, head_then_body, personal_then_shared
 from copfl.testing import small_federation
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 
@@ -69,47 +69,12 @@ def test_a_head_without_parameters_learns_nothing() -> None:
     assert not torch.equal(done.w, task.initial)
 
 
-@pytest.mark.parametrize("restart", [True, False])
-def test_halves_from_one_start_or_one_after_the_other(restart: bool) -> None:
-    """The body is personal: it trains first, and the head with the body as it was, or as it is now."""
+def test_both_phases_start_from_the_same_point() -> None:
+    """The body is personal: it trains first, and then the head with the initial body."""
     task, mask = chain(1.0, 2.0), torch.tensor([True, False])
-    done = personal_then_shared(
-        task, PLAIN, task.initial, PLAIN.init(task.initial), DATA, one_at_a_time([0], [1]), mask, restart
-    )
+    order, state = one_at_a_time([0], [1]), PLAIN.init(task.initial)
+    done = personal_then_shared(task, PLAIN, task.initial, state, DATA, order, mask)
     body = 1.0 - LR * off(2.0, 1) * 2.0
-    seen = 1.0 if restart else body
-    head = 2.0 - LR * off(2.0 * seen * 2.0, 0) * seen * 2.0
+    head = 2.0 - LR * off(2.0 * 1.0 * 2.0, 0) * 1.0 * 2.0
     assert done.w.tolist() == numbers(body, head)
     assert done.update.tolist() == (vector(1.0, 2.0) - done.w).tolist()
-
-
-def test_two_models_apart_each_from_its_own_start() -> None:
-    """The own model has another body; the shared one is the broadcast's, and of the own one the mask keeps the body."""
-    task, mask, broadcast = chain(1.0, 2.0), torch.tensor([True, False]), vector(1.0, 2.0)
-    none = PLAIN.init(task.initial)
-    done = Phases("apart").train(
-        task,
-        PLAIN,
-        vector(3.0, 2.0),
-        broadcast,
-        none,
-        Apart(vector(9.0, 9.0), none),
-        DATA,
-        one_at_a_time([0], [1]),
-        mask,
-    )
-    own = [3.0 - LR * off(6.0, 1) * 2.0, 2.0 - LR * off(6.0, 1) * 3.0]  # on the first sample, x = 1
-    shared = [1.0 - LR * off(4.0, 0) * 4.0, 2.0 - LR * off(4.0, 0) * 2.0]  # on the second, x = 2
-    assert done.trained.tolist() == pytest.approx(own)
-    assert done.sent.tolist() == pytest.approx(shared)
-    assert done.w.tolist() == pytest.approx([own[0], shared[1]])
-    assert done.update.tolist() == (broadcast - done.sent).tolist()
-    assert done.apart is not None
-    assert done.apart.sent is done.sent
-
-
-def test_what_is_held_is_a_value_or_an_offset() -> None:
-    w, seen, now = vector(5.0), vector(3.0), vector(10.0)
-    assert Phases().held(w, seen, now).tolist() == [5.0]
-    assert Phases(hold="offset").held(w, seen, now).tolist() == [12.0]
-    assert Phases().first(chain(1.0, 2.0), ()) is None

@@ -22,7 +22,7 @@ from copfl.errors import UsageError
 from copfl.experiment.config import with_robust_rule
 from copfl.experiment.run import run
 from copfl.parts import averaging
-from copfl.parts.cowa import bounds_of, held
+from copfl.parts.cowa import bounded, next_bounds
 from copfl.testing import check_algorithm
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, middle_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
@@ -158,17 +158,23 @@ def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: floa
     """Whatever is claimed, as long as as many take part as in the round before and claim anything."""
     count = len(claims)
     most = max(most, 1 / count)
-    bounds = bounds_of(tensor(mean * count), tensor(count), most, tensor([1.0, 1.0]))
-    scores = torch.stack([held(tensor(max(reported_weight, 1e-6)), bounds) for reported_weight in claims])
+    bounds = next_bounds(tensor(mean * count), tensor(count), most, tensor([1.0, 1.0]))
+    scores = torch.stack([bounded(tensor(max(reported_weight, 1e-6)), bounds) for reported_weight in claims])
     assert float((scores / scores.sum()).max()) <= most + 1e-9
 
 
 def test_bounds_by_hand() -> None:
-    low, high = bounds_of(tensor(10.0), tensor(5.0), 0.5, tensor([1.0, 1.0])).tolist()
+    low, high = next_bounds(tensor(10.0), tensor(5.0), 0.5, tensor([1.0, 1.0])).tolist()
     assert (low, high) == (1.0, 4.0)  # around a mean of 2; one at 4 beside four at 1 has one half
-    assert bounds_of(tensor(0.0), tensor(0.0), 0.5, tensor([3.0, 4.0])).tolist() == [3, 4]
-    assert [held(tensor(s), tensor([1.0, 4.0])).item() for s in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [0, 0, 1, 2, 4]
-    assert held(tensor(9.0), None).item() == 9
+    assert next_bounds(tensor(0.0), tensor(0.0), 0.5, tensor([3.0, 4.0])).tolist() == [3, 4]
+    assert [bounded(tensor(s), tensor([1.0, 4.0])).item() for s in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [
+        0,
+        0,
+        1,
+        2,
+        4,
+    ]
+    assert bounded(tensor(9.0), None).item() == 9
 
 
 def test_a_liar_gets_its_share_and_no_more() -> None:

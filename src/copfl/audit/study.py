@@ -19,7 +19,6 @@ from copfl.audit.games import DEFAULT, Sampling
 from copfl.audit.synthetic import (
     FEDCE,
     HELD_OUT,
-    LEARNED,
     LONG,
     NAMES,
     ODD,
@@ -37,8 +36,8 @@ from copfl.experiment.run import execute
 
 Numbers = NDArray[np.float64]
 TITLE = "Digits with four odd clients"
-CLOSER = (PUBLISHED, LEARNED, HELD_OUT)  # looked at more closely
-BESIDE = {LEARNED: LEARNED, HELD_OUT: HELD_OUT, FEDCE: "fedce"}
+CLOSER = (PUBLISHED, HELD_OUT)  # looked at more closely
+BESIDE = {HELD_OUT: HELD_OUT, FEDCE: "fedce"}
 
 
 @dataclass(frozen=True, eq=False)

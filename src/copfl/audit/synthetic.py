@@ -41,11 +41,10 @@ NOISE = 0.4  # of the labels are wrong
 ROUNDS, LONG = 15, 60  # LONG: until wrong labels are known by heart
 BATCH, LR, WIDTH = 8, 5e-3, 32
 
-PUBLISHED, LEARNED, HELD_OUT, FEDCE = "COWA as published", "trust=learned", "trust=held_out", "FedCE"
+PUBLISHED, HELD_OUT, FEDCE = "COWA as published", "trust=held_out", "FedCE"
 VARIANTS: dict[str, AnyAlgorithm] = {
     PUBLISHED: COPFL(Mamo(lr=LR)),
     "prefer=agreement": COPFL(Mamo(lr=LR), contribution=Cowa(prefer="agreement")),
-    LEARNED: COPFL(Mamo(lr=LR), contribution=Cowa(trust="learned")),
     HELD_OUT: COPFL(Mamo(lr=LR), contribution=Cowa(trust="held_out")),
     "equal weights": COPFL(Mamo(lr=LR), contribution=Cowa(score="none")),
     FEDCE: FedCE(Mamo(lr=LR)),

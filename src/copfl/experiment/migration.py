@@ -50,7 +50,12 @@ VALUES: dict[tuple[str, str], dict[Any, Any]] = {
     ("copfl", "leave_one_out"): {"letter": "paper"},
 }
 # Options that were measured and removed, with the value that changes nothing; docs/notes/what-we-tried.md.
-REMOVED: dict[tuple[str, str], Any] = {}
+REMOVED: dict[tuple[str, str], Any] = {
+    ("copfl", "hold"): "value",
+    ("copfl", "phases"): "restart",
+    ("copfl", "scale"): "none",
+    ("copfl", "smooth"): 0.0,
+}
 METRICS = {
     "personal_share": "personal_fraction",
     "personal_share_of_moving": "personal_fraction_of_moving",

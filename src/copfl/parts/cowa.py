@@ -1,7 +1,7 @@
-"""COWA, contribution-oriented weighted aggregation: a client counts for what the others lack without it.
+"""COWA, contribution-oriented weighted aggregation: a client's weight is what the others lack without it.
 
-Two scores, both worked out by the client itself from the broadcast: how far its update points away from the others'
-(Eq. 9), and how badly the model without it does on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
+Each client computes two scores from the global model: how far its update deviates from the others' (Eq. 9), and the
+loss of the model without it on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
 """
 
 from __future__ import annotations
@@ -18,143 +18,111 @@ from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
 SCORES = ("both", "gradient", "prediction", "none")
-WITHOUT = ("exact", "paper")
+LEAVE_ONE_OUT = ("exact", "paper")
 PREFER = ("deviation", "agreement")
-TRUST = ("all", "learned", "held_out")
-SCALES = ("none", "mean")
+TRUST = ("all", "held_out")
+
+
+class LastMean(NamedTuple):
+    """The server's last mean, and the client's part in it."""
+
+    w: Tensor  # [d], w^k, the global model
+    seen: Tensor  # [d], the global model that the client last trained from
+    uploaded: Tensor  # [d], the model that it uploaded then
+    mask: Tensor  # [d] bool, the entries that it did not upload
+    weights: Tensor  # [d], the sum of Gamma over the clients that shared the entry
+    weight: Tensor  # [], the client's Gamma in that mean; 0 if it did not take part
+    total: Tensor  # [], the sum of Gamma over all clients
+    ever: Tensor  # [] bool, whether the client took part before
+
+
+class Others(NamedTuple):
+    step: Tensor  # [d], delta_{-n}, the server's last step without the client
+    model: Tensor  # [d], w_{-n}, the global model without the client
 
 
 class Scores(NamedTuple):
     gradient: Tensor  # Gamma^grad, in [0, 2]
-    prediction: Tensor  # Gamma^data, >= 0
-    total: Tensor  # Gamma, the unnormalised weight; 0 leaves the client out of the round
+    prediction: Tensor  # Gamma^pred, >= 0
+    total: Tensor  # Gamma, the unnormalised weight; 0 excludes the client from the round
 
     def metrics(self) -> dict[str, Tensor]:
-        """Both, under the names that they have among a turn's figures."""
         return {"gradient_score": self.gradient, "prediction_score": self.prediction}
 
 
 @dataclass(frozen=True)
 class Cowa:
-    """Which scores make the weight.
+    """The scores that make the weight.
 
-    score    "both" (the paper), "gradient", "prediction", or "none" (everybody counts the same)
-    without  how the client is taken out of the server's step and model. "exact" (default): entry by entry, from those
-             that shared it, with the client's own last upload. "paper" (Paper): whole vectors, and in Eq. (9) the
-             current update, although that is not yet in the server's step, so every cosine is pushed down
-    prefer   "deviation": a higher score counts more (Paper: the equations). "agreement": the reverse, 1 + cos and
-             exp(-loss) (Paper: the introduction's words)
-    trust    "all": a score is taken as it is (Paper). Then wrong labels and noise count as something new. "learned":
-             the score times exp(-loss of the client's own model on its own data), in (0, 1]: who deviates must have
-             learned what it deviates for; which wrong labels are in time, by heart. "held_out": the loss is taken on
-             every fifth sample, which the client does not train on: wrong labels stay unlikely, and it has less to
-             learn from
-    scale    "none": the two scores are added as they are (Paper). "mean": each over its mean in the round before, so
-             that neither outweighs the other by its unit
-    smooth   the share of its last weight that a client keeps; 0: none (Paper)
+    score          "both" (Paper), "gradient", "prediction", or "none" (equal weights)
+    leave_one_out  how the client is removed from the server's step and model. "exact" (default): entry by entry, from
+                   the clients that shared it, with the client's last upload. "paper" (Paper): whole vectors, and in
+                   Eq. (9) the current update, which is not yet in the server's step, so every cosine is too low
+    prefer         "deviation": a higher score weighs more (Paper: the equations). "agreement": the reverse, 1 + cos and
+                   exp(-loss) (Paper: the introduction)
+    trust          "all": a score is used as it is (Paper), so wrong labels and noise count as a contribution.
+                   "held_out": the score times exp(-loss of the client's model on every fifth sample), which the client
+                   does not train on
     """
 
     score: str = "both"
     leave_one_out: str = "exact"
     prefer: str = "deviation"
     trust: str = "all"
-    scale: str = "none"
-    smooth: float = 0.0
 
     def __post_init__(self) -> None:
         one_of(SCORES, score=self.score)
-        one_of(WITHOUT, leave_one_out=self.leave_one_out)
+        one_of(LEAVE_ONE_OUT, leave_one_out=self.leave_one_out)
         one_of(PREFER, prefer=self.prefer)
         one_of(TRUST, trust=self.trust)
-        one_of(SCALES, scale=self.scale)
-        if not 0 <= self.smooth < 1:
-            raise UsageError(
-                f"smooth={self.smooth} must be at least 0 and below 1: it is a share of the last weight"
-            )
 
-    def weigh(
-        self,
-        update: Tensor,
-        others: Tensor,
-        loss: Tensor,
-        own_loss: Tensor | None = None,
-        means: Tensor | None = None,
-    ) -> Scores:
-        """Gamma_n out of this client's update, the others' update and the loss of the others' model, Eqs. (9)-(11).
+    def trainable(self, plan: Plan) -> Plan:
+        """The plan without the held-out samples."""
+        return training_split(plan) if self.trust == "held_out" else plan
 
-        `own_loss`, of the client's own model on the same data, is looked at only where trust has to be earned; `means`
-        [2] are those of both scores, where they are scaled.
+    def others(self, last: LastMean, update: Tensor) -> Others:
+        """delta_{-n} and w_{-n}, the server's last step and model without the client."""
+        if self.leave_one_out == "paper":
+            alpha = last.weight / torch.where(last.total > 0, last.total, 1)
+            return whole_without(last.w, last.seen, last.uploaded, update, alpha, last.ever)
+        vectors = last.w, last.seen, last.uploaded, last.mask, last.weights
+        return Others(*elementwise(_exactly_without, *vectors, last.weight, last.ever))
+
+    def judge(self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data) -> Scores:
+        """Gamma_n of the client whose training ended in w."""
+        loss, _ = task.evaluate(torch.cat([others.model, w[task.d :]]), data)
+        own_loss = task.evaluate(w, validation_split(data))[0] if self.trust == "held_out" else None
+        return self.weigh(update, others.step, loss, own_loss)
+
+    def weigh(self, update: Tensor, step: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
+        """Gamma_n from the client's update, the others' step and the loss of the others' model, Eqs. (9)-(11).
+
+        `own_loss` is the loss of the client's own model on the held-out samples, where there are any.
         """
-        closeness, finite = cosine(update, others), torch.isfinite(loss)
+        closeness, finite = cosine(update, step), torch.isfinite(loss)
         loss = torch.where(finite, loss, 0)
         if self.prefer == "deviation":
             gradient, prediction = 1 - closeness, loss
         else:
             gradient, prediction = 1 + closeness, torch.exp(-loss)
-        shown = gradient, prediction
-        if means is not None:
-            gradient, prediction = (torch.where(m > 0, s / m, s) for s, m in zip(shown, means, strict=True))
         total = {
             "both": gradient + prediction,
             "gradient": gradient,
             "prediction": prediction,
             "none": torch.ones_like(loss),
         }[self.score]
-        if self.trust != "all" and own_loss is not None:
+        if own_loss is not None:
             total = total * torch.exp(-torch.where(torch.isfinite(own_loss), own_loss, torch.inf))
-        # Where all scores are zero the clients count the same instead of not at all; a client without a finite
-        # loss or update is left out.
+        # Where all scores are zero the clients weigh the same; one without a finite loss or update is excluded.
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
-        return Scores(*shown, torch.where(healthy, total.clamp(min=1e-6), 0))
-
-    def trainable(self, plan: Plan) -> Plan:
-        """The plan without the samples that trust is earned on."""
-        return training_split(plan) if self.trust == "held_out" else plan
-
-    def others(
-        self, broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, update: Tensor,
-        counted: Tensor, total: Tensor, ever: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """delta_{-n} and w_{-n}, the server's last step and model without the client; `total` is the sum of Gamma."""
-        if self.leave_one_out == "paper":
-            share = counted / torch.where(total > 0, total, 1)  # alpha_n^k
-            return whole_without(broadcast, seen, own, update, share, ever)
-        return exactly_without(broadcast, seen, own, mask, weights, counted, ever)
-
-    def judge(
-        self,
-        task: Task,
-        w: Tensor,
-        update: Tensor,
-        others: tuple[Tensor, Tensor],
-        data: Data,
-        means: Tensor | None = None,
-    ) -> Scores:
-        """Gamma_n of the client that ended in w, out of the `others` without it: delta_{-n} and w_{-n}, [d] each."""
-        step, model = others
-        loss, _ = task.evaluate(torch.cat([model, w[task.d :]]), data)
-        if self.trust == "all":
-            return self.weigh(update, step, loss, None, means)
-        own_loss, _ = task.evaluate(w, validation_split(data) if self.trust == "held_out" else data)
-        return self.weigh(update, step, loss, own_loss, means)
-
-    def smoothed(self, score: Tensor, last: Tensor) -> Tensor:
-        """The score with a part of the last one in it; who has none, or is left out, is not smoothed."""
-        if self.smooth == 0:
-            return score
-        return torch.where((score > 0) & (last > 0), self.smooth * last + (1 - self.smooth) * score, score)
-
-    def told(self, scores: Scores) -> Tensor | None:
-        """[2], what the server needs to know of both scores; None: nothing."""
-        return torch.stack([scores.gradient, scores.prediction]) if self.scale == "mean" else None
-
-    def first_means(self, like: Tensor) -> Tensor | None:
-        """[2], no means of both scores yet; None: they are not scaled."""
-        return like.new_zeros(2) if self.scale == "mean" else None
+        return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
 
-def first_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None:
-    """[2], what scores are held between in the first round, where everybody counts the same; None: they are not."""
+# -- a bound on each client's weight -----------------------------------------------------------------------------------
+
+
+def initial_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None:
+    """[2], the bounds on a score in the first round, where all weights are equal; None: no bounds."""
     if max_weight * clients < 1 - 1e-9:
         raise UsageError(
             f"max_weight={max_weight}: the weights of {clients} clients add up to 1, so it must be at least "
@@ -163,38 +131,39 @@ def first_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None
     return None if max_weight == 1 else like.new_ones(2)
 
 
-def bounds_of(score: Tensor, clients: Tensor, max_weight: float, before: Tensor) -> Tensor:
-    """[2], a span around the mean score in which none of so many clients can take more than `most`.
+def next_bounds(score: Tensor, clients: Tensor, max_weight: float, before: Tensor) -> Tensor:
+    """[2], bounds around the mean score that keep the weight of each of so many clients at most `max_weight`.
 
-    It stays as it was where nobody came.
-    One at the upper bound among n - 1 at the lower one has the share high / (high + (n - 1) low), which is `most` where
-    high / low = most (n - 1) / (1 - max_weight).
+    One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low), which is
+    `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the bounds stay.
     """
     ratio = (max_weight * (clients - 1) / (1 - max_weight)).clamp(min=1)
     mean = score / clients.clamp(min=1)
     return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
 
 
-def held(score: Tensor, bounds: Tensor | None) -> Tensor:
-    """The score, between the bounds; a client that is left out, or claims less than nothing, has none."""
+def bounded(score: Tensor, bounds: Tensor | None) -> Tensor:
+    """The score, clipped to the bounds; 0 where it is not positive."""
     if bounds is None:
         return score
     return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
 
 
+# -- leave-one-out -----------------------------------------------------------------------------------------------------
+
+
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """cos(a, b), and 0 where one of them is zero: no direction, no opinion."""
+    """cos(a, b), and 0 where one of them is zero."""
     lengths = a.norm() * b.norm()
-    return torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0).clamp(
-        -1, 1
-    )
+    value = torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0)
+    return value.clamp(-1, 1)
 
 
 def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:
     """The weighted mean without one member: (W mean - a own) / (W - a), entry by entry.
 
-    `weights` holds W, the sum of the weights of the members that share the entry; `weight` a, this member's, zero where
-    it does not share it; `fallback` stands where nobody else shares it.
+    `weights` is W, the sum of the weights of the members that share the entry; `weight` is a, this member's, zero where
+    it does not share it. `fallback` is the value where no other member shares it.
     """
     rest = weights - weight
     alone = rest <= 1e-6 * weights
@@ -202,40 +171,28 @@ def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fa
 
 
 def whole_without(
-    broadcast: Tensor, seen: Tensor, own: Tensor, update: Tensor, share: Tensor, ever: Tensor
-) -> tuple[Tensor, Tensor]:
-    """delta_{-n} and w_{-n} of Eqs. (9) and (10) by the letter: (x - alpha x_n) / (1 - alpha), x the step or the model.
+    w: Tensor, seen: Tensor, uploaded: Tensor, update: Tensor, alpha: Tensor, ever: Tensor
+) -> Others:
+    """delta_{-n} and w_{-n} of Eqs. (9) and (10) as published: (x - alpha x_n) / (1 - alpha), x the step or the model.
 
-    `seen` is the broadcast that the client last trained from, `own` what it made of it, `update` what it is taken out
-    of the step with, and `share` its alpha in the last mean.
+    For the arguments see LastMean; `update` is the client's part of the step, `alpha` its weight in the last mean.
     """
-    step, one = torch.where(ever, seen - broadcast, 0), torch.ones_like(share)  # delta^k = w^{k-1} - w^k
-    return (
-        leave_one_out(step, update, one, share, torch.zeros_like(step)),
-        leave_one_out(broadcast, own, one, share, seen),
+    step, one = torch.where(ever, seen - w, 0), torch.ones_like(alpha)  # delta^k = w^{k-1} - w^k
+    return Others(
+        leave_one_out(step, update, one, alpha, torch.zeros_like(step)),
+        leave_one_out(w, uploaded, one, alpha, seen),
     )
-
-
-def exactly_without(
-    broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
-) -> tuple[Tensor, Tensor]:
-    """delta_{-n} and w_{-n}, entry by entry, from those that shared the entry in the last round.
-
-    `weights` holds the sum of Gamma behind each entry, `counted` is the client's own in that mean, 0 if it was not in
-    it, and `mask` what it did not share.
-    """
-    step, model = elementwise(_exactly_without, broadcast, seen, own, mask, weights, counted, ever)
-    return step, model
 
 
 @of_many_steps
 def _exactly_without(
-    broadcast: Tensor, seen: Tensor, own: Tensor, mask: Tensor, weights: Tensor, counted: Tensor, ever: Tensor
+    w: Tensor, seen: Tensor, uploaded: Tensor, mask: Tensor, weights: Tensor, weight: Tensor, ever: Tensor
 ) -> tuple[Tensor, Tensor]:
-    weight = torch.where(mask, 0, counted)
-    step = torch.where(ever, seen - broadcast, 0)
-    anybody = weights > 0
+    """delta_{-n} and w_{-n}, entry by entry, from the clients that shared the entry; see LastMean."""
+    weight = torch.where(mask, 0, weight)
+    step = torch.where(ever, seen - w, 0)
+    averaged = weights > 0
     return (
-        leave_one_out(step, seen - own, weights, weight, torch.where(anybody, 0, step)),
-        leave_one_out(broadcast, own, weights, weight, torch.where(anybody, seen, broadcast)),
+        leave_one_out(step, seen - uploaded, weights, weight, torch.where(averaged, 0, step)),
+        leave_one_out(w, uploaded, weights, weight, torch.where(averaged, seen, w)),
     )

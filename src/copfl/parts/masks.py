@@ -10,21 +10,21 @@ from copfl.kernels.fused import elementwise
 
 
 def shared(mask: Tensor, w: Tensor) -> Masked:
-    """What is uploaded, with nothing where personal: g = w o (1 - m), Eq. (8)."""
+    """The uploaded vector, zero where personal: g = w o (1 - m), Eq. (8)."""
     return Masked(elementwise(_shared, mask, w)[0], mask)
 
 
-def weighed(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What an upload adds to a mean over the sharers: Gamma (1 - m) w, Gamma (1 - m), and m."""
-    w, weights, personal = elementwise(_weighed, *upload, weight)
+def weighted(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summands of a mean over the sharers: Gamma (1 - m) w, Gamma (1 - m), and m."""
+    w, weights, personal = elementwise(_weighted, *upload, weight)
     return w, weights, personal
 
 
-def sharing(personal: Tensor, averaged: Tensor, clients: Tensor) -> dict[str, Tensor]:
-    """How much is shared, by how many clients hold each entry as personal, and which ones this round averaged."""
+def sharing_metrics(personal: Tensor, averaged: Tensor, clients: Tensor) -> dict[str, Tensor]:
+    """The shared fractions, from the number of clients for which an entry is personal and what the round averaged."""
     return {
-        "shared": 1 - (personal / clients).mean(),  # of all clients' parameters, what is still shared
-        "averaged": averaged.to(personal.dtype).mean(),  # of the server's parameters, what this round changed
+        "shared": 1 - (personal / clients).mean(),  # of all clients' parameters
+        "averaged": averaged.to(personal.dtype).mean(),  # of the server's parameters
         "shared_by_all": (personal == 0).to(personal.dtype).mean(),
     }
 
@@ -33,6 +33,6 @@ def _shared(mask: Tensor, w: Tensor) -> tuple[Tensor]:
     return (torch.where(mask, 0, w),)
 
 
-def _weighed(values: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    counts = torch.where(mask, 0, weight)
-    return counts * values, counts, mask.to(values.dtype)
+def _weighted(values: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    weights = torch.where(mask, 0, weight)
+    return weights * values, weights, mask.to(values.dtype)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import copfl
-from copfl.wrappers.attacks import ATTACKS, drawn
+from copfl.wrappers.attacks import ATTACKS, choose_attackers
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
 ROBUST_RULES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -
         **options,
     )
     honest = np.ones(10, bool)
-    honest[list(drawn(seed, 10, 0.2))] = False
+    honest[list(choose_attackers(seed, 10, 0.2))] = False
     figures = (
         ("after", result.accuracy),
         ("before", result.accuracy_before),

@@ -4,7 +4,6 @@
 
 No clock: this is the proof that the fast engine computes the same. Unequal clients, batch norm, five rounds, of which
 the last one is replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples;
-"copfl:apart" has a shared and an own model, each whole.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from copfl.testing import SIZES, small_federation
 ROUNDS = 5
 VARIANTS = {
     "copfl:benefit": {"criterion": "benefit", "candidates": "reselect"},
-    "copfl:apart": {"phases": "apart", "hold": "offset"},
 }
 
 

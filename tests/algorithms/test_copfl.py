@@ -388,7 +388,13 @@ def test_nobody_answered() -> None:
 
 
 def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
-    growth = {"rate": 0.1, "budget": 0.2, "candidates": "all", "limit": "check_before", "count": "all"}
+    growth: dict[str, Any] = {
+        "rate": 0.1,
+        "budget": 0.2,
+        "candidates": "all",
+        "limit": "check_before",
+        "count": "all",
+    }
     growth |= {"warmup": 3, "interval": 4, "criterion": "benefit"}
     contribution = {"score": "gradient", "leave_one_out": "paper", "prefer": "agreement", "trust": "held_out"}
     others: dict[str, Any] = {"optimizer": Mamo(lr=1e-3), "merge": "union", "epochs": 2, "max_weight": 0.5}

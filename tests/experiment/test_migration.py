@@ -11,10 +11,10 @@ import pytest
 
 from copfl.errors import RunError, UsageError
 from copfl.experiment import migration
-from copfl.experiment.migration import Tables, records
 from copfl.experiment.build import prepare
 from copfl.experiment.config import read_file
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.migration import Tables, records
 from copfl.experiment.run import execute, resume
 
 OLD = Path(__file__).parent / "version-0.1"  # stopped after two of four rounds

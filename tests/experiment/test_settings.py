@@ -163,7 +163,7 @@ def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
         {"attack": {"name": "noise"}, "robust": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}}
     )
     assert tables["attack"] == {"name": "noise", "fraction": 0.2, "strength": 0.0}
-    assert tables["robust"] == {"name": "clip", "radius": 2.0, "times": 1.0, "louder": 2.0}
+    assert tables["robust"] == {"name": "clip", "radius": 2.0, "norm_factor": 1.0, "weight_factor": 2.0}
     assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
     assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
     other = resolved(tables, {"robust": {"name": "median"}})

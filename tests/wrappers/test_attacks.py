@@ -22,10 +22,10 @@ from copfl.wrappers.attacks import (
     ATTACKS,
     Attacked,
     attacked,
-    drawn,
+    choose_attackers,
+    flipped_labels,
     free_rider,
     noise,
-    others,
     scaled,
     sign_flip,
 )
@@ -70,22 +70,22 @@ def test_wrong_labels_are_the_clients_own_other_classes() -> None:
     data = Data(
         torch.zeros(6), torch.tensor([1, 3, 4, 1, 3, 0]), torch.tensor(5)
     )  # the last one is only padding
-    assert others(data, 6).tolist()[:5] == [3, 4, 1, 3, 4]
+    assert flipped_labels(data, 6).tolist()[:5] == [3, 4, 1, 3, 4]
     alone = Data(torch.zeros(2), torch.tensor([5, 5]), torch.tensor(2))
-    assert others(alone, 6).tolist() == [0, 0]
+    assert flipped_labels(alone, 6).tolist() == [0, 0]
 
 
 def test_attackers_follow_from_the_seed() -> None:
-    assert drawn(1, 10, 0.2) == drawn(1, 10, 0.2)
-    assert len({drawn(seed, 10, 0.2) for seed in range(20)}) > 5
-    counts = np.bincount([n for seed in range(500) for n in drawn(seed, 10, 0.3)], minlength=10)
+    assert choose_attackers(1, 10, 0.2) == choose_attackers(1, 10, 0.2)
+    assert len({choose_attackers(seed, 10, 0.2) for seed in range(20)}) > 5
+    counts = np.bincount([n for seed in range(500) for n in choose_attackers(seed, 10, 0.3)], minlength=10)
     assert counts.min() > 100
-    assert len(drawn(0, 4, 0.1)) == 1
+    assert len(choose_attackers(0, 4, 0.1)) == 1
     for share in (0.0, 1.0, -1.0):
-        with pytest.raises(UsageError, match="share of the clients"):
-            drawn(0, 10, share)
+        with pytest.raises(UsageError, match="fraction of the clients"):
+            choose_attackers(0, 10, share)
     with pytest.raises(UsageError, match="no honest one"):
-        drawn(0, 2, 0.9)
+        choose_attackers(0, 2, 0.9)
     with pytest.raises(UsageError, match='did you mean "noise"'):
         attacked(FedAvg(), "nose", 10)
 
@@ -130,7 +130,7 @@ def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     options = ("--rounds", 2, "--engine", "vmap", "--model", "mlp", "--out", tmp_path / "run")
     done = called(capsys, "run", "--attack", "scaled", "--attackers", 0.3, *options)
     assert done.code == 0, done.err
-    attackers = list(drawn(0, 10, 0.3))
+    attackers = list(choose_attackers(0, 10, 0.3))
     assert sum("malicious" in line for line in done.out.splitlines()) == 3
     assert "honest" in done.out
     record = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])

@@ -17,7 +17,6 @@ from copfl.core.batches import plan
 from copfl.errors import UsageError
 from copfl.experiment.run import run
 from copfl.flower.settings import settings_of
-from copfl.parts.cowa import Cowa
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.privacy import Private, epsilon
 from tests.commands import called
@@ -76,11 +75,6 @@ def test_masks_and_scores_do_not_travel() -> None:
     assert torch.equal(private.client.mask, open_.client.mask)  # the client has its own
 
 
-def test_scores_that_the_server_must_know_cannot_be_withheld() -> None:
-    with pytest.raises(UsageError, match="this algorithm also sends scores"):
-        turn(Private(COPFL(contribution=Cowa(scale="mean")), 2, 2, clip=1.0, noise=1.0))
-
-
 def test_a_client_whose_training_broke_sends_noise_and_keeps_its_record() -> None:
     from copfl.core.optim import Sgd
 
@@ -132,11 +126,11 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("name", "options", "why"),
     [
-        ("fedpac", {}, "keeps clients apart"),
-        ("fedcalm", {}, "keeps clients apart"),
-        ("copfl", {"robust": {"name": "median"}}, "keeps clients apart"),
-        ("splitnn", {}, "also sends messages in the middle of a turn"),
-        ("ktpfl", {}, "keeps clients apart|weights that a client sends"),
+        ("fedpac", {}, "needs single uploads"),
+        ("fedcalm", {}, "needs single uploads"),
+        ("copfl", {"robust": {"name": "median"}}, "needs single uploads"),
+        ("splitnn", {}, "also sends messages during local training"),
+        ("ktpfl", {}, "needs single uploads|weights that a client sends"),
         ("fedavg", {"clip": 0.0}, "clip=0.0 must be a number above 0"),
         ("fedavg", {"delta": 1.0}, "below 1"),
     ],

@@ -24,7 +24,7 @@ from copfl.experiment.run import run
 from copfl.parts import averaging
 from copfl.parts.cowa import bounded, next_bounds
 from copfl.testing import check_algorithm
-from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, middle_of, trimmed_mean
+from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
 from tests.toys import slopes
 
@@ -56,11 +56,11 @@ def test_a_minority_cannot_move_the_median_out_of_what_the_others_say(
     )
 
 
-def test_the_middle_of_those_that_count() -> None:
+def test_the_median_of_those_that_count() -> None:
     values, counts = torch.tensor([5.0, 1.0, 9.0, 7.0]), torch.tensor([1.0, 1.0, 0.0, 1.0])
-    assert middle_of(values, counts).item() == 5
-    assert middle_of(values, torch.ones(4)).item() == 5  # the lower one of two
-    assert middle_of(values, torch.zeros(4)).item() == 0
+    assert median_of(values, counts).item() == 5
+    assert median_of(values, torch.ones(4)).item() == 5  # the lower one of two
+    assert median_of(values, torch.zeros(4)).item() == 0
 
 
 def server_after(algorithm: Any, task: Task, rounds: Sequence[Sequence[tuple[list[float], float]]]) -> Any:
@@ -103,8 +103,8 @@ def test_a_claim_below_nothing_counts_nothing() -> None:
 
 def test_the_median_of_uploads_by_hand() -> None:
     sent = [([1.0, 4.0], 1.0), ([2.0, 5.0], 100.0), ([1000.0, -1000.0], 1.0)]
-    assert server_after(Trimmed(FedAvg(), 0.5), slopes(0.0, 0.0), [sent]).server.w.tolist() == [2, 4]
-    assert server_after(Trimmed(FedAvg(), 0.0), slopes(0.0, 0.0), [sent]).server.w.tolist() == pytest.approx(
+    assert server_after(Trimmed(FedAvg(), 0.5), slopes(0.0, 0.0), [sent]).w.tolist() == [2, 4]
+    assert server_after(Trimmed(FedAvg(), 0.0), slopes(0.0, 0.0), [sent]).w.tolist() == pytest.approx(
         [1003 / 3, -991 / 3]
     )
 
@@ -142,7 +142,7 @@ def test_nodes_are_guarded_as_in_the_simulation(robust: str, tmp_path: Path) -> 
     federation = digits()
     config = CONFIG | {"robust": robust, "rounds": 2}
     if robust == "clip":
-        config |= {"robust-options.times": 0.5}
+        config |= {"robust-options.norm_factor": 0.5}
     server = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs").server
     from copfl.flower.settings import settings_of
 

@@ -130,9 +130,17 @@ class COPFL:
         return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)
 
     def _last_mean(self, task: Task, client: Client, down: Down) -> LastMean:
-        vectors = down.w, client.seen, client.w, client.mask, down.weights
-        weight = torch.where(client.round == down.round - 1, client.score, 0)
-        return LastMean(*(v[: task.d] for v in vectors), weight, down.score, client.round >= 0)
+        d = task.d
+        return LastMean(
+            w=down.w[:d],
+            seen=client.seen[:d],
+            uploaded=client.w[:d],
+            mask=client.mask[:d],
+            weights=down.weights[:d],
+            weight=torch.where(client.round == down.round - 1, client.score, 0),
+            total=down.score,
+            ever=client.round >= 0,
+        )
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = bounded(upload.score, server.bounds)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +22,15 @@ from torch import Tensor
 
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedce import FedCE
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Data, Plan, Task
 from copfl.data import datasets
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.build import Experiment, prepare
 from copfl.parts import Cowa, Mamo
-from copfl.wrappers import base
 from copfl.wrappers.attacks import Attacked
+from copfl.wrappers.base import Wrapper
 
 WRONG, RIDER, DOUBLE, RARE, TWIN = range(5)
 ODD = {"wrong labels": WRONG, "free rider": RIDER, "duplicate": DOUBLE, "rare classes": RARE}
@@ -86,49 +86,31 @@ class Aimless(Task):
         return torch.where(self.rides, noise, grad), value, buffers
 
 
-class Server(NamedTuple):
-    server: Any
-
-
 class Down(NamedTuple):
     down: Any
     rides: Tensor  # [] bool
 
 
 @dataclass(frozen=True)
-class FreeRider:
-    """The algorithm, in which some clients go at random wherever the others go downhill, in steps as long as theirs.
+class FreeRider(Wrapper):
+    """The algorithm with some clients that take random steps of the length of honest ones.
 
-    So what they send is noise, their own software weighs it as it would anything, and it knows nothing of this.
+    Their uploads are noise, and their software scores them like honest uploads.
     """
 
-    algorithm: AnyAlgorithm
     riders: tuple[int, ...] = (RIDER,)
 
-    total_epochs = property(base.total_epochs)
-    optimizer = property(base.optimizer)
-    client_init = base.client_init
-    personal_model = base.personal_model_within
-    summand = base.summand_within
+    wraps: ClassVar[tuple[str, ...]] = ("down",)
 
-    def server_init(self, task: Task, clients: int) -> Server:
-        return Server(self.algorithm.server_init(task, clients))
-
-    def downlink(self, server: Server, ids: Tensor) -> Down:
+    def downlink(self, server: Any, ids: Tensor) -> Down:
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
-        return Down(self.algorithm.downlink(server.server, ids), torch.isin(ids, riders))
+        return Down(super().downlink(server, ids), torch.isin(ids, riders))
 
     def client_update(
         self, task: Task, client: Any, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Any, Any]:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-        return self.algorithm.client_update(
-            Aimless(**fields, rides=down.rides), client, down.down, data, plan
-        )
-
-    def server_update(self, task: Task, server: Server, total: Any) -> tuple[Server, Metrics]:
-        inside, figures = self.algorithm.server_update(task, server.server, total)
-        return Server(inside), figures
+        return super().client_update(Aimless(**fields, rides=down.rides), client, down, data, plan)
 
 
 @cache

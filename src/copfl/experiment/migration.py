@@ -22,6 +22,7 @@ KEYS: dict[str, dict[str, str]] = {  # by the table's title, or by the algorithm
         "statistics": "bn_stats",
     },
     "attack": {"share": "fraction"},
+    "robust": {"times": "norm_factor", "louder": "weight_factor"},
     "partition": {"concentration": "alpha"},
     "copfl": {
         "among": "candidates",
@@ -75,6 +76,8 @@ RECORDS = {
     "turns": "rounds",
     "then": "reference",
     "held": "uploaded",
+    "heard": "reports",
+    "length": "norm",
 }
 ENVIRONMENT = {"side_by_side": "batched_model", "held": "label_counts"}
 

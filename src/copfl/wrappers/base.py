@@ -1,14 +1,11 @@
-"""The verbs of an algorithm that stands around another one and leaves them as they are there.
-
-`attacks`, `levers`, `robust` and `privacy` each make an algorithm out of an algorithm. They take these functions as
-methods, so their own files hold what is their own. A client's record is that of the algorithm inside, or has it as
-`client` where a lever changes what a client predicts with.
-"""
+"""The base of an algorithm around another algorithm: attacks, training add-ons, robust aggregation and privacy."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
@@ -16,67 +13,70 @@ from copfl.core.optim import Optimizer
 from copfl.core.task import Data, Personal, Plan, Task
 
 
-class Around(Protocol):
-    """An algorithm with another inside; its Server has that one's as `server`."""
+@dataclass(frozen=True)
+class Wrapper:
+    """An algorithm that delegates every method to the one inside; a subclass overrides what it changes.
+
+    A subclass that adds to a record puts the inner one into a field of its own record, called "server", "down" or
+    "client", and names the field in `wraps`. The methods here then pass on the inner record.
+    """
+
+    algorithm: AnyAlgorithm
+
+    wraps: ClassVar[tuple[str, ...]] = ()
+
+    def inner(self, field: str, record: Any) -> Any:
+        """The record of the algorithm inside."""
+        return getattr(record, field) if field in self.wraps else record
 
     @property
-    def algorithm(self) -> AnyAlgorithm: ...
+    def total_epochs(self) -> int:
+        return self.algorithm.total_epochs
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        return getattr(self.algorithm, "optimizer", None)
+
+    def server_init(self, task: Task, clients: int) -> Any:
+        return self.algorithm.server_init(task, clients)
+
+    def client_init(self, task: Task) -> Any:
+        return self.algorithm.client_init(task)
+
+    def downlink(self, server: Any, ids: Tensor) -> Any:
+        return self.algorithm.downlink(self.inner("server", server), ids)
+
+    def personal_model(self, task: Task, client: Any, down: Any) -> Personal:
+        return self.algorithm.personal_model(task, self.inner("client", client), self.inner("down", down))
+
+    def client_update(
+        self, task: Task, client: Any, down: Any, data: Data, plan: Plan
+    ) -> ClientOutput[Any, Any]:
+        client, down = self.inner("client", client), self.inner("down", down)
+        return self.algorithm.client_update(task, client, down, data, plan)
+
+    def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
+        return self.algorithm.summand(task, self.inner("server", server), id, upload)
+
+    def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
+        return self.algorithm.server_update(task, self.inner("server", server), total)
 
 
-def total_epochs(self: Around) -> int:
-    return self.algorithm.total_epochs
+class RoundServer(NamedTuple):
+    server: Any
+    round: Tensor  # [] int64
 
 
-def optimizer(self: Around) -> Optimizer | None:
-    return getattr(self.algorithm, "optimizer", None)
+@dataclass(frozen=True)
+class RoundWrapper(Wrapper):
+    """A wrapper whose server counts the rounds and whose message to a client has a further field."""
 
+    wraps: ClassVar[tuple[str, ...]] = ("server", "down")
 
-def client_init(self: Around, task: Task) -> Any:
-    return self.algorithm.client_init(task)
+    def server_init(self, task: Task, clients: int) -> Any:
+        start = torch.zeros((), dtype=torch.int64, device=task.device)
+        return RoundServer(self.algorithm.server_init(task, clients), start)
 
-
-# -- where the message to the client has something added: it is a record with the message inside as `down` -------------
-
-
-def personal_model_within(self: Around, task: Task, client: Any, down: Any) -> Personal:
-    return self.algorithm.personal_model(task, client, down.down)
-
-
-def summand_within(self: Around, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
-    return self.algorithm.summand(task, server.server, id, upload)
-
-
-# -- where only the server does something: the message is that of the algorithm inside ---------------------------------
-
-
-def downlink_of_server(self: Around, server: Any, ids: Tensor) -> Any:
-    return self.algorithm.downlink(server.server, ids)
-
-
-def client_update(
-    self: Around, task: Task, client: Any, down: Any, data: Data, plan: Plan
-) -> ClientOutput[Any, Any]:
-    return self.algorithm.client_update(task, client, down, data, plan)
-
-
-def personal_model(self: Around, task: Task, client: Any, down: Any) -> Personal:
-    return self.algorithm.personal_model(task, client, down)
-
-
-# -- where only the client does something: the server is that of the algorithm inside ----------------------------------
-
-
-def server_init(self: Around, task: Task, clients: int) -> Any:
-    return self.algorithm.server_init(task, clients)
-
-
-def downlink(self: Around, server: Any, ids: Tensor) -> Any:
-    return self.algorithm.downlink(server, ids)
-
-
-def summand(self: Around, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
-    return self.algorithm.summand(task, server, id, upload)
-
-
-def server_update(self: Around, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
-    return self.algorithm.server_update(task, server, total)
+    def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
+        inner, metrics = self.algorithm.server_update(task, server.server, total)
+        return RoundServer(inner, server.round + 1), metrics

@@ -1,14 +1,14 @@
-"""Guards against hostile clients: an algorithm whose server trusts nobody, made out of any algorithm.
+"""Robust aggregation against malicious clients, around any algorithm.
 
-clip           No update counts for more than a radius, and no claim for more than twice the median claim. Sums suffice;
-               the radius is a number, or the median length of what clients last sent. Before anybody sent something the
-               server knows no lengths and no claims: the first round only measures, and counts nobody.
+clip           Bounds the norm of each update and the reported weight of each client, by the median of what clients sent
+               last. Sums suffice. Before the first uploads the server knows no norms: the first round only measures
+               them and changes nothing.
 trimmed_mean   Entry by entry, the mean without the largest and the smallest `trim` of the values.
-median         Entry by entry, the middle value.
+median         Entry by entry, the median.
 
-The last two need all uploads at once, so the server's memory grows with the clients of a round, sums of partial sums no
-longer suffice, and no layer can hide single uploads from the server. They leave out what clients claim to weigh: every
-client that shares an entry counts the same there.
+The last two need all uploads at once: the server's memory grows with the clients of a round, partial sums do not
+suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every client that shares
+an entry weighs the same there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,211 +27,159 @@ from copfl.core.payload import update_of, with_update
 from copfl.core.task import Task
 from copfl.core.tree import Gathered
 from copfl.errors import UsageError, at_least
-from copfl.wrappers import base
+from copfl.wrappers.base import Wrapper
 
 
-class Heard(NamedTuple):
-    """What each client last said, in two numbers: a table with a row per client."""
+class Reports(NamedTuple):
+    """The last upload of each client in two numbers: a table with a row per client."""
 
-    length: Tensor  # [N], of its change
+    norm: Tensor  # [N], of its update
     reported_weight: Tensor  # [N]
-    ever: Tensor  # [N], 1 where it ever said something
+    ever: Tensor  # [N], 1 where it ever uploaded
 
 
 class ClipServer(NamedTuple):
     server: Any
-    heard: Heard
-    radius: Tensor  # [], how long a change may be; 0 before the first round
-    reported_weight: Tensor  # [], the largest claim that counts; 0 before the first round
+    reports: Reports
+    radius: Tensor  # [], the largest norm of an update; 0 before the first round
+    reported_weight: Tensor  # [], the largest reported weight; 0 before the first round
 
 
 class ClipTotal(NamedTuple):
     total: Any
-    heard: Heard
-    clipped: Tensor  # [], how many were longer than the radius
+    reports: Reports
+    clipped: Tensor  # [], the number of updates longer than the radius
 
 
 @dataclass(frozen=True)
-class Clipped:
-    """The algorithm, with every upload's change held to a radius and its claim to `louder` times the median.
+class Clipped(Wrapper):
+    """The algorithm with clipped updates and clipped reported weights.
 
-    radius   how long a change may be; 0: `times` the median of the clients' last lengths, which fewer than half of the
-             clients cannot move beyond what honest ones send
+    radius         the largest norm of an update; 0: `norm_factor` times the median of the clients' last norms, which a
+                   minority of the clients cannot raise above the honest ones
+    weight_factor  the largest reported weight, as a multiple of the median
     """
 
-    algorithm: AnyAlgorithm
     radius: float = 0.0
-    times: float = 1.0
-    louder: float = 2.0
+    norm_factor: float = 1.0
+    weight_factor: float = 2.0
+
+    wraps: ClassVar[tuple[str, ...]] = ("server",)
 
     def __post_init__(self) -> None:
         at_least(0, radius=self.radius)
-        at_least(1e-9, times=self.times, louder=self.louder)
-
-    total_epochs = property(base.total_epochs)
-    optimizer = property(base.optimizer)
-    client_init = base.client_init
-    client_update = base.client_update
-    downlink = base.downlink_of_server
-    personal_model = base.personal_model
+        at_least(1e-9, norm_factor=self.norm_factor, weight_factor=self.weight_factor)
 
     def server_init(self, task: Task, clients: int) -> ClipServer:
-        nothing, none = task.initial.new_zeros(clients), task.initial.new_zeros(())
-        return ClipServer(
-            self.algorithm.server_init(task, clients), Heard(nothing, nothing, nothing), none, none
-        )
+        zeros, zero = task.initial.new_zeros(clients), task.initial.new_zeros(())
+        return ClipServer(super().server_init(task, clients), Reports(zeros, zeros, zeros), zero, zero)
 
     def summand(self, task: Task, server: ClipServer, id: Tensor, upload: Any) -> ClipTotal:
-        """What the upload adds when it is cut to size; nothing in the round that only measures."""
-        found = update_of(received(self.algorithm, server.server, id), upload)
-        length = found.change.norm()
-        factor = torch.where(length > server.radius, server.radius / length.clamp(min=1e-30), 1)
-        reported_weight = (
-            None
-            if found.reported_weight is None
-            else found.reported_weight.clamp(min=0).clamp(max=server.reported_weight)
+        """The summand of the clipped upload; zero in the round that only measures."""
+        update = update_of(received(self.algorithm, server.server, id), upload)
+        norm, weight = update.change.norm(), update.reported_weight
+        factor = torch.where(norm > server.radius, server.radius / norm.clamp(min=1e-30), 1)
+        clipped_weight = None if weight is None else weight.clamp(min=0).clamp(max=server.reported_weight)
+        clipped = update._replace(
+            sent=update.received + factor * update.change, reported_weight=clipped_weight
         )
-        cut = with_update(
-            upload,
-            found._replace(sent=found.received + factor * found.change, reported_weight=reported_weight),
-        )
-        measured = server.heard.ever.any()
-        total = self.algorithm.summand(task, server.server, id, cut)
-        one = torch.ones_like(length)
-        loudest = one if found.reported_weight is None else found.reported_weight.max().to(length.dtype)
+        total = super().summand(task, server, id, with_update(upload, clipped))
+        measured, one = server.reports.ever.any(), torch.ones_like(norm)
+        report = norm, one if weight is None else weight.max().to(norm.dtype), one
         return ClipTotal(
             tree.each(lambda t: torch.where(measured, t, torch.zeros_like(t)), total),
-            Heard(*tree.placed((length, loudest, one), id, server.heard.ever.shape[0])),
-            (length > server.radius).to(length.dtype),
+            Reports(*tree.placed(report, id, server.reports.ever.shape[0])),
+            (norm > server.radius).to(norm.dtype),
         )
 
     def server_update(self, task: Task, server: ClipServer, total: ClipTotal) -> tuple[ClipServer, Metrics]:
-        inside, metrics = self.algorithm.server_update(task, server.server, total.total)
-        now = total.heard.ever > 0
-        heard = tree.each(lambda new, old: torch.where(now, new, old), total.heard, server.heard)
-        middle = self.times * middle_of(heard.length, heard.ever)
-        radius = torch.where(heard.ever.any(), self.radius, 0).to(middle.dtype) if self.radius else middle
-        reported_weight = self.louder * middle_of(heard.reported_weight, heard.ever)
-        share = total.clipped / total.heard.ever.sum().clamp(min=1)
-        return ClipServer(inside, heard, radius, reported_weight), {
-            **metrics,
-            "radius": server.radius,
-            "clipped": share,
-        }
+        inner, metrics = super().server_update(task, server, total.total)
+        now = total.reports.ever > 0
+        reports = tree.each(lambda new, old: torch.where(now, new, old), total.reports, server.reports)
+        radius = self.norm_factor * median_of(reports.norm, reports.ever)
+        if self.radius:
+            radius = torch.where(reports.ever.any(), self.radius, 0).to(radius.dtype)
+        weight = self.weight_factor * median_of(reports.reported_weight, reports.ever)
+        clipped = total.clipped / total.reports.ever.sum().clamp(min=1)
+        metrics = {**metrics, "radius": server.radius, "clipped": clipped}
+        return ClipServer(inner, reports, radius, weight), metrics
 
 
-def middle_of(values: Tensor, counts: Tensor) -> Tensor:
-    """The median of the values that count, the lower one of two; 0 if none does."""
+def median_of(values: Tensor, counts: Tensor) -> Tensor:
+    """The median of the values with a positive count, the lower one of two; 0 if there is none."""
     ordered = torch.where(counts > 0, values, torch.inf).sort().values
     place = ((counts > 0).sum() - 1).div(2, rounding_mode="floor").clamp(min=0)
     return torch.where((counts > 0).any(), ordered[place], 0)
 
 
-class GatherServer(NamedTuple):
-    server: Any
-
-
 class Row(NamedTuple):
-    """One client's upload, kept beside the others."""
+    """One client's upload in the table of all uploads."""
 
     id: Tensor  # [1] int64
     upload: Any
-    counts: Tensor  # [1], 0 for a client that is left out
+    counts: Tensor  # [1], 0 for a client that is excluded
 
 
 @dataclass(frozen=True)
-class Trimmed:
-    """The algorithm, with its mean replaced by one that leaves out the `trim` largest and smallest of every entry."""
+class Trimmed(Wrapper):
+    """The algorithm with its mean replaced by the mean without the `trim` largest and smallest of every entry."""
 
-    algorithm: AnyAlgorithm
     trim: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim <= 0.5:
             raise UsageError(
-                f"trim={self.trim} must be at least 0 and at most 0.5: it is a share of each end"
+                f"trim={self.trim} must be at least 0 and at most 0.5: it is the fraction at each end"
             )
 
-    total_epochs = property(base.total_epochs)
-    optimizer = property(base.optimizer)
-    client_init = base.client_init
-    client_update = base.client_update
-    downlink = base.downlink_of_server
-    personal_model = base.personal_model
-
-    def server_init(self, task: Task, clients: int) -> GatherServer:
-        return GatherServer(self.algorithm.server_init(task, clients))
-
-    def summand(self, task: Task, server: GatherServer, id: Tensor, upload: Any) -> Gathered:
+    def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Gathered:
         one = torch.ones(1, dtype=task.initial.dtype, device=id.device)
         return Gathered(Row(id[None], tree.each(lambda t: t[None], upload), one))
 
-    def server_update(
-        self, task: Task, server: GatherServer, total: Gathered
-    ) -> tuple[GatherServer, Metrics]:
-        """The algorithm's own step, as if every client had sent the middle of what all of them sent.
+    def server_update(self, task: Task, server: Any, total: Gathered) -> tuple[Any, Metrics]:
+        """The algorithm's own update, as if every client had uploaded the trimmed mean of all uploads.
 
-        The mean of equal vectors is that vector whatever the weights, so this is right for every algorithm that takes a
-        mean; what else it does with scores and masks it still does with those that were sent.
+        The weighted mean of equal vectors is that vector, so this holds for every algorithm that averages; scores and
+        masks stay as they were uploaded.
         """
         ids, uploads, counts = total.rows
-        counted = [tree.row((ids, uploads), n) for n in counts.nonzero()[:, 0].tolist()]
-        if not counted:
-            nothing = self.algorithm.summand(task, server.server, ids[0], tree.row(uploads, 0))
-            inside, metrics = self.algorithm.server_update(
-                task, server.server, tree.each(torch.zeros_like, nothing)
-            )
-            return GatherServer(inside), metrics
-        found = [update_of(received(self.algorithm, server.server, id), upload) for id, upload in counted]
-        middle = trimmed_mean(
-            torch.stack([one.sent for one in found]),
-            torch.stack(
-                [
-                    torch.ones_like(one.sent, dtype=torch.bool) if one.personal is None else ~one.personal
-                    for one in found
-                ]
-            ),
-            self.trim,
-        )
+        rows = [tree.row((ids, uploads), n) for n in counts.nonzero()[:, 0].tolist()]
+        if not rows:
+            summand = self.algorithm.summand(task, server, ids[0], tree.row(uploads, 0))
+            return self.algorithm.server_update(task, server, tree.each(torch.zeros_like, summand))
+        updates = [update_of(received(self.algorithm, server, id), upload) for id, upload in rows]
+        sent = torch.stack([update.sent for update in updates])
+        masks = [update.personal for update in updates]
+        shared = [torch.ones_like(sent[0], dtype=torch.bool) if mask is None else ~mask for mask in masks]
+        mean = trimmed_mean(sent, torch.stack(shared), self.trim)
         summands = (
-            self.algorithm.summand(task, server.server, id, with_update(upload, one._replace(sent=middle)))
-            for (id, upload), one in zip(counted, found, strict=True)
+            self.algorithm.summand(task, server, id, with_update(upload, update._replace(sent=mean)))
+            for (id, upload), update in zip(rows, updates, strict=True)
         )
-        inside, metrics = self.algorithm.server_update(task, server.server, reduce(tree.add, summands))
-        return GatherServer(inside), metrics
+        return self.algorithm.server_update(task, server, reduce(tree.add, summands))
 
 
 def trimmed_mean(values: Tensor, present: Tensor, trim: float) -> Tensor:
     """The mean of every column's present values without the largest and smallest `trim` of them; 0.5 is the median.
 
-    Of c values, floor(trim c) are left out at each end, but never all: one or two stay. A column without any gives 0.
+    Of c values, floor(trim c) are removed at each end, but never all: one or two stay. A column without any gives 0.
     """
     count = present.sum(0)  # [s]
-    most = ((count - 1) // 2).clamp(min=0)
-    out = torch.minimum((trim * count).floor().long(), most)
-    ordered = torch.where(present, values, torch.inf).sort(0).values  # [n, s], what is absent comes last
+    largest = ((count - 1) // 2).clamp(min=0)
+    out = torch.minimum((trim * count).floor().long(), largest)
+    ordered = torch.where(present, values, torch.inf).sort(0).values  # [n, s], absent values come last
     place = torch.arange(len(values), device=values.device)[:, None]
     stays = (place >= out) & (place < count - out)
     return torch.where(stays, ordered, 0).sum(0) / (count - 2 * out).clamp(min=1)
 
 
-def clip(algorithm: AnyAlgorithm, radius: float = 0.0, times: float = 1.0, louder: float = 2.0) -> Clipped:
-    """Changes held to a radius, by default the median length; claims to twice the median claim."""
-    return Clipped(algorithm, radius, times, louder)
-
-
-def trimmed(algorithm: AnyAlgorithm, trim: float = 0.25) -> Trimmed:
-    """Entry by entry the mean without a quarter of the values at each end; not a sum."""
-    return Trimmed(algorithm, trim)
-
-
 def median(algorithm: AnyAlgorithm) -> Trimmed:
-    """Entry by entry the median; not a sum."""
+    """Entry by entry the median."""
     return Trimmed(algorithm, 0.5)
 
 
 ROBUST_RULES: dict[str, Callable[..., AnyAlgorithm]] = {
-    "clip": clip,
+    "clip": Clipped,
     "median": median,
-    "trimmed_mean": trimmed,
+    "trimmed_mean": Trimmed,
 }

@@ -7,7 +7,6 @@ import pytest
 
 from copfl.data import corruptions
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
-from copfl.errors import UsageError
 
 
 def scenes(n: int = 12) -> Images:
@@ -127,17 +126,3 @@ def test_no_images_stay_no_images() -> None:
         32,
         3,
     )
-
-
-@pytest.mark.parametrize("severity", [0, 6, True, 2.0, "3"])
-def test_severity_is_one_to_five(severity: int) -> None:
-    with pytest.raises(UsageError, match="from 1"):
-        corrupt(scenes(1), "fog", severity, np.random.default_rng(0))
-
-
-def test_misuse_is_named() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(UsageError, match='did you mean "frost"'):
-        corrupt(scenes(1), "frots", 1, rng)
-    with pytest.raises(UsageError, match="uint8"):
-        corrupt(scenes(1).transpose(0, 3, 1, 2), "frost", 1, rng)

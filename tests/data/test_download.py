@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from copfl.data import download
-from copfl.data.download import PUBLISHED, Published, advice, fetch, get
+from copfl.data.download import PUBLISHED, advice, fetch, get
 from copfl.errors import DataError, UsageError
 
 CONTENT = bytes(range(256)) * 40
@@ -170,7 +169,7 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_get_knows_names_and_takes_another_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PUBLISHED, "cifar10", Published("https://example.invalid/cifar.tar.gz", MD5))
+    monkeypatch.setitem(PUBLISHED, "cifar10", ("https://example.invalid/cifar.tar.gz", MD5))
     assert get("cifar10", tmp_path, url=server.url) == tmp_path / "cifar.tar.gz"
 
 
@@ -184,7 +183,7 @@ def test_get_says_how_where_there_is_no_address(tmp_path: Path) -> None:
 
 
 def test_every_address_is_https_and_every_md5_well_formed() -> None:
-    for name, published in download.PUBLISHED.items():
-        assert published.url.startswith("https://")
-        assert re.fullmatch("[0-9a-f]{32}", published.md5)
+    for name, (url, md5) in PUBLISHED.items():
+        assert url.startswith("https://")
+        assert re.fullmatch("[0-9a-f]{32}", md5)
         assert f"copfl data get {name}" in advice(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,8 +194,11 @@ def test_groups_per_client_say_what_is_missing() -> None:
 
 
 def test_a_client_without_train_samples_is_an_error() -> None:
+    dataset = Dataset("toy", samples(np.array([0, 0, 0, 0, 1])), samples(np.array([0, 1])), ("a", "b"))
     with pytest.raises(DataError, match="no train samples"):
-        classes(balanced(2, 3, 3), 8, 0, per_client=1)  # 4 clients for 3 images
+        classes(dataset, 4, 0, per_client=1)  # 2 clients for 1 image of b
+    with pytest.raises(DataError, match=r"8 clients .* need 8, but .* has 6; use at most 6"):
+        classes(balanced(2, 3, 3), 8, 0, per_client=1)
 
 
 def test_a_client_without_test_samples_is_an_error() -> None:
@@ -208,7 +212,7 @@ def test_a_client_without_test_samples_is_an_error() -> None:
 )
 def test_values_that_classes_does_not_allow(keywords: dict[str, int]) -> None:
     with pytest.raises(UsageError):
-        classes(balanced(3, 10, 10), 2, 0, **keywords)  # type: ignore[arg-type]
+        classes(balanced(3, 10, 10), 2, 0, **keywords)
 
 
 # --- dirichlet
@@ -357,8 +361,9 @@ def test_groups_that_do_not_suffice() -> None:
     split = by_group(dataset, 6, 0)
     assert sizes(split.train) == sizes(split.test) == [1] * 6
     assert len(split.notes) == 3
+    unequal = replace(dataset, train=samples(np.zeros(10), np.array([0, 0, 1, 1, 1, 1, 2, 2, 2, 2])))
     with pytest.raises(DataError, match='"g0" has 2 train samples for 3 clients'):
-        by_group(dataset, 7, 0)
+        by_group(unequal, 7, 0)
     with pytest.raises(DataError, match="no groups"):
         by_group(balanced(1, 6, 3), 2, 0)
 
@@ -544,7 +549,7 @@ def test_wrong_content(tmp_path: Path, change: Callable[[dict[str, Any]], None])
     content = json.loads(path.read_text())
     change(content["partition"])
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"split\.json is not a valid partition .*make the partition again"):
+    with pytest.raises(DataError, match=r"split\.json is not a valid partition .*make it again"):
         Partition.load(path)
 
 

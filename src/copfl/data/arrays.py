@@ -33,23 +33,27 @@ def image_folder(
     path: Path, *, size: int | None = None, gray: bool = False, augment: bool = False
 ) -> Dataset:
     """A folder <class>/*.png|jpg, of which every fifth is test, or {train,test}/<class>/*.png|jpg, all at one size."""
-    split = (path / "train").is_dir() and (path / "test").is_dir()
-    folders = {"": path / "train", "_test": path / "test"} if split else {"": path}
-    images = {suffix: list(reading.folder_images(folder)) for suffix, folder in folders.items()}
-    classes = tuple(sorted({image.label for image in images[""]}))
+    images = reading.image_files(path)
+    given = {image.split for image in images}
+    parts = {"": "train", "_test": "test"} if given >= {"train", "test"} else {"": ""}
+    images = [image for image in images if image.split in parts.values()]
+    classes = tuple(sorted({image.label for image in images if image.split != "test"}))
+    for folder in sorted((path / parts[""]).glob("[!.]*/")):
+        if folder.name not in classes:
+            raise DataError(f"{folder} has no images (*.png, *.jpg)")
     if not classes:
         raise DataError("no images; expected <class>/*.png or *.jpg, or {train,test}/<class>/*.png or *.jpg")
-    everything = [image for part in images.values() for image in part]
-    if extra := {image.label for image in everything} - set(classes):
+    if extra := {image.label for image in images} - set(classes):
         raise DataError(f"test/ has a class {min(extra)} which train/ lacks")
-    sizes = Counter(reading.image_size(image.read(), image.source) for image in everything)
+    sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
     shape = sizes.most_common(1)[0][0] if size is None else (size, size)
     arrays: dict[str, Any] = {}
-    for suffix, part in images.items():
-        arrays[f"x{suffix}"] = reading.decode_all(part, shape, gray)
-        arrays[f"y{suffix}"] = np.array([classes.index(image.label) for image in part], dtype=np.int64)
-    resized = len(everything) - sizes[shape]
-    note = f"{resized:,} of {len(everything):,} images resized to {shape[1]} x {shape[0]}" if resized else ""
+    for suffix, split in parts.items():
+        chosen = [image for image in images if image.split == split]
+        arrays[f"x{suffix}"] = reading.decode_all(chosen, shape, gray)
+        arrays[f"y{suffix}"] = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
+    resized = len(images) - sizes[shape]
+    note = f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}" if resized else ""
     return from_arrays(**arrays, name=path.resolve().name, classes=classes, augment=augment, note=note)
 
 
@@ -127,17 +131,9 @@ def from_arrays(
         raise DataError(f"a sample of x is {kinds[0]}, one of x_test is {kinds[1]}; they must be alike")
     is_image = train.x.dtype == np.uint8 and train.x.ndim == 4
     mean, std = statistics(train.x) if is_image else ((), ())
-    return Dataset(
-        name,
-        train,
-        test,
-        classes=_names(classes, "label", train.y, test.y),
-        groups=_names(groups, "group", train.group, test.group),
-        mean=mean,
-        std=std,
-        augment=augment,
-        note=note,
-    )
+    labels = _names(classes, "label", train.y, test.y)
+    origins = _names(groups, "group", train.group, test.group)
+    return Dataset(name, train, test, labels, origins, mean, std, augment, note)
 
 
 def _checked(x: ArrayLike, y: ArrayLike, group: ArrayLike | None, suffix: str) -> Samples:

@@ -17,24 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.errors import UsageError, unknown
-
 Images = NDArray[np.uint8]  # [n, h, w, 3]
-Floats = NDArray[np.floating[Any]]  # float32 in fact; numpy's stubs lose the precision
+Floats = Any  # float32 [n, h, w, channels] in 0..1; numpy's stubs infer Any for this arithmetic
 Generator = np.random.Generator
+Pair = tuple[float, float]
 
 CHUNK = 1024  # images processed at a time: bounds the memory of the float copies
 
 
 def corrupt(images: Images, corruption: str, severity: int, rng: Generator) -> Images:
     """The images under the named corruption, at a severity from 1 (mild) to 5 (strong)."""
-    if corruption not in CORRUPTIONS:
-        raise unknown("corruption", corruption, CORRUPTIONS)
-    if isinstance(severity, bool) or not isinstance(severity, int) or not 1 <= severity <= 5:
-        raise UsageError(f"severity is {severity!r}; it must be a whole number from 1 (mild) to 5 (strong)")
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        given = f"{images.dtype} {list(images.shape)}"
-        raise UsageError(f"images are {given}; they must be uint8 [n, height, width, 3]")
     function, parameters = CORRUPTIONS[corruption]
     result = np.empty_like(images)
     for start in range(0, len(images), CHUNK):
@@ -105,19 +97,13 @@ def zoom_blur(x: Floats, rng: Generator, steps: int) -> Floats:
 
 
 def snow(
-    x: Floats,
-    rng: Generator,
-    level: float,
-    spread: float,
-    zoom: float,
-    threshold: float,
-    blur: tuple[int, float],
-    keep: float,
+    x: Floats, rng: Generator, noise: Pair, zoom: float, threshold: float, blur: Pair, keep: float
 ) -> Floats:
     """Paler images covered with falling flakes."""
     n, height, width, _ = x.shape
-    noise = level + spread * rng.standard_normal((n, height, width), dtype=np.float32)
-    flakes = _enlarge(height, zoom) @ noise @ _enlarge(width, zoom).T
+    level, spread = noise
+    field = level + spread * rng.standard_normal((n, height, width), dtype=np.float32)
+    flakes = _enlarge(height, zoom) @ field @ _enlarge(width, zoom).T
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
     flakes = _directional_blur(flakes[..., None], *blur, rng.uniform(-135, -45, (n,)))
     grey = x @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -161,7 +147,7 @@ def contrast(x: Floats, rng: Generator, keep: float) -> Floats:
     return (x - mean) * np.float32(keep) + mean
 
 
-def elastic_transform(x: Floats, rng: Generator, strength: float, smoothness: float, jitter: float) -> Floats:
+def elastic_transform(x: Floats, rng: Generator, strength: float, sigma: float, jitter: float) -> Floats:
     """Images under a random affine map and a random smooth displacement; the parameters are in image widths.
 
     The published numbers trade one for the other: the affine part shrinks with the severity while the displacement
@@ -177,7 +163,7 @@ def elastic_transform(x: Floats, rng: Generator, strength: float, smoothness: fl
     shift = corner * (1 - down - right) + below * down + beside * right  # [n, h, w, 2]
     if strength:
         field = rng.uniform(-1, 1, (n, height, width, 2)).astype(np.float32)
-        shift = shift + strength * width * _blur(field, smoothness * width, truncate=3)
+        shift = shift + strength * width * _blur(field, sigma * width, truncate=3)
     return _interpolate(x, row + shift[..., 0], column + shift[..., 1])
 
 
@@ -190,7 +176,7 @@ def pixelate(x: Floats, rng: Generator, scale: float) -> Floats:
     coarse = [
         Image.fromarray(image).resize(small, box).resize((width, height), box) for image in _to_bytes(x)
     ]
-    return _to_unit(np.stack(coarse))
+    return _to_unit(np.stack([np.asarray(image) for image in coarse]))
 
 
 def jpeg_compression(x: Floats, rng: Generator, quality: int) -> Floats:
@@ -214,11 +200,11 @@ CORRUPTIONS: dict[str, tuple[Callable[..., Floats], tuple[tuple[Any, ...], ...]]
     "snow": (
         snow,
         (
-            (0.1, 0.2, 1.0, 0.6, (8, 3), 0.95),
-            (0.1, 0.2, 1.0, 0.5, (10, 4), 0.9),
-            (0.15, 0.3, 1.75, 0.55, (10, 4), 0.9),
-            (0.25, 0.3, 2.25, 0.6, (12, 6), 0.85),
-            (0.3, 0.3, 1.25, 0.65, (14, 12), 0.8),
+            ((0.1, 0.2), 1.0, 0.6, (8, 3), 0.95),
+            ((0.1, 0.2), 1.0, 0.5, (10, 4), 0.9),
+            ((0.15, 0.3), 1.75, 0.55, (10, 4), 0.9),
+            ((0.25, 0.3), 2.25, 0.6, (12, 6), 0.85),
+            ((0.3, 0.3), 1.25, 0.65, (14, 12), 0.8),
         ),
     ),
     "frost": (frost, ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))),
@@ -234,7 +220,7 @@ CORRUPTIONS: dict[str, tuple[Callable[..., Floats], tuple[tuple[Any, ...], ...]]
 }
 
 
-# Filters, of x [n, h, w, channels] in 0..1
+# Filters
 
 
 def _to_unit(images: Images) -> Floats:
@@ -249,8 +235,7 @@ def _to_bytes(x: Floats) -> Images:
 def _gaussian(sigma: float, radius: int) -> Floats:
     """Normal weights at -radius..radius, with sum 1."""
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
-    normalised: Floats = (weights / weights.sum()).astype(np.float32)
-    return normalised
+    return (weights / weights.sum()).astype(np.float32)
 
 
 def _convolve(x: Floats, kernel: Floats) -> Floats:
@@ -270,7 +255,7 @@ def _blur(x: Floats, sigma: float, truncate: float) -> Floats:
     return _convolve(_convolve(x, weights[:, None]), weights[None, :])
 
 
-def _directional_blur(x: Floats, radius: int, sigma: float, degrees: NDArray[np.float64]) -> Floats:
+def _directional_blur(x: Floats, radius: float, sigma: float, degrees: NDArray[np.float64]) -> Floats:
     """x averaged along one direction per image with one-sided Gaussian weights; the border is repeated."""
     n, height, width, _ = x.shape
     weights = np.exp(-0.5 * (np.arange(2 * radius + 1) / sigma) ** 2)
@@ -291,8 +276,7 @@ def _enlarge(side: int, factor: float) -> Floats:
     """The matrix [side, side] that enlarges a line about its middle with linear interpolation."""
     middle = (side - 1) / 2
     source = middle + (np.arange(side) - middle) / factor
-    weights: Floats = np.maximum(0, 1 - np.abs(source[:, None] - np.arange(side)[None, :])).astype(np.float32)
-    return weights
+    return np.maximum(0, 1 - np.abs(source[:, None] - np.arange(side)[None, :])).astype(np.float32)
 
 
 def _plasma(n: int, side: int, decay: float, rng: Generator) -> Floats:
@@ -315,8 +299,7 @@ def _plasma(n: int, side: int, decay: float, rng: Generator) -> Floats:
         field[:, half::step, ::step] = displaced((below + centres + np.roll(centres, 1, axis=2)) / 4)
         step, amplitude = half, amplitude / decay**2  # the published code applies its decay twice
     low, high = field.min(axis=(1, 2), keepdims=True), field.max(axis=(1, 2), keepdims=True)
-    scaled: Floats = (field - low) / np.maximum(high - low, 1e-6)
-    return scaled
+    return (field - low) / np.maximum(high - low, 1e-6)
 
 
 def _ice(n: int, side: int, rng: Generator) -> Floats:
@@ -336,16 +319,10 @@ def _interpolate(x: Floats, rows: Floats, columns: Floats) -> Floats:
     right = (columns - left)[..., None].astype(np.float32)
 
     def at(row: NDArray[np.int_], column: NDArray[np.int_]) -> Floats:
-        pixels: Floats = x[np.arange(n)[:, None, None], _mirrored(row, height), _mirrored(column, width)]
-        return pixels
+        row, column = row % (2 * height), column % (2 * width)
+        row, column = np.minimum(row, 2 * height - 1 - row), np.minimum(column, 2 * width - 1 - column)
+        return x[np.arange(n)[:, None, None], row, column]
 
     upper = at(top, left) * (1 - right) + at(top, left + 1) * right
     lower = at(top + 1, left) * (1 - right) + at(top + 1, left + 1) * right
-    between: Floats = upper * (1 - down) + lower * down
-    return between
-
-
-def _mirrored(position: NDArray[np.int_], side: int) -> NDArray[np.int_]:
-    """Positions reflected into 0..side-1."""
-    folded = position % (2 * side)
-    return np.minimum(folded, 2 * side - 1 - folded)
+    return upper * (1 - down) + lower * down

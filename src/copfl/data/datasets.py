@@ -114,17 +114,25 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 
     From its Python batches, as many as there are. Without `verify`, other files of the same form are accepted.
     """
-    place, files = _cifar_files(_existing(data_dir))
-    train = [name for name in files if name != "test_batch"]
+    places = _existing(data_dir, "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-python.tar")
+    if not places:
+        raise DataError(f"{data_dir} has neither cifar-10-batches-py/ nor cifar-10-python.tar.gz")
+    files = {
+        name: member.read(64 * reading.MIB)
+        for member in reading.members(places[0])
+        if (name := PurePosixPath(member.name).name) in CIFAR_MD5
+    }
+    train = [name for name in CIFAR_MD5 if name in files and name != "test_batch"]
     if not train or "test_batch" not in files:
-        raise DataError(f"{place} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
+        raise DataError(f"{places[0]} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
     batches = []
-    for name, raw in files.items():
+    for name in (*train, "test_batch"):
+        source, raw = f"{places[0]}/{name}", files[name]
         md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
         if verify and md5 != CIFAR_MD5[name]:
-            found = f"{place}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {CIFAR_MD5[name]}"
+            found = f"{source} ({len(raw):,} bytes) has md5 {md5} instead of {CIFAR_MD5[name]}"
             raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
-        batches.append(_cifar_batch(raw, f"{place}/{name}"))
+        batches.append(_cifar_batch(raw, source))
     x, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
     notes = [f"{len(train)} of 5 train batches: {len(y):,} images"] if len(train) < 5 else []
     notes += [] if verify else ["checksums not verified"]
@@ -135,23 +143,6 @@ def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> D
     """A data set of CIFAR's classes, ImageNet's normalisation and random crops, unless the fields say otherwise."""
     usual = {"classes": CIFAR_CLASSES, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "augment": True}
     return Dataset(name, train, test, **{**usual, **fields})
-
-
-def _cifar_files(folder: Path) -> tuple[Path, dict[str, bytes]]:
-    """The place of the batches, and their contents by name, the test batch last."""
-    limit, unpacked = 64 * reading.MIB, folder / "cifar-10-batches-py"
-    if unpacked.is_dir():
-        paths = [unpacked / name for name in CIFAR_MD5 if (unpacked / name).is_file()]
-        return unpacked, {path.name: reading.read_bytes(path, limit) for path in paths}
-    for packed in (folder / "cifar-10-python.tar.gz", folder / "cifar-10-python.tar"):
-        if packed.is_file():
-            files = {
-                name: member.read(limit)
-                for member in reading.members(packed)
-                if (name := PurePosixPath(member.name).name) in CIFAR_MD5
-            }
-            return packed, {name: files[name] for name in CIFAR_MD5 if name in files}
-    raise DataError(f"{folder} has neither cifar-10-batches-py/ nor cifar-10-python.tar.gz")
 
 
 def _cifar_batch(raw: bytes, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -173,9 +164,8 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
     only, and is split by base image, half and half. If it is absent, the corruptions are made from CIFAR-10, train
     from train and test from test. No base image is in both splits.
     """
-    folder = _existing(data_dir)
-    if (folder / "CIFAR-10-C").is_dir() or (folder / "CIFAR-10-C.tar").is_file():
-        arrays, y = _published_corruptions(folder)
+    if published := _existing(data_dir, "CIFAR-10-C", "CIFAR-10-C.tar"):
+        arrays, y = _published_corruptions(published[0])
         held = held_out(y, 1, 2)
         bases = [np.flatnonzero(~held), np.flatnonzero(held)]
         labels = [y[base] for base in bases]
@@ -200,35 +190,27 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
     return _colour_images("cifar10c", train, test, groups=tuple(CORRUPTIONS), note=note)
 
 
-def _published_corruptions(folder: Path) -> tuple[list[Images], NDArray[np.int64]]:
+def _published_corruptions(place: Path) -> tuple[list[Images], NDArray[np.int64]]:
     """The arrays of CIFAR-10-C, left on disk, in the order of CORRUPTIONS, and the labels of the base images."""
-    place, packed, names = folder / "CIFAR-10-C", folder / "CIFAR-10-C.tar", (*CORRUPTIONS, "labels")
-    if place.is_dir():
-        found = {path.stem: reading.map_npy(path) for path in place.glob("*.npy") if path.stem in names}
-    else:
-        place = packed
-        found = {
-            name: reading.map_npy(packed, member.offset, member.size)
-            for member in reading.members(packed)
-            if (name := PurePosixPath(member.name).stem) in names
-        }
+    names = (*CORRUPTIONS, "labels")
+    found = {
+        name: reading.map_npy(member.path, member.offset, member.size)
+        for member in reading.members(place)
+        if (name := PurePosixPath(member.name).stem) in names
+    }
     if missing := [name for name in names if name not in found]:
         raise DataError(f"{place} lacks {', '.join(f'{name}.npy' for name in missing)}")
-    labels = found["labels"]
+    labels, expected = found["labels"], "int64 [50000], the labels 0 to 9 of the base images, five times over"
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) % 5 or not len(labels):
-        given = f"{labels.dtype} {list(labels.shape)}"
-        raise DataError(f"labels.npy in {place} is {given}; int64 [50000] was expected")
+        raise DataError(f"labels.npy in {place} is {labels.dtype} {list(labels.shape)}; expected {expected}")
     by_severity = labels.astype(np.int64).reshape(5, -1)
     if (by_severity != by_severity[0]).any() or by_severity.min() < 0 or by_severity.max() > 9:
-        raise DataError(
-            f"labels.npy in {place} must have the labels of the base images, 0 to 9, five times over"
-        )
+        raise DataError(f"labels.npy in {place} has other labels; expected {expected}")
+    shape = (len(labels), 32, 32, 3)
     for name in CORRUPTIONS:
-        if found[name].dtype != np.uint8 or found[name].shape != (len(labels), 32, 32, 3):
+        if found[name].dtype != np.uint8 or found[name].shape != shape:
             given = f"{found[name].dtype} {list(found[name].shape)}"
-            raise DataError(
-                f"{name}.npy in {place} is {given}; uint8 [{len(labels)}, 32, 32, 3] was expected"
-            )
+            raise DataError(f"{name}.npy in {place} is {given}; uint8 {list(shape)} was expected")
     return [found[name].view(np.uint8) for name in CORRUPTIONS], by_severity[0]
 
 
@@ -254,26 +236,20 @@ def _corrupted(
 
 def cinic10(data_dir: Path | None) -> Dataset:
     """CINIC-10: 32 x 32, 10 classes, from CIFAR-10 and ImageNet, the groups"""
-    images = _image_files(_existing(data_dir), "CINIC-10")
+    images = _image_files(data_dir, "CINIC-10")
     if extra := {image.label for image in images} - set(CIFAR_CLASSES):
         raise DataError(f"CINIC-10 has a class {min(extra)}; the classes are {', '.join(CIFAR_CLASSES)}")
     train, test = _image_splits(images, CIFAR_CLASSES, (32, 32), resize=False)
     counts = Counter((image.split, image.label) for image in images)
     note = f"CINIC-style: {len(train):,} train, {len(test):,} test images, not the published CINIC-10"
-    return _colour_images(
-        "cinic10",
-        train,
-        test,
-        groups=("cifar", "imagenet"),
-        mean=CINIC_MEAN,
-        std=CINIC_STD,
-        note=note if set(counts.values()) != {9000} else "",
-    )
+    note = "" if set(counts.values()) == {9000} else note
+    groups = ("cifar", "imagenet")
+    return _colour_images("cinic10", train, test, groups=groups, mean=CINIC_MEAN, std=CINIC_STD, note=note)
 
 
 def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
     """Mini-ImageNet: 100 classes, 84 x 84 or size=32, 64, ..."""
-    images = _image_files(_existing(data_dir), "mini-imagenet")
+    images = _image_files(data_dir, "mini-imagenet")
     classes = tuple(sorted({image.label for image in images}))
     train, test = (
         Samples(part.x, part.y) for part in _image_splits(images, classes, (size, size), resize=True)
@@ -284,22 +260,17 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
     return _colour_images("mini_imagenet", train, test, classes=classes, note=note)
 
 
-def _image_files(folder: Path, root: str) -> list[ImageFile]:
-    """The images of root/{train,test}/<class>/ in a folder, or in an archive in it; in the order of their names."""
-    place = folder / root
-    if place.is_dir():
-        images = [
-            image for split in ("train", "test") for image in reading.folder_images(place / split, split)
-        ]
-    else:
-        usual = [path for suffix in (".tar.gz", ".tar") if (path := folder / f"{root}{suffix}").is_file()]
-        others = (path for path in sorted(folder.glob("*.tar")) if _begins_in(path, root))
-        place = next(iter(usual), None) or next(others, place)
-        if not place.exists():
-            raise DataError(
-                f"{folder} has neither {root}/ nor {root}.tar nor another .tar with a folder {root}/"
-            )
-        images = reading.archived_images(place)
+def _image_files(data_dir: Path | None, root: str) -> list[ImageFile]:
+    """The images of root/{train,test}/<class>/ in the data folder, or in an archive in it."""
+    archives = (path for path in sorted((data_dir or Path()).glob("*.tar")) if _begins_in(path, root))
+    place = next(iter(_existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar")), None) or next(
+        archives, None
+    )
+    if place is None:
+        raise DataError(
+            f"{data_dir} has neither {root}/ nor {root}.tar nor another .tar with a folder {root}/"
+        )
+    images = [image for image in reading.image_files(place) if image.split in ("train", "test")]
     if not images:
         raise DataError(f"{place} has no images; expected {root}/{{train,test}}/<class>/*.png or *.jpg")
     return images
@@ -331,12 +302,13 @@ def _image_splits(
     return splits
 
 
-def _existing(data_dir: Path | None) -> Path:
+def _existing(data_dir: Path | None, *names: str) -> list[Path]:
+    """Those of the named files and folders that are in the data folder."""
     if data_dir is None:
         raise DataError("no data folder was given; name one with --data-dir DIR or in COPFL_DATA")
     if not data_dir.is_dir():
         raise DataError(f"the data folder {data_dir} does not exist")
-    return data_dir
+    return [path for name in names if (path := data_dir / name).exists()]
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

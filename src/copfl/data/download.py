@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from copfl.data.reading import naming
 from copfl.errors import DataError, UsageError, unknown
@@ -25,21 +24,16 @@ TIMEOUT = 30  # seconds without a byte
 CHUNK = 2**20
 
 
-class Published(NamedTuple):
-    """The one file of a published data set."""
-
-    url: str
-    md5: str
-
-
-PUBLISHED = {
-    "cifar10": Published(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"
+PUBLISHED = {  # address and md5
+    "cifar10": (
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
     ),
-    "cifar10c": Published(
-        "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar", "56bf5dcef84df0e2308c6dcbcbbd8499"
+    "cifar10c": (
+        "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
+        "56bf5dcef84df0e2308c6dcbcbbd8499",
     ),
-    "cinic10": Published(
+    "cinic10": (
         "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
         "6ee4d0c996905fe93221de577967a372",
     ),
@@ -65,9 +59,8 @@ def get(name: str, data_dir: Path, progress: Progress | None = None, url: str | 
         raise DataError(f"{name} cannot be fetched. {advice(name)}")
     if name not in PUBLISHED:
         raise unknown("data set to get", name, PUBLISHED)
-    published = PUBLISHED[name]
-    target = data_dir / published.url.rpartition("/")[2]
-    return fetch(url or published.url, target, published.md5, progress)
+    address, md5 = PUBLISHED[name]
+    return fetch(url or address, data_dir / address.rpartition("/")[2], md5, progress)
 
 
 def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) -> Path:

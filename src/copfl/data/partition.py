@@ -93,9 +93,7 @@ class Partition:
         except OSError as error:
             raise DataError(f"cannot read the partition {path}: {error.strerror}") from error
         except (DataError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path} is not a valid partition ({error!r}); make the partition again"
-            ) from error
+            raise DataError(f"{path} is not a valid partition ({error!r}); make it again") from error
         return loaded
 
     def tested(self, dataset: Dataset) -> Samples:
@@ -108,10 +106,8 @@ class Partition:
         for name, parts, split in sides:
             last = max((int(part.max()) for part in parts if len(part)), default=-1)
             if last >= len(split):
-                raise DataError(
-                    f'the partition\'s {name} part names sample {last}, but "{dataset.name}" has {len(split)} '
-                    "there; it was made for another data set"
-                )
+                found = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
+                raise DataError(f"{found}; the partition was made for another data set")
 
     def label_counts(self, dataset: Dataset) -> Indices:
         """The number of train samples of each class that each client has, [clients, classes]."""
@@ -190,16 +186,21 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
     @functools.wraps(assign)
     def scheme(dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
         at_least(1, clients=clients)
-        if not len(dataset.train) or not len(dataset.test):
-            sizes = f"{len(dataset.train)} train and {len(dataset.test)} test samples"
+        keywords = {"seed": int(seed), **defaults, **options}
+        available, minimum = len(dataset.train), keywords.get("minimum", 1)
+        if not available or not len(dataset.test):
+            sizes = f"{available} train and {len(dataset.test)} test samples"
             raise DataError(f'"{dataset.name}" has {sizes}; both splits need at least one')
+        if clients * minimum > available:
+            needed = f"{clients} clients with at least {minimum} train samples each need {clients * minimum}"
+            limit = f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
+            raise DataError(f"{needed}, but {limit}")
         train, test, notes = assign(dataset, clients, seed, **options)
         for client, part in enumerate(test):
             if not len(part):
                 missing = f"client {client} has no test samples of its classes or groups"
                 raise DataError(f"{missing}; use fewer clients or more data")
         ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
-        keywords = {"seed": int(seed), **defaults, **options}
         return Partition(ours, theirs, assign.__name__, keywords, notes=tuple(notes))
 
     SCHEMES[assign.__name__] = scheme
@@ -243,13 +244,7 @@ def classes(
 
 @_scheme
 def dirichlet(
-    dataset: Dataset,
-    clients: int,
-    seed: int,
-    *,
-    alpha: float = 0.3,
-    minimum: int = 2,
-    test: str = "same",
+    dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.3, minimum: int = 2, test: str = "same"
 ) -> Assigned:
     """Every class divided among the clients in Dirichlet(alpha) proportions, at least ``minimum`` train samples each.
 
@@ -258,9 +253,7 @@ def dirichlet(
     at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
     at_least(1, minimum=minimum)
     one_of(("same", "iid"), test=test)
-    _check_size(dataset, clients, minimum)
-    rng = _generator(seed)
-    shape = (len(dataset.classes), clients)
+    rng, shape = _generator(seed), (len(dataset.classes), clients)
     # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
     log_weights = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
     train = _proportional(rng, dataset.train.y, log_weights, minimum)
@@ -269,9 +262,7 @@ def dirichlet(
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T
     usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
     if not len(usable):
-        raise DataError(
-            f'"{dataset.name}" has no test samples of its train classes; test="iid" ignores classes'
-        )
+        raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" needs none')
     parts = _proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
     return train, [usable[part] for part in parts], _test_note(dataset, clients)
 
@@ -279,7 +270,6 @@ def dirichlet(
 @_scheme
 def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
     """Random parts of equal size; sizes differ by at most one sample."""
-    _check_size(dataset, clients, 1)
     rng = _generator(seed)
     train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
     return train, test, _test_note(dataset, clients)
@@ -288,16 +278,13 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
 @_scheme
 def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
     """One group (source, domain, corruption) per client; groups are divided, or joined, where the numbers differ."""
-    rng = _generator(seed)
-    splits = dataset.train, dataset.test
+    rng, splits = _generator(seed), (dataset.train, dataset.test)
     present = np.unique(_groups(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
     notes: list[str] = []
     for position, group in enumerate(present):
-        members = range(
-            position % clients, clients, len(present)
-        )  # several, or one that has other groups too
+        members = range(position % clients, clients, len(present))  # may have other groups too
         pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
         name = dataset.groups[group]
         if len(pools[0]) < len(members):
@@ -317,15 +304,6 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
     at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])
-
-
-def _check_size(dataset: Dataset, clients: int, minimum: int) -> None:
-    available, needed = len(dataset.train), clients * minimum
-    if needed > available:
-        raise DataError(
-            f"{clients} clients with at least {minimum} train samples each need {needed}, but "
-            f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
-        )
 
 
 def _groups(dataset: Dataset, split: Samples) -> Indices:
@@ -411,13 +389,12 @@ def _fill_slots(
         what = f'class "{dataset.classes[key // groups]}"'
         if group is not None:
             found = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
-            remedy = "use fewer clients or groups" + (
-                f", or lower {side}_per_class to {taken}" if taken else ""
+            remedy = (
+                f"lower {side}_per_class to {taken} or use fewer clients" if taken else "use fewer clients"
             )
             raise DataError(f"{found} are too few for {many} client(s) with {size} each; {remedy}")
-        notes.append(
-            f"{side}: {len(short)} {kind} have fewer than {size} samples per client, {what} only {taken}"
-        )
+        few = f"{len(short)} {kind} have fewer than {size} samples per client"
+        notes.append(f"{side}: {few}, {what} only {taken}")
     return _joined(parts), notes
 
 
@@ -440,9 +417,7 @@ def _proportional(
     probability = np.exp(probability - probability.max(axis=0))
     cumulative = np.cumsum(probability / probability.sum(axis=0), axis=0)
     draws = rng.random((minimum, clients))
-    wanted = sum(
-        (draws > cumulative[kind] for kind in range(kinds - 1)), np.zeros(draws.shape, np.int64)
-    ).ravel()
+    wanted = (draws[None] > cumulative[:-1, None]).sum(axis=0).ravel()
     by_class = _shuffled_by(rng, wanted, kinds)
     unmet = np.concatenate([positions[size:] for positions, size in zip(by_class, sizes, strict=True)])
     left = sizes - np.minimum(np.bincount(wanted, minlength=kinds), sizes)

@@ -17,16 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from copfl.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 MIB = 2**20
 LARGEST_IMAGE_FILE = 32 * MIB
@@ -62,37 +59,43 @@ def _check_size(source: str, size: int, limit: int) -> None:
         raise DataError(f"{source} has {size:,} bytes; at most {limit:,} are accepted")
 
 
-# Archives
+# Folders and archives
 
 
 class Member(NamedTuple):
-    """A regular file in an archive; `read(limit)` works until the next member is requested."""
+    """A regular file in a folder or an archive; that of an archive is readable until the next is requested."""
 
     name: str
-    size: int
+    path: Path  # of the file, or of the archive
     offset: int  # of its first byte in the uncompressed archive
-    read: Callable[[int], bytes]
+    size: int
+    read: Callable[[int], bytes]  # of the largest size that is accepted
 
 
-def members(path: Path) -> Iterator[Member]:
-    """The regular files of a tar archive, compressed or not, in order; links, devices and folders are skipped."""
-    with naming(str(path), "tar archive"), tarfile.open(path, "r:*", tarinfo=_StrictTarInfo) as archive:
+def members(place: Path) -> Iterator[Member]:
+    """The regular files of a folder, or of a tar archive, compressed or not; links in an archive are skipped."""
+    if place.is_dir():
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            name, size = path.relative_to(place).as_posix(), path.stat().st_size
+            yield Member(name, path, 0, size, partial(read_bytes, path))
+        return
+    with naming(str(place), "tar archive"), tarfile.open(place, "r:*", tarinfo=_StrictTarInfo) as archive:
         while (info := archive.next()) is not None:
             # tarfile keeps a record of every member: 300 MB for CINIC-10.
             archive.members = []  # type: ignore[attr-defined]
 
             def read(limit: int, info: tarfile.TarInfo = info) -> bytes:
-                source = f"{path} ({info.name})"
+                source = f"{place} ({info.name})"
                 _check_size(source, info.size, limit)
                 with naming(source):
                     content = archive.extractfile(info)
                     raw = content.read() if content else b""
                     if len(raw) != info.size:
-                        raise DataError(f"{path} ends within {info.name}: the file is incomplete")
+                        raise DataError(f"{place} ends within {info.name}: the file is incomplete")
                     return raw
 
             if info.isreg() and not info.issparse():
-                yield Member(info.name, info.size, info.offset_data, read)
+                yield Member(info.name, place, info.offset_data, info.size, read)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -221,36 +224,23 @@ class ImageFile(NamedTuple):
     read: Callable[[], bytes]
 
 
-def folder_images(folder: Path, split: str = "") -> Iterator[ImageFile]:
-    """The images of folder/<class>/, in the order of their names."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} does not exist")
-    for label in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        files = sorted(path for path in label.iterdir() if _is_image(path.name))
-        if not files:
-            raise DataError(f"{label} has no images (*.png, *.jpg)")
-        for path in files:
-            read = partial(read_bytes, path, LARGEST_IMAGE_FILE)
-            yield ImageFile(split, label.name, path.name, str(path), read)
-
-
-def archived_images(archive: Path) -> list[ImageFile]:
-    """The images of {train,test}/<class>/ in an archive, in the order of their names; encoded, in memory."""
+def image_files(place: Path) -> list[ImageFile]:
+    """The images of [{train,test}/]<class>/ in a folder or an archive, in the order of their names, still encoded."""
     images = []
-    for member in members(archive):
+    for member in members(place):
         split, label, file = ("", "", *PurePosixPath(member.name).parts)[-3:]
-        if split in ("train", "test") and _is_image(file):
-            read = partial(bytes, member.read(LARGEST_IMAGE_FILE))
-            images.append(ImageFile(split, label, file, f"{archive} ({member.name})", read))
+        is_image = file.lower().endswith((".png", ".jpg", ".jpeg")) and not file.startswith(".")
+        if is_image and label and not label.startswith("."):
+            source = str(member.path) if place.is_dir() else f"{place} ({member.name})"
+            read = partial(member.read, LARGEST_IMAGE_FILE)
+            images.append(
+                ImageFile(split, label, file, source, read if place.is_dir() else partial(bytes, read()))
+            )
     return sorted(images, key=lambda image: (image.split, image.label, image.file))
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith((".png", ".jpg", ".jpeg")) and not name.startswith(".")
-
-
 @contextmanager
-def _opened_image(raw: bytes, source: str) -> Iterator[Image.Image]:
+def _opened_image(raw: bytes, source: str) -> Iterator[Any]:
     """An encoded image of accepted size, not yet decoded."""
     from PIL import Image
 

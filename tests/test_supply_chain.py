@@ -26,7 +26,7 @@ from copfl.data import datasets, reading
 from copfl.data.download import fetch
 from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
-from copfl.flower.files import write
+from copfl.files import write_bytes
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "copfl").rglob("*.py"))
@@ -151,7 +151,7 @@ def test_nobody_else_may_write_what_a_run_leaves(tmp_path: Path) -> None:
 def test_what_is_private_is_private_whatever_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        write(tmp_path / "node" / "round-000001.copfl", b"a client's own weights")
+        write_bytes(tmp_path / "node" / "round-000001.copfl", b"a client's personal weights", private=True)
     finally:
         os.umask(before)
     assert modes(tmp_path / "node") == {".": 0o700, "round-000001.copfl": 0o600}

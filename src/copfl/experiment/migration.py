@@ -81,6 +81,9 @@ RECORDS = {
 }
 ENVIRONMENT = {"side_by_side": "batched_model", "held": "label_counts"}
 
+# The kind of a new client's message in `wire.FORMAT` 2; another name needs another format.
+NEW_CLIENT_MESSAGE = "newcomer"
+
 
 def migrated(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     """The tables of a run file under today's names."""

@@ -15,7 +15,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import look
+from copfl.core.algorithm import evaluate, received
 from copfl.core.batches import plan
 from copfl.core.task import Data, Plan
 from copfl.data.datasets import load
@@ -93,7 +93,7 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> Reque
     known, clients = known_client(node_config, run), settings.config.clients
     head = Head("down", run, settings.layout, round, client if known < 0 else known)
     server = settings.algorithm.server_init(settings.task, clients)
-    like = tree.row(settings.algorithm.downlink(server, torch.tensor([min(client, clients - 1)])), 0)
+    like = received(settings.algorithm, server, torch.tensor(min(client, clients - 1)))
     opened = wire.decode(packet, like, head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):
@@ -118,7 +118,7 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
             )
         metrics = output.metrics
         if request.about.get(Field.EVALUATE):
-            metrics = metrics | look(algorithm, task, client, request.down, output.trained, data.test)
+            metrics = metrics | evaluate(algorithm, task, client, request.down, output.trained, data.test)
     records.save_number(head.client)
     records.save(head._replace(kind="client"), output.client, keep=counted)
     is_open = node_config.get("metrics", node_config.get("figures", True))  # "figures" in version 0.1

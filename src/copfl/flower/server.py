@@ -18,8 +18,8 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
+from copfl.core.algorithm import example_upload, received
 from copfl.core.batches import choose
-from copfl.core.payload import example
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.registry import PATIENCE, Log, Registry
 from copfl.flower.settings import Settings
@@ -63,7 +63,7 @@ class Server:
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
         self.registry = Registry(self.folder.run, self.config.clients, self.log)
-        self.upload = example(  # the structure of every upload
+        self.upload = example_upload(  # the structure of every upload
             self.algorithm, self.task, self.settings.shape, self.config.augment, self.config.clients
         )
         self.round = 0  # the next one
@@ -144,7 +144,7 @@ class Server:
 
     def down(self, client: int) -> Packet:
         """The message to one client: its global model, the last counted round, and the masks that are known."""
-        record = tree.row(self.algorithm.downlink(self.state, torch.tensor([client])), 0)
+        record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
         about = {
             Field.COUNTED: self.counted.get(client, -1),

@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
-from copfl.flower.files import write
+from copfl.files import write_bytes
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before
@@ -43,10 +43,10 @@ def _main(grid: Grid, context: Context) -> None:
     server = Server(settings, FlowerTransport(grid), folder, log)
     if config.join:
         results = server.personalise_new_clients()
-        write(folder.path / NEW_CLIENTS, json.dumps(results).encode())
+        write_bytes(folder.path / NEW_CLIENTS, json.dumps(results).encode(), private=True)
         return
     about = {**context.run_config, "run": run, "flower-run": context.run_id}
-    write(folder.path / "config.json", json.dumps(about).encode())
+    write_bytes(folder.path / "config.json", json.dumps(about).encode(), private=True)
     for record in server.rounds():
         accuracy = record["mean"].get("accuracy")
         parts = [f"round {record['round']} of {config.rounds}: {len(record['clients'])} clients"]

@@ -16,7 +16,7 @@ from copfl import wire
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError
 from copfl.experiment import records
-from copfl.flower.files import write
+from copfl.files import write_bytes
 from copfl.wire import Head, Opened, Packet
 
 NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients
@@ -50,7 +50,7 @@ class ServerFolder:
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
         """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
-        write(self._checkpoint, wire.to_bytes(packet))
+        write_bytes(self._checkpoint, wire.to_bytes(packet), private=True)
         records.append(self.lines, record)
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
@@ -68,7 +68,7 @@ class ServerFolder:
         last = opened.about["record"]
         earlier = [record for record in self.rounds() if record["round"] < last["round"]]
         lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in (*earlier, last)]
-        write(self.lines, "".join(lines).encode())
+        write_bytes(self.lines, "".join(lines).encode(), private=True)
         return opened, round
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class ServerFolder:
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
         """Stores the masks of a client."""
         packet = wire.encode(masks, self._mask_head(client))
-        write(self._mask_file(client), wire.to_bytes(packet))
+        write_bytes(self._mask_file(client), wire.to_bytes(packet), private=True)
 
     def _mask_head(self, client: int) -> Head:
         return Head("masks", self.run, "", 0, client)
@@ -126,11 +126,11 @@ class ClientRecords:
 
     def save_file(self, name: str, head: Head, record: Any) -> None:
         """Writes a record under this name."""
-        write(self.folder / name, wire.to_bytes(wire.encode(record, head)))
+        write_bytes(self.folder / name, wire.to_bytes(wire.encode(record, head)), private=True)
 
     def save_number(self, client: int) -> None:
         """Writes which client this node is in this run."""
-        write(self.folder / "client.json", json.dumps({"client": client}).encode())
+        write_bytes(self.folder / "client.json", json.dumps({"client": client}).encode(), private=True)
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.copfl"

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
 from copfl.errors import WireError
+from copfl.experiment.migration import NEW_CLIENT_MESSAGE
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
 MAX_TEXT = 500  # characters of a node's text that the server keeps
@@ -25,7 +26,7 @@ class Field:
     METRICS = "figures"  # from a client, along with its upload
     NOTE = "note"
     REFUSED = "refused"  # from a node: why it does not answer
-    NEW_CLIENT = "newcomer"  # the kind of a new client's answer
+    NEW_CLIENT = NEW_CLIENT_MESSAGE  # the kind of a new client's answer
 
 
 class Reply(NamedTuple):

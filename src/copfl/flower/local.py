@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -36,7 +37,11 @@ class LocalFederation(Processes):
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self.folder, self.secure = folder.resolve(), secure
-        super().__init__(self.folder, {**ENVIRONMENT, "FLWR_HOME": str(self.folder / FLWR_HOME)})
+        modules = os.pathsep.join(
+            filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))
+        )  # for custom data
+        home = str(self.folder / FLWR_HOME)
+        super().__init__(self.folder, {**ENVIRONMENT, "PYTHONPATH": modules, "FLWR_HOME": home})
         self.port = free_port()
         self.keys = self.folder / "keys"
         self.node_ports: dict[str, int] = {}
@@ -155,15 +160,13 @@ def follow(
             yield record
         if has_ended and done < rounds:
             reconnects += 1
-            log = (
-                federation.reopen_log(pause) if process.returncode and reconnects <= MAX_RECONNECTS else None
-            )
+            is_lost = process.returncode != 0 and reconnects <= MAX_RECONNECTS  # the log, maybe not the run
+            log = federation.reopen_log(pause) if is_lost else None
             if log is None:
-                tail = federation.tail("run")
-                raise RunError(f"the run ended after round {done} of {rounds}: {tail}")
+                raise RunError(f"the run ended after round {done} of {rounds}: {federation.tail('run')}")
             process = log
-            continue
-        time.sleep(pause)
+        else:
+            time.sleep(pause)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(60)  # the SuperLink closes the run
 
@@ -192,7 +195,7 @@ def join(
     app, runs, run = read_app(folder), folder.resolve() / "runs", run or last_run(folder)
     node_config = {
         "data": data if ":" in data else str(Path(data).resolve()),
-        "state-dir": state or str(folder.resolve() / "nodes" / "new-client"),
+        "state-dir": str(Path(state or folder / "nodes" / "new-client").resolve()),
     }
     clients = json.loads((runs / run / "config.json").read_text())["clients"]
     results_file = runs / run / NEW_CLIENTS

@@ -15,9 +15,6 @@ Log = Callable[[str], None]
 PATIENCE = 600.0  # seconds that a node has for its answer
 
 
-# -- on the node -------------------------------------------------------------------------------------------------------
-
-
 def known_client(node_config: Mapping[str, Any], run: str) -> int:
     """The client's number, configured or assigned by the server in this run; -1 if neither."""
     configured = node_config.get("client", -1)
@@ -37,9 +34,6 @@ def state_dir(node_config: Mapping[str, Any]) -> Path:
     if not isinstance(path, str) or not path:
         raise UsageError("""the node has no folder for its state; set --node-config 'state-dir="..." ...'""")
     return Path(path).expanduser()
-
-
-# -- on the server -----------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,6 @@ class Server:
     log: Log = print
     pause: float = 1.0  # seconds between two polls of the transport
     retry: float = 30.0  # seconds until a client that failed is asked again
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.config = self.settings.config
@@ -99,7 +98,7 @@ class Server:
         now, is_reported = Round(self.round), False
         chosen = choose(self.config.seed, self.round, self.config.clients, self.settings.selected)
         selected = [int(client) for client in chosen]
-        deadline = self.clock() + self.config.deadline
+        deadline = time.monotonic() + self.config.deadline
         while True:
             self.registry.refresh(self.transport)
             for client in selected:
@@ -107,13 +106,13 @@ class Server:
                     self._send(now, client)
             for reply in self.transport.replies(list(now.pending)):
                 self._receive(now, reply)
-            is_late, is_greeting = self.clock() >= deadline, bool(self.registry.pending)
+            is_late, is_greeting = time.monotonic() >= deadline, bool(self.registry.pending)
             has_enough = len(now.reports) >= self.settings.minimum
             if is_late:
                 for client, _ in now.pending.values():
                     now.failures[client] = f"no reply within {self.config.deadline:g} s"
                 now.pending.clear()  # these messages have expired
-                deadline, is_reported = self.clock() + self.config.deadline, False
+                deadline, is_reported = time.monotonic() + self.config.deadline, False
             if has_enough and not now.pending and (is_late or not is_greeting):
                 break
             if not (has_enough or is_reported or now.pending or is_greeting):
@@ -134,7 +133,7 @@ class Server:
         if node is None or client in now.reports or (client, node) in now.pending.values():
             return False
         is_short = len(now.reports) + len(now.pending) < self.settings.minimum
-        return client not in now.failures or (is_short and self.clock() >= now.retry_at.get(client, 0))
+        return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
     def _send(self, now: Round, client: int) -> None:
         node, packet = self.registry.nodes[client], self.down(client)
@@ -161,7 +160,7 @@ class Server:
         except CopflError as error:
             self.log(f"round {now.number + 1}: client {client} is left out: {error}")
             now.failures[client] = str(error)[:MAX_TEXT]
-            now.retry_at[client] = self.clock() + self.retry
+            now.retry_at[client] = time.monotonic() + self.retry
 
     def _add(self, now: Round, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
@@ -192,8 +191,8 @@ class Server:
         packet = wire.encode(tree.row(rows, 0), head, self.config.wire, about=about)
         pending: dict[str, int] = {}
         results: dict[int, dict[str, Any]] = {}  # by node
-        deadline = self.clock() + PATIENCE
-        while self.clock() < deadline and (not results or pending):
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and (not results or pending):
             for node in self.transport.nodes():
                 if node not in results:
                     results[node] = {"node": node, "why": f"no reply within {PATIENCE:g} s"}

@@ -82,7 +82,7 @@ def test_the_algorithm_in_the_contributing_guide_passes_the_contract() -> None:
     names: dict[str, object] = {"__name__": "tests.fedtanh"}
     for code in blocks("CONTRIBUTING.md", "python"):
         exec(compile(code, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
-    assert "fedtanh" in names
+    assert "FedTanh" in names
 
 
 def test_the_commands_of_the_readme_have_these_options() -> None:

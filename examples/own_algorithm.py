@@ -1,9 +1,9 @@
-"""An algorithm of your own, in about forty lines: everybody averages, and everybody keeps a part of its own.
+"""Your own algorithm in about forty lines.
 
     python examples/own_algorithm.py
 
-FedMix is FedAvg in which each client goes on from a mixture of its own last model and the broadcast. A client's own
-model is in `Client`, so it never leaves it; what travels is in `Down` and `Upload`, and nothing else is.
+FedMix is FedAvg in which each client starts from a mixture of its last model and the global model. The last model is in
+`Client`, so it never leaves the client. Only `Down` and `Upload` are sent.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from copfl.core.train import train
 
 
 class Client(NamedTuple):
-    own: Tensor  # [D], its last model
+    personal: Tensor  # [D], its last model
 
 
 class Message(NamedTuple):  # Server and Down
     w: Tensor  # [D]
 
 
-class Upload(NamedTuple):  # and Total: both fields add up
+class Upload(NamedTuple):  # and Total: both fields are sums
     w: Tensor  # [D], times the samples
     samples: Tensor  # []
 
 
 @dataclass(frozen=True)
 class FedMix:
-    """Everybody averages; everybody keeps `keep` of its own."""
+    """FedAvg; each client keeps the fraction `keep` of its last model."""
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.1))
     keep: float = 0.5
-    epochs: int = 1  # over the client's data in a turn
+    epochs: int = 1  # local epochs
 
     def server_init(self, task: Task, clients: int) -> Message:
         return Message(task.initial)
@@ -52,8 +52,8 @@ class FedMix:
         return Message(server.w.expand(len(ids), -1))
 
     def personal_model(self, task: Task, client: Client, down: Message) -> Tensor:
-        mixed = self.keep * client.own + (1 - self.keep) * down.w
-        return torch.where(task.local(), client.own, mixed)  # batch-norm statistics, if any, stay at home
+        mixed = self.keep * client.personal + (1 - self.keep) * down.w
+        return torch.where(task.local(), client.personal, mixed)  # batch-norm statistics, if any, are local
 
     def client_update(
         self, task: Task, client: Client, down: Message, data: Data, plan: Plan
@@ -78,4 +78,4 @@ class FedMix:
 if __name__ == "__main__":
     copfl.check_algorithm(FedMix())
     result = copfl.run(FedMix(), "digits")
-    print(f"FedMix obeys the laws; accuracy {100 * result.accuracy[-1].mean():.1f} %")
+    print(f"FedMix passes the contract; accuracy {100 * result.accuracy[-1].mean():.1f} %")

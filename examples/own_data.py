@@ -1,11 +1,10 @@
-"""Data and models of your own: a table with an MLP, texts with a bag of embeddings, images with a CNN.
+"""Your own data and models: a table with an MLP, texts with a bag of embeddings, images with a CNN.
 
     python examples/own_data.py                                                         all three, in half a minute
     cd examples && copfl run -d own_data:wine -m own_data:Net -n 5 -r 20 --lr 0.01      one of them, as a command
 
-Data are arrays: x of any shape and type that the model takes, y whole numbers from 0. A model is any nn.Module that
-makes a number per class out of a batch; where it needs the samples' shape or the number of classes, give its
-constructor parameters called `shape` and `classes`.
+Data are arrays: x of any shape and type that the model accepts, y integer labels from 0. A model is any nn.Module that
+returns one logit per class. If its constructor has parameters called `shape` and `classes`, copfl passes the values.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self.layers(x)
-        return answer
+        logits: Tensor = self.layers(x)
+        return logits
 
 
-# 2. Texts: sentences about food, the sea or machines, as the numbers of their words; 0 fills up.
+# 2. Texts: sentences about food, the sea or machines, as the indices of their words; 0 is padding.
 
 WORDS = {
     0: ["bread", "butter", "soup", "salt", "bake", "taste", "kitchen", "plate", "sweet", "oven"],
@@ -57,8 +56,8 @@ def texts(count: int = 600, length: int = 8) -> Arrays:
     x = np.zeros((count, length), np.int64)
     for row, topic in zip(x, y, strict=True):
         for place in range(rng.integers(3, length + 1)):
-            own = rng.random() < 0.5
-            word = rng.choice(WORDS[int(topic)] if own else VOCABULARY)
+            on_topic = rng.random() < 0.5
+            word = rng.choice(WORDS[int(topic)] if on_topic else VOCABULARY)
             row[place] = 1 + VOCABULARY.index(word)
     return x, y
 
@@ -74,8 +73,8 @@ class BagOfWords(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         valid = (x > 0).unsqueeze(-1)
         mean = (self.embedding(x) * valid).sum(1) / valid.sum(1).clamp(min=1)
-        answer: Tensor = self.head(mean)
-        return answer
+        logits: Tensor = self.head(mean)
+        return logits
 
 
 # 3. Images: uint8, [n, height, width] or with channels; copfl normalises them.
@@ -98,8 +97,8 @@ class MyCNN(nn.Module):
         self.classifier = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        answer: Tensor = self.classifier(self.body(x))
-        return answer
+        logits: Tensor = self.classifier(self.body(x))
+        return logits
 
 
 def main(rounds: int = 20) -> dict[str, float]:

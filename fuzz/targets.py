@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from copfl.flower.folder import Folder
 
 from copfl import wire
 from copfl.comparison import entries
@@ -34,7 +35,6 @@ from copfl.errors import CopflError
 from copfl.experiment import config, records, settings
 from copfl.experiment.inference import Trained, load
 from copfl.flower import node, server
-from copfl.flower.folder import Folder
 from copfl.flower.registry import Registry
 from copfl.flower.settings import settings_of
 from copfl.report import run_data

@@ -40,7 +40,7 @@ class FedMix:
 
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.1))
     keep: float = 0.5
-    epochs: int = 1  # local epochs
+    total_epochs: int = 1  # local epochs
 
     def server_init(self, task: Task, clients: int) -> Message:
         return Message(task.initial)

@@ -10,9 +10,8 @@ import numpy as np
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import claimed
-from copfl.experiment.run import execute
+from copfl.experiment.run import Experiment, execute, prepare
 from tests.comparison.small import base, clouds
 
 SIZES = (8, 6, 10, 7)

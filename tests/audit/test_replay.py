@@ -9,8 +9,7 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
-from copfl.experiment.build import Experiment
-from copfl.experiment.run import Result, execute
+from copfl.experiment.run import Experiment, Result, execute
 from tests.audit.small import SIZES, experiment
 
 ENGINES: dict[str, dict[str, Any]] = {

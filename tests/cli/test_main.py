@@ -25,7 +25,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.data import datasets, download
 from copfl.data.partition import SCHEMES
 from copfl.experiment import records
-from copfl.experiment.config import OPTIMIZERS
+from copfl.experiment.components import OPTIMIZERS
 from copfl.models import MODELS
 from tests.commands import TINY, Answer, called, command, environment, files, found, started
 
@@ -231,7 +231,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --rounds 0", "rounds=0 must be at least 1"),
         ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a share of the parameters"),
         ("run --set copfl.rte=0.2", 'no copfl option "rte"; did you mean "rate"?'),
-        ("run --set rate=0.2", r"must look like TABLE\.KEY=VALUE"),
+        ("run --set rate=0.2", r"must be TABLE\.KEY=VALUE"),
         ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: addons, algorithm, .*copfl'),
         ("run --lr nan", "lr=nan must be a finite number"),
         ("run --lr -1", "lr=-1.0 must be a number above 0"),

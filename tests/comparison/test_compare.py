@@ -17,7 +17,7 @@ from copfl.comparison.compare import compare, sweep
 from copfl.comparison.tables import FILES
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, UsageError
-from copfl.experiment.build import prepare
+from copfl.experiment.run import prepare
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
 

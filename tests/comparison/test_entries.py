@@ -19,8 +19,8 @@ from copfl.comparison.entries import (
     values_of,
 )
 from copfl.errors import UsageError
+from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
-from copfl.experiment.settings import resolve
 
 
 def test_an_entry_with_its_options() -> None:

@@ -12,9 +12,8 @@ from copfl.comparison.entries import entry_of, layers
 from copfl.comparison.executor import all_done
 from copfl.comparison.jobs import Job, LeanFolder, carry_out, check_common, finished, job_of, start_of
 from copfl.errors import RunError, UsageError
-from copfl.experiment.build import prepare
 from copfl.experiment.folder import claimed
-from copfl.experiment.run import execute
+from copfl.experiment.run import execute, prepare
 from tests.comparison.small import base, clouds
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from copfl.data.partition import Partition
+from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import NEUTRAL, essential, identity
-from copfl.experiment.settings import resolve
 
 
 def identity_of(*layers: Tables) -> str:

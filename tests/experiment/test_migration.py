@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ import numpy as np
 import pytest
 
 from copfl.errors import RunError, UsageError
-from copfl.experiment import migration
-from copfl.experiment.build import prepare
-from copfl.experiment.config import read_file
+from copfl.experiment import migration, records
+from copfl.experiment.components import resolve
+from copfl.experiment.config import Tables, read_file
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.migration import Tables, records
-from copfl.experiment.run import execute, resume
+from copfl.experiment.run import execute, prepare, resume
 
 OLD = Path(__file__).parent / "version-0.1"  # stopped after two of four rounds
 
@@ -74,6 +74,11 @@ def test_an_old_folder_whose_settings_were_changed_is_refused(folder: Path) -> N
     (folder / "run.toml").write_text(text.replace("rate = 0.25", "rate = 0.2"))
     with pytest.raises(RunError, match=r"the settings of .* are not those of its checkpoint"):
         resume(folder, rounds=4)
+
+
+@pytest.mark.parametrize("line", (OLD / "tables.jsonl").read_text().splitlines())
+def test_every_table_that_could_be_written_is_still_understood(line: str) -> None:
+    resolve([migration.migrated(json.loads(line))], {})
 
 
 def test_names_values_and_tables_are_renamed() -> None:

@@ -5,7 +5,7 @@ import pytest
 from copfl.algorithms import COPFL
 from copfl.errors import UsageError
 from copfl.experiment import presets
-from copfl.experiment.build import prepare
+from copfl.experiment.run import prepare
 from copfl.parts import Cowa, Mamo, Pwpm
 
 

@@ -21,7 +21,7 @@ from copfl.data import arrays
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, RunError, UsageError
 from copfl.experiment import run as experiment
-from copfl.experiment.build import prepare
+from copfl.experiment.run import prepare
 from tests.commands import files, found
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 2, "mlp": {"width": 4}}
@@ -186,7 +186,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
     assert prepare([{}], model=Net).engine.name == "vmap"
     assert prepare([{}], model=Branching()).engine.name == "sequential"
     with pytest.raises(
-        UsageError, match=r"cannot be trained for many clients at once .*; use --engine sequential"
+        UsageError, match=r"cannot be trained in batches of clients .*; use --engine sequential"
     ):
         prepare([{"run": {"engine": "vmap"}}], model=Branching())
 
@@ -196,11 +196,11 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
     [
         (
             {"model": nn.Linear(7, 10)},
-            r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; name another with --model",
+            r"the model does not fit samples of shape \[1, 8, 8\]: RuntimeError: .*; choose another --model",
         ),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
-            r"answer has shape \[4\] instead of \[10\]",
+            r"output for a sample has shape \[4\] instead of \[10\]",
         ),
         ({"model": nn.Flatten()}, "the model has no parameters"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),

@@ -56,9 +56,9 @@ def test_modules_of_the_current_folder_are_found(here: Path) -> None:
     (here / "mine_package" / "nets.py").write_text("answer = 42\n")
     assert user_code.attribute("model", "mine_single:Net.small") == 3
     assert user_code.attribute("model", "mine_package.nets:answer") == 42
-    assert user_code.home_of("mine_single:Net.small") == str(here)
-    assert user_code.home_of("mine_package.nets:answer") == str(here)
-    assert user_code.home_of("pytest:fixture") is None
+    assert user_code.folder_of("mine_single:Net.small") == str(here)
+    assert user_code.folder_of("mine_package.nets:answer") == str(here)
+    assert user_code.folder_of("pytest:fixture") is None
 
 
 def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:

@@ -19,7 +19,7 @@ from copfl.core.task import Task
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
-from copfl.experiment.config import with_robust_rule
+from copfl.experiment.components import ROBUST
 from copfl.experiment.run import run
 from copfl.parts import averaging
 from copfl.parts.cowa import bounded, next_bounds
@@ -118,12 +118,13 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
-        with_robust_rule("medan", FedAvg(), {})
-    with pytest.raises(UsageError, match='no robust option "radus"'):
-        with_robust_rule("clip", FedAvg(), {"radus": 1.0})
+        ROBUST.resolve({"name": "medan"})
+    with pytest.raises(UsageError, match='no clip option "radus"'):
+        ROBUST.resolve({"name": "clip", "radus": 1.0})
     with pytest.raises(UsageError, match=r"trim=0.7"):
-        with_robust_rule("trimmed_mean", FedAvg(), {"trim": 0.7})
-    assert with_robust_rule("clip", FedAvg(), {"radius": 2}) == Clipped(FedAvg(), radius=2.0)
+        ROBUST.build({"name": "trimmed_mean", "trim": 0.7}, algorithm=FedAvg())
+    table = ROBUST.resolve({"name": "clip", "radius": 2})
+    assert ROBUST.build(table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
     assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
 
 

@@ -20,9 +20,8 @@ from copfl.audit import games, replay
 from copfl.audit.games import DEFAULT, Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
-from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.run import OnRound, Result
+from copfl.experiment.run import Experiment, OnRound, Result, prepare
 from copfl.files import write_bytes
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.report.sections import CONTRIBUTIONS

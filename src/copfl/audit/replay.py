@@ -20,8 +20,7 @@ from copfl.core import tree
 from copfl.core.task import with_statistics
 from copfl.engine import mapping
 from copfl.engine.mapping import Brought, Mapping
-from copfl.experiment.build import Experiment
-from copfl.experiment.run import OnRound, Result, execute
+from copfl.experiment.run import Experiment, OnRound, Result, execute
 
 Numbers = NDArray[np.float64]
 

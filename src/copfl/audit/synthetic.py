@@ -27,7 +27,7 @@ from copfl.core.task import Data, Plan, Task
 from copfl.data import datasets
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.experiment.build import Experiment, prepare
+from copfl.experiment.run import Experiment, prepare
 from copfl.parts import Cowa, Mamo
 from copfl.wrappers.attacks import Attacked
 from copfl.wrappers.base import Wrapper

@@ -21,10 +21,9 @@ from copfl.cli import reproduce as reproducing
 from copfl.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
-    from copfl.experiment.build import Experiment
     from copfl.experiment.config import Tables
     from copfl.experiment.folder import RunFolder
-    from copfl.experiment.run import OnRound, Result
+    from copfl.experiment.run import Experiment, OnRound, Result
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -113,7 +112,7 @@ def run(
     from copfl.experiment import config as configure
     from copfl.experiment import folder as run_folder
     from copfl.experiment import presets
-    from copfl.experiment.build import prepare
+    from copfl.experiment.run import prepare
 
     named: Tables = {} if algorithm is None else {"algorithm": {"name": algorithm}}
     seeded: Tables = {} if seed is None else {"run": {"seed": seed}}
@@ -161,7 +160,7 @@ def list_(
     from copfl.data import datasets
     from copfl.data.partition import SCHEMES
     from copfl.errors import unknown
-    from copfl.experiment import config as configure
+    from copfl.experiment import components
 
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
@@ -174,7 +173,7 @@ def list_(
         "datasets": datasets.describe,
         "models": models.describe,
         "partitions": lambda: first_lines(SCHEMES),
-        "optimizers": lambda: first_lines(configure.OPTIMIZERS),
+        "optimizers": lambda: first_lines(components.OPTIMIZERS),
     }
     if what not in known:
         raise unknown("list", what, known)

@@ -73,7 +73,7 @@ def reproduce(
     What has a record in the results folder is not run again, so a table may be finished over several sittings.
     """
     from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
-    from copfl.experiment.build import device_of
+    from copfl.experiment.loop import device_of
     from copfl.reproduction import batch, experiments, findings, pages, store
 
     clock = time.monotonic()
@@ -135,7 +135,7 @@ def reproduce(
 
 def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:
     if device == "auto":  # what is run depends on it: on a GPU seeds go in step
-        from copfl.experiment.build import device_of
+        from copfl.experiment.loop import device_of
 
         device = device_of(device).type
     data = {} if data_dir is None else {"dir": str(data_dir.absolute())}

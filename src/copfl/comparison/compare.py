@@ -34,8 +34,8 @@ from copfl.comparison.rows import Comparison, Row
 from copfl.comparison.tables import write
 from copfl.comparison.tuning import VALIDATION, Tuned
 from copfl.errors import UsageError, at_least, unknown
-from copfl.experiment.build import prepare
-from copfl.experiment.settings import resolve
+from copfl.experiment.components import resolve
+from copfl.experiment.run import prepare
 from copfl.stats import Difference, difference
 
 BaseTables = Mapping[str, Mapping[str, Any]]

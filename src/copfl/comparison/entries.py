@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config
-from copfl.experiment.config import OPTIMIZERS, Tables
+from copfl.experiment.components import OPTIMIZERS
+from copfl.experiment.config import Tables
 
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 

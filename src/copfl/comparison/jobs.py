@@ -18,11 +18,10 @@ from copfl.data.partition import Partition
 from copfl.engine import simulate
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records
-from copfl.experiment.build import Experiment, prepare
+from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
-from copfl.experiment.run import execute, reopen
-from copfl.experiment.settings import resolve
+from copfl.experiment.run import Experiment, execute, prepare, reopen
 
 FREE = {
     "data": {"dir", "code"},

@@ -17,8 +17,8 @@ from copfl.comparison.entries import Entry, Grid
 from copfl.comparison.jobs import Job, job_of
 from copfl.comparison.results import outcome_of
 from copfl.data.partition import Partition, hold_out
-from copfl.experiment.build import prepare
 from copfl.experiment.config import Tables
+from copfl.experiment.run import prepare
 
 VALIDATION = 0.2  # of each client's training samples
 

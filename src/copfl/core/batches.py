@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,11 @@ def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]
         return np.arange(clients)
     keys = hashed(seed, CHOICE, round, np.arange(clients, dtype=np.uint64))
     return np.sort(np.argpartition(keys, count)[:count]).astype(np.int64)
+
+
+def participants(clients: int, participation: float) -> int:
+    """The number of clients in each round, where a fraction of them takes part."""
+    return max(1, math.ceil(participation * clients - 1e-9))
 
 
 def plan(

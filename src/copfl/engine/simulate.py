@@ -15,7 +15,7 @@ import torch
 
 from copfl.core import tree
 from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm, EvalModels, Metrics
-from copfl.core.batches import choose, plan
+from copfl.core.batches import choose, participants, plan
 from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task
 from copfl.data.federation import Federation
@@ -104,7 +104,7 @@ def simulate(
     if eval_models not in EVAL_MODELS:
         raise unknown("eval_models", eval_models, EVAL_MODELS)
     tried = EVAL_MODELS[eval_models]
-    count = max(1, math.ceil(participation * federation.clients - 1e-9))
+    count = participants(federation.clients, participation)
     executor = executor or InProcess(Setting(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
         due = (state.round + 1) % eval_every == 0 or state.round + 1 == rounds

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from copfl.data.partition import Partition
-
-Tables = dict[str, dict[str, Any]]
+from copfl.experiment.config import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 NEUTRAL: Mapping[str, frozenset[str]] = {

@@ -21,8 +21,8 @@ from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError
-from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.run import Experiment, prepare
 
 
 class Answers(NamedTuple):

@@ -71,6 +71,8 @@ METRICS = {
 }
 # Fields of the records in a checkpoint; applied to the names that the algorithm does not have.
 RECORDS = {
+    "claim": "reported_weight",
+    "hostile": "malicious",
     "own": "personal",
     "share": "alpha",
     "turns": "rounds",

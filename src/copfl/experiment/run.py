@@ -1,10 +1,12 @@
-"""One experiment, from names or values to a result: `copfl.run(...)`."""
+"""One experiment, from settings or values to a result: `copfl.run(...)`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,161 @@ from torch import nn
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.random import MODEL, hashed
+from copfl.core.task import Task, task_of
+from copfl.data.federation import Federation
 from copfl.data.partition import Partition
-from copfl.engine import simulate
+from copfl.engine import autotune, simulate
+from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
+from copfl.experiment import components, records, user_code
 from copfl.experiment import folder as run_folder
-from copfl.experiment import records
-from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.identity import digest, essential
+from copfl.experiment.loop import Loop, choose_engine, choose_workers, cuda_of, device_of
+from copfl.wrappers.attacks import Attacked
 
 OnRound = Callable[[simulate.Round, float], None]  # a round as it ends, and the seconds it took
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Everything a run is made of, as values."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    federation: Federation
+    engine: Engine
+    loop: Loop
+    tables: Tables  # the same as names and numbers, for run.toml
+
+    @property
+    def clients(self) -> int:
+        return self.federation.clients
+
+    @property
+    def cuda(self) -> list[torch.device]:
+        """The devices beside the CPU whose random state a round may use."""
+        return cuda_of(self.task)
+
+    @property
+    def title(self) -> str:
+        """Such as "copfl on digits"."""
+        name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
+        return f"{name} on {self.federation.dataset.name}"
+
+    def about(self) -> dict[str, Any]:
+        """What environment.json says beside the versions."""
+        layout, data = self.task.layout, self.federation.dataset
+        return {
+            "device": torch.cuda.get_device_name(self.task.device)
+            if self.task.device.type == "cuda"
+            else "cpu",
+            "threads": torch.get_num_threads(),
+            "parameters": self.task.d,
+            "batched_model": self.task.batched
+            is not None,  # else vmap alone, which a GPU does at half the speed or less
+            "algorithm": repr(self.algorithm),
+            **({"attackers": list(self.algorithm.attackers)} if isinstance(self.algorithm, Attacked) else {}),
+            "data": self.federation.dataset.note,
+            "partition": list(self.federation.partition.notes),
+            # For a reader that has neither the data nor the model: what is trained, and who holds how much of what.
+            "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
+            "classes": list(data.classes),
+            "label_counts": [
+                " ".join(map(str, row)) for row in self.federation.partition.label_counts(data).tolist()
+            ],
+        }
+
+    @property
+    def contents(self) -> Tables:
+        """What the data and the partition contain, whatever they are called."""
+        data = self.federation.dataset
+        return {
+            "data": {
+                "classes": len(data.classes),
+                "mean": data.mean,
+                "std": data.std,
+                "augment": data.augment,
+            },
+            "partition": {"sha256": self.federation.partition.fingerprint},
+        }
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes that a checkpoint must share with the run that continues from it."""
+        settings = essential({**self.tables, **self.contents})
+        del settings["run"]["rounds"]
+        samples = hashlib.sha256()
+        for split in (self.federation.train, self.federation.test):
+            for tensor in (split.x, split.y):
+                samples.update(tensor.cpu().numpy().tobytes())
+        return {"settings": digest(settings), "samples": samples.hexdigest()[:16]}
+
+
+def prepare(
+    layers: Sequence[Tables],
+    *,
+    algorithm: AnyAlgorithm | None = None,
+    data: Any = None,
+    model: Any = None,
+    partition: Partition | None = None,
+) -> Experiment:
+    """The experiment that the tables describe, see `resolve`; a value given here replaces its table.
+
+    Nothing is written, so that what cannot run fails before there is a folder.
+    """
+    data = None if data is None else user_code.as_dataset(data)
+    fixed = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
+    tables, loop, algorithm = components.resolved(layers, {k: v for k, v in fixed.items() if v is not None})
+    torch.set_num_threads(loop.threads)
+    device = device_of(loop.device)
+    if loop.workers > 1 and device.type != "cpu":
+        raise UsageError(
+            f"workers={loop.workers} needs --device cpu; a GPU trains all clients in one process"
+        )
+    if loop.workers > 1 and loop.threads > 1:
+        raise UsageError(f"workers={loop.workers} have one thread each; leave out threads={loop.threads}")
+    precision = loop.precision_on(device)
+    dataset = components.build_data(tables["data"]) if data is None else data
+    if partition is None:
+        partition = components.build_partition(tables["partition"], dataset, loop)
+    federation = Federation(dataset, partition, device)
+    shape, classes = federation.shape, len(dataset.classes)
+    module = (
+        components.build_model(tables["model"], shape, classes, loop.seed)
+        if model is None
+        else user_code.model_of(model, shape, classes, loop.seed, {})
+    )
+    task = task_of(
+        module,
+        classes,
+        mean=dataset.mean,
+        std=dataset.std,
+        head=tables["model"].get("head"),
+        buffers=loop.buffers,
+        device=device,
+        dtype=loop.dtype,
+    )
+    if public := getattr(algorithm, "public", 0):
+        task = dataclasses.replace(task, public=federation.unassigned(public))
+    algorithm = components.build_wrappers(algorithm, tables, task, federation, loop)
+    engine = choose_engine(loop, task, federation, algorithm)
+    if engine.name != "sequential":
+        samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
+        task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, samples)
+    if precision == "bf16" and task.batched is None:
+        raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
+    loop = dataclasses.replace(
+        loop,
+        device=str(device),
+        engine=engine.name,
+        chunk=engine.chunk,
+        precision=precision,
+        mkldnn="on" if autotune.mkldnn_enabled() else "off",
+        workers=loop.workers or choose_workers(loop, task, federation, algorithm, engine),
+    )
+    return Experiment(algorithm, task, federation, engine, loop, {**tables, "run": vars(loop)})
 
 
 @dataclass(eq=False)

@@ -57,7 +57,7 @@ def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
     return found
 
 
-def home_of(reference: str) -> str | None:
+def folder_of(reference: str) -> str | None:
     """The folder that an imported "module:attribute" came from, unless it is an installed package: for run.toml."""
     top = sys.modules[reference.partition(":")[0].partition(".")[0]]
     where = next(iter(top.__path__), None) if hasattr(top, "__path__") else getattr(top, "__file__", None)

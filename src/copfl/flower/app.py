@@ -108,9 +108,10 @@ def _sample_keys(data: str) -> dict[str, Any]:
 def _pyproject(name: str, about: dict[str, Any], run_config: Mapping[str, Any]) -> str:
     """The app's pyproject.toml. Flower overrides only keys that are in it, so every option is."""
     plain = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "federation"
-    tables: dict[tuple[str, ...], dict[str, Any]] = {("tool", "copfl"): about}
+    config: dict[str, Any] = {}
     for key, value in {**run_config, **all_options(run_config), **run_config}.items():
         prefix, _, option = key.rpartition(".")
-        title = ("tool", "flwr", "app", "config", *([prefix] if prefix else []))
-        tables.setdefault(title, {})[option] = value
-    return (TEMPLATE / "pyproject.txt").read_text().format(name=plain) + as_toml(tables)
+        table = config.setdefault(prefix, {}) if prefix else config
+        table[option] = value
+    tables = as_toml({"tool": {"copfl": about, "flwr": {"app": {"config": config}}}})
+    return (TEMPLATE / "pyproject.txt").read_text().format(name=plain) + tables

@@ -12,14 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from copfl import models, wire
-from copfl.algorithms import ALGORITHMS
+from copfl import wire
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.errors import DataError, UsageError, above, unknown
-from copfl.experiment import migration, user_code
-from copfl.experiment.config import Tables, algorithm_of, checked, keywords_of, optimizer_of, with_robust_rule
+from copfl.experiment import migration
+from copfl.experiment.components import (
+    ROBUST,
+    build_algorithm,
+    build_model,
+    resolve_algorithm,
+    resolve_model,
+    without,
+)
+from copfl.experiment.config import Tables, checked
 
 
 @dataclass(frozen=True)
@@ -145,31 +152,27 @@ def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
 
 
 def _algorithm(config: RunConfig, tables: Tables) -> AnyAlgorithm:
-    result: AnyAlgorithm = algorithm_of(
-        ALGORITHMS, config.algorithm, tables["algorithm"], tables["optimizer"]
-    )
-    return with_robust_rule(config.robust, result, tables["robust"]) if config.robust else result
+    options = {"name": config.algorithm, **tables["algorithm"]}
+    algorithm: AnyAlgorithm = build_algorithm(resolve_algorithm(options, tables["optimizer"]))
+    if not config.robust:
+        return algorithm
+    rule = ROBUST.resolve({"name": config.robust, **tables["robust"]})
+    wrapped: AnyAlgorithm = ROBUST.build(rule, algorithm=algorithm)
+    return wrapped
 
 
 def all_options(run_config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the algorithm and of its optimizer with their defaults, as keys of the run config."""
     flat, tables = tables_of(run_config)
-    factory = ALGORITHMS[flat.get("algorithm", RunConfig.algorithm)]
-    options = {f"options.{name}": value for name, value in keywords_of(factory, ("optimizer",)).items()}
-    if "optimizer" in keywords_of(factory):
-        optimizer = optimizer_of(factory, tables["optimizer"])
-        options["optimizer.name"] = type(optimizer).__name__.lower()
-        options |= {f"optimizer.{name}": value for name, value in vars(optimizer).items()}
+    name = flat.get("algorithm", RunConfig.algorithm)
+    resolved = resolve_algorithm({"name": name, **tables["algorithm"]}, tables["optimizer"])
+    options = {f"options.{key}": value for key, value in without(resolved["algorithm"], "name").items()}
+    options |= {f"optimizer.{key}": value for key, value in resolved["optimizer"].items()}
     return {key: value for key, value in options.items() if isinstance(value, bool | int | float | str)}
 
 
 def _model(config: RunConfig, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
-    if user_code.is_reference(config.model):
-        function = user_code.attribute("model", config.model)
-        return user_code.model_of(function, shape, classes, config.seed, options, config.model)
-    if config.model in models.MODELS:
-        options = checked(config.model, models.MODELS[config.model], options, ("shape", "classes"))
-    return models.build(config.model, shape, classes, config.seed, **options)
+    return build_model(resolve_model({"name": config.model, **options}), shape, classes, config.seed)
 
 
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:

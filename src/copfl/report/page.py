@@ -16,8 +16,8 @@ import numpy as np
 from copfl import __version__
 from copfl.charts import figure
 from copfl.errors import UsageError
+from copfl.experiment.components import WRAPPERS
 from copfl.experiment.progress import span
-from copfl.experiment.settings import AROUND
 from copfl.files import write_bytes
 from copfl.report.run_data import RunData
 from copfl.report.sections import Runs, paired, sections, table_of
@@ -167,7 +167,7 @@ def _facts(runs: Runs) -> Table:
         "updates left out": _left_out,
     }
     for kind in TABLES:
-        if kind not in AROUND or any(kind in run.tables for run in runs):
+        if kind not in WRAPPERS or any(kind in run.tables for run in runs):
             facts[kind] = lambda run, kind=kind: _described(run.tables.get(kind, {}))  # type: ignore[misc]
     facts |= {
         "parameters": lambda run: number(run.environment.get("parameters", 0), ","),

@@ -31,10 +31,9 @@ from copfl.engine.cuda_graph import no_room
 from copfl.engine.simulate import Round
 from copfl.errors import CopflError, RunError
 from copfl.experiment import folder as run_folder
-from copfl.experiment.build import Experiment, prepare
 from copfl.experiment.config import Tables
 from copfl.experiment.progress import span
-from copfl.experiment.run import OnRound, execute, setting_of
+from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
 from copfl.reproduction.experiments import Plan, Run, joined
 from copfl.reproduction.store import Record, Store, id_of, kept, record_of
 

@@ -15,9 +15,9 @@ from copfl.comparison import entries
 from copfl.comparison.entries import Entry, cells, described, grid_of
 from copfl.comparison.results import accuracies
 from copfl.errors import UsageError, unknown
+from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.presets import preset
-from copfl.experiment.settings import resolve
 
 PROTOCOLS = {
     "paper": "As the paper: CO-PFL with MAMO at its rates, rivals with SGD tuned over the paper's grid",

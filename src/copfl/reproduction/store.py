@@ -22,10 +22,10 @@ from copfl.comparison.jobs import Job, start_of
 from copfl.comparison.results import ACCURACIES, accuracies, outcome_of
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records as lines
+from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import migrated
-from copfl.experiment.settings import resolve
 from copfl.files import write_bytes
 from copfl.reproduction.experiments import Run
 from copfl.stats import Numbers

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
+from copfl.core.optim import Adam, Sgd
 from copfl.data.partition import Partition
 from copfl.errors import UsageError
 from copfl.experiment import config
+from copfl.experiment.components import DEFAULTS, KINDS, WRAPPERS, build_algorithm, resolve, resolve_algorithm
 from copfl.experiment.config import Tables
-from copfl.experiment.settings import AROUND, KINDS, SUITS, Loop, resolve
+from copfl.experiment.loop import Loop
+from copfl.parts.mamo import Mamo
 
 
 def resolved(*layers: Tables, **fixed: object) -> Tables:
@@ -23,7 +26,7 @@ def resolved(*layers: Tables, **fixed: object) -> Tables:
 def test_nothing_said_is_copfl_on_digits() -> None:
     tables = resolved()
     assert [tables[kind].get("name") for kind in KINDS] == ["copfl", "mamo", "digits", "classes", "cnn", None]
-    assert tables["optimizer"]["lr"] == SUITS["digits"]["mamo"]["lr"]
+    assert tables["optimizer"]["lr"] == DEFAULTS["digits"]["mamo"]["lr"]
     assert tables["partition"]["per_client"] == 3
     assert tables["run"] == {**vars(Loop()), "rounds": 40, "batch": 8}
 
@@ -67,7 +70,10 @@ def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_befor
     before = resolved({"copfl": {"rate": 0.1}, "model": {"width": 4}})
     tables = resolved(before, {"algorithm": {"name": "fedavg"}})
     assert tables["algorithm"] == {"name": "fedavg", "epochs": 1}
-    assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == ("sgd", SUITS["digits"]["sgd"]["lr"])
+    assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (
+        "sgd",
+        DEFAULTS["digits"]["sgd"]["lr"],
+    )
     assert tables["model"]["width"] == 4
     assert (
         resolved({"copfl": {"rate": 0.1}}, {"algorithm": {"name": "fedavg"}})["algorithm"]["name"] == "fedavg"
@@ -118,7 +124,7 @@ def test_a_value_stands_in_for_its_table() -> None:
             resolved(table, algorithm=algorithm)
     with pytest.raises(UsageError, match="the model is a value"):
         resolved({"model": {"width": 3}}, model=object())
-    with pytest.raises(UsageError, match="the data set is a value"):
+    with pytest.raises(UsageError, match="the data is a value"):
         resolved({"data": {"severity": 3}}, data=object())
     assert resolved({"model": {"head": "last"}}, model=object())["model"] == {
         "head": "last",
@@ -158,7 +164,7 @@ def test_what_is_not_allowed_is_said_with_what_is(tables: dict[str, dict[str, An
 
 
 def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
-    assert not set(AROUND) & resolved({"attack": {}, "robust": {}}).keys()
+    assert not set(WRAPPERS) & resolved({"attack": {}, "robust": {}}).keys()
     tables = resolved(
         {"attack": {"name": "noise"}, "robust": {"name": "clip", "radius": 2}, "privacy": {"noise": 3}}
     )
@@ -168,5 +174,20 @@ def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
     assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
     other = resolved(tables, {"robust": {"name": "median"}})
     assert other["robust"] == {"name": "median"}
-    with pytest.raises(UsageError, match='no robust rule "medan"; did you mean "median"'):
+    with pytest.raises(UsageError, match='no robust "medan"; did you mean "median"'):
         resolved({"robust": {"name": "medan"}})
+
+
+def built(table: dict[str, Any], **optimizer: Any) -> Any:
+    return build_algorithm(resolve_algorithm(table, optimizer))
+
+
+def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:
+    made = built({"name": "copfl", "rate": 0.1}, lr=0.01)
+    assert isinstance(made, COPFL)
+    assert made.growth.rate == 0.1
+    assert made.optimizer == Mamo(lr=0.01)
+    assert built({"name": "fedavg"}, name="adam") == FedAvg(Adam())
+    assert built({"name": "fedavg"}) == FedAvg(Sgd())
+    with pytest.raises(UsageError, match='no optimizer "adm"; did you mean "adam"'):
+        built({"name": "fedavg"}, name="adm")

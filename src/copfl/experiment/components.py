@@ -1,0 +1,371 @@
+"""The parts of a run by kind: `resolve` checks a table and fills in its defaults, `build` makes the value it describes.
+
+A table is what run.toml has of one kind: [algorithm], [optimizer], [data], [partition], [model] and the wrappers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from copfl import models
+from copfl.algorithms import ALGORITHMS
+from copfl.core.algorithm import AnyAlgorithm, example_upload
+from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.task import Task
+from copfl.data import datasets
+from copfl.data.federation import Federation
+from copfl.data.partition import SCHEMES, Partition
+from copfl.data.samples import Dataset
+from copfl.errors import UsageError, unknown
+from copfl.experiment import config, user_code
+from copfl.experiment.config import Tables
+from copfl.experiment.loop import Loop
+from copfl.parts.mamo import Mamo
+from copfl.wrappers.addons import with_addons
+from copfl.wrappers.attacks import ATTACKS, attacked
+from copfl.wrappers.privacy import Private, check_sums
+from copfl.wrappers.robust import ROBUST_RULES
+
+Table = dict[str, Any]
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
+WRAPPERS = (
+    "addons",
+    "robust",
+    "privacy",
+    "attack",
+)  # around the algorithm, from the inside out; only if given
+KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
+
+# Defaults for a data set: the paper's protocol, and for the embedded digits a federation that is small enough to
+# finish in seconds and skewed enough for personalisation to matter.
+DEFAULTS: dict[str, Tables] = {
+    "digits": {
+        "run": {"rounds": 40, "batch": 8},
+        "classes": {"per_client": 3, "train_per_class": 5, "test_per_class": 15},
+        "model": {"name": "cnn"},
+        "adam": {"lr": 1e-3},
+        "mamo": {"lr": 1e-3},
+        "sgd": {"lr": 0.1},
+    },
+    "cifar10c": {"data": {"all": True}, "classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
+    # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 selects them.
+    "mini_imagenet": {"data": {"size": 32}, "classes": {"per_client": 10}},
+}
+PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
+
+
+# Components
+
+
+@dataclass(frozen=True)
+class Component:
+    """A choice among factories by name, whose keyword arguments are the options of the table."""
+
+    kind: str
+    factories: Mapping[
+        str, Callable[..., Any]
+    ]  # a single one without a name where there is nothing to choose
+    context: tuple[str, ...] = ()  # parameters that do not come from the table
+
+    def factory(self, table: Mapping[str, Any]) -> Callable[..., Any]:
+        name = table.get("name", "")
+        if name not in self.factories:
+            if not name:
+                raise UsageError(f"[{self.kind}] needs a name: {', '.join(self.factories)}")
+            raise unknown(self.kind, name, self.factories)
+        return self.factories[name]
+
+    def resolve(self, table: Mapping[str, Any]) -> Table:
+        """The table with its options checked and every default filled in."""
+        factory = self.factory(table)
+        name = {"name": table["name"]} if "name" in table else {}
+        options = config.checked(table.get("name", self.kind), factory, without(table, "name"), self.context)
+        return {**name, **config.keywords_of(factory, self.context), **options}
+
+    def build(self, table: Mapping[str, Any], **context: Any) -> Any:
+        """The value that a resolved table describes."""
+        return config.built(self.factory(table), {**context, **without(table, "name")})
+
+
+ALGORITHM = Component("algorithm", ALGORITHMS, ("optimizer",))
+OPTIMIZER = Component("optimizer", OPTIMIZERS)
+PARTITION = Component("partition", SCHEMES, ("dataset", "clients", "seed"))
+MODEL = Component("model", models.MODELS, ("shape", "classes"))
+ADDONS = Component("addons", {"": with_addons}, ("algorithm",))
+ROBUST = Component("robust", ROBUST_RULES, ("algorithm",))
+PRIVACY = Component("privacy", {"": Private}, ("algorithm", "clients", "taking_part", "seed"))
+ATTACK = Component("attack", dict.fromkeys(ATTACKS, attacked), ("algorithm", "attack", "clients", "seed"))
+WRAPPER = dict(zip(WRAPPERS, (ADDONS, ROBUST, PRIVACY, ATTACK), strict=True))
+
+
+def default_optimizer(algorithm: str) -> Optimizer | None:
+    """The optimizer of an algorithm where none is given."""
+    factory = ALGORITHMS.get(algorithm)
+    result: Optimizer | None = None if factory is None else config.keywords_of(factory)["optimizer"]
+    return result
+
+
+def resolve_optimizer(table: Mapping[str, Any], algorithm: str) -> Table:
+    """The table of an optimizer; without a name, it is the algorithm's, with the given options changed."""
+    default = default_optimizer(algorithm)
+    usual = type(default).__name__.lower()
+    own_options = vars(default) if table.get("name", usual) == usual else {}
+    return OPTIMIZER.resolve({"name": usual, **own_options, **table})
+
+
+def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Tables:
+    """The tables of an algorithm and of its optimizer."""
+    resolved = ALGORITHM.resolve(table)
+    return {"algorithm": resolved, "optimizer": resolve_optimizer(optimizer, table["name"])}
+
+
+def build_algorithm(tables: Mapping[str, Mapping[str, Any]]) -> AnyAlgorithm:
+    """The algorithm that the resolved tables [algorithm] and [optimizer] describe."""
+    optimizer = OPTIMIZER.build(tables["optimizer"])
+    algorithm: AnyAlgorithm = ALGORITHM.build(tables["algorithm"], optimizer=optimizer)
+    return algorithm
+
+
+def resolve_data(table: Mapping[str, Any]) -> Table:
+    """The table with absolute paths, so that the run can be repeated from any folder."""
+    table = dict(table)
+    if folder := table.get("dir", os.environ.get("COPFL_DATA")):
+        table["dir"] = str(Path(str(folder)).absolute())
+    name = table["name"]
+    if user_code.is_reference(name):
+        user_code.attribute("data", name, table.get("code"))
+        return table | _code(name)
+    if (len(Path(name).parts) > 1 or os.path.exists(name)) and name not in datasets.DATASETS:
+        table["name"] = str(Path(name).absolute())
+    return table
+
+
+def build_data(table: Mapping[str, Any]) -> Dataset:
+    """The data set that the table describes."""
+    name, folder = table["name"], Path(table["dir"]) if "dir" in table else None
+    options = without(table, "name", "dir", "code")
+    if user_code.is_reference(name):
+        return user_code.dataset_of(
+            user_code.attribute("data", name, table.get("code")), folder, options, name
+        )
+    return datasets.load(name, folder, **options)
+
+
+def resolve_model(table: Mapping[str, Any]) -> Table:
+    """The table of a model by name, or of the user's: module:attribute."""
+    name, head = table["name"], {k: v for k, v in table.items() if k == "head"}
+    if not user_code.is_reference(name):
+        if name not in models.MODELS:
+            raise unknown("model", name, [*models.MODELS, "mymodule:MyNet"])
+        return {**MODEL.resolve(without(table, "head")), **head}
+    factory = user_code.attribute("model", name, table.get("code"))
+    options = without(table, "name", "head", "code")
+    if callable(factory) and not user_code.takes_any(factory):
+        options = config.checked(name, factory, options, tuple(user_code.given_by_copfl(factory)))
+    return {"name": name, **options, **head, **_code(name)}
+
+
+def build_model(table: Mapping[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """The model that the table describes, with the initial weights of this seed."""
+    name, options = table["name"], without(table, "name", "head", "code")
+    if user_code.is_reference(name):
+        given = user_code.attribute("model", name, table.get("code"))
+        return user_code.model_of(given, shape, classes, seed, options, name)
+    return models.build(name, shape, classes, seed, **options)
+
+
+def build_partition(table: Mapping[str, Any], dataset: Dataset, loop: Loop) -> Partition:
+    """The partition that the table describes, by a scheme or from a file."""
+    if table["name"] not in SCHEMES:
+        return Partition.load(table["name"])
+    result: Partition = PARTITION.build(table, dataset=dataset, clients=loop.clients, seed=loop.seed)
+    return result
+
+
+def build_wrappers(
+    algorithm: AnyAlgorithm, tables: Tables, task: Task, federation: Federation, loop: Loop
+) -> AnyAlgorithm:
+    """The algorithm in its wrappers: add-ons, robust aggregation, private uploads, simulated attacks."""
+    if not any(kind in tables for kind in WRAPPERS):
+        return algorithm
+    clients, shape, augment = federation.clients, federation.shape, federation.dataset.augment
+    context: dict[str, dict[str, Any]] = {
+        "privacy": {"clients": clients, "taking_part": loop.participants, "seed": loop.seed},
+        "attack": {"clients": clients, "seed": loop.seed, "attack": tables.get("attack", {}).get("name")},
+    }
+    for kind in WRAPPERS:
+        if kind in tables:
+            if kind == "privacy":
+                check_sums(algorithm, task, example_upload(algorithm, task, shape, augment, 2))
+            algorithm = WRAPPER[kind].build(tables[kind], algorithm=algorithm, **context.get(kind, {}))
+    # One server update on an example, so that wrappers that do not fit fail before the run.
+    upload = example_upload(algorithm, task, shape, augment, clients)
+    server = algorithm.server_init(task, clients)
+    with torch.no_grad():
+        total = algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
+        algorithm.server_update(task, server, total)
+    return algorithm
+
+
+def _code(reference: str) -> dict[str, str]:
+    """The folder of the user's code, so that the run can be repeated from any folder."""
+    folder = user_code.folder_of(reference)
+    return {} if folder is None else {"code": folder}
+
+
+def without(table: Mapping[str, Any], *keys: str) -> Table:
+    """The table without these keys."""
+    return {k: v for k, v in table.items() if k not in keys}
+
+
+# All tables of a run
+
+
+class Resolved(NamedTuple):
+    """The tables of a run with every default, and what was built to check them."""
+
+    tables: Tables
+    loop: Loop
+    algorithm: AnyAlgorithm
+
+
+def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, Any]) -> Tables:
+    """The tables with every name checked and every default filled in: the content of run.toml.
+
+    Of several layers, such as a run file and the command line, the later ones win. A table is titled by its kind
+    ([algorithm], [partition], [model], ...) or by the choice ([copfl]). For a `fixed` kind the caller has the value.
+    """
+    return resolved(layers, fixed).tables
+
+
+def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, Any]) -> Resolved:
+    """As `resolve`, with the loop and the algorithm that were built to check their options."""
+    merged = _merged(layers, fixed)
+    run = merged["run"]
+    rounds = run.get("rounds", Loop.rounds)
+    for kind in ("algorithm", "addons"):
+        merged[kind] = {key: _rounds(value, rounds) for key, value in merged[kind].items()}
+    for kind, table in merged.items():
+        _check_plain(kind, table)
+        if "value" in table and kind not in fixed:
+            raise UsageError(
+                f"the {kind} of this run is {table['value']}, a value that a Python program passed; run it again "
+                f"from there, or name it: [{kind}] name = ..."
+            )
+    if (algorithm := fixed.get("algorithm")) is not None:
+        options = {**merged["algorithm"], **merged["optimizer"]}
+        tables: Tables = {"algorithm": _value_table("algorithm", options, repr(algorithm))}
+    else:
+        tables = resolve_algorithm(merged["algorithm"], merged["optimizer"])
+        algorithm = build_algorithm(tables)
+    data, model = fixed.get("data"), fixed.get("model")
+    tables["data"] = (
+        resolve_data(merged["data"])
+        if data is None
+        else _value_table("data", merged["data"], str(getattr(data, "name", type(data).__name__)))
+    )
+    tables["partition"] = _partition(merged["partition"], fixed.get("partition"), run)
+    tables["model"] = (
+        resolve_model(merged["model"])
+        if model is None
+        else _value_table("model", merged["model"], type(model).__name__, "head")
+    )
+    loop = Loop(**config.checked("run", Loop, run))
+    tables |= {kind: WRAPPER[kind].resolve(merged[kind]) for kind in WRAPPERS if merged[kind]}
+    addons = tables.get("addons", {})
+    if addons.get("lr_schedule", "constant") != "constant" and not addons["lr_rounds"]:
+        addons["lr_rounds"] = loop.rounds  # so that resuming to more rounds keeps the schedule
+    return Resolved({**tables, "run": vars(loop)}, loop, algorithm)
+
+
+def _rounds(value: Any, rounds: Any) -> Any:
+    """A percentage of the run's rounds, such as "50%", as a number of rounds; any other value unchanged."""
+    if not (isinstance(value, str) and PERCENTAGE.fullmatch(value) and isinstance(rounds, int)):
+        return value
+    return round(float(value[:-1]) / 100 * rounds)
+
+
+def _check_plain(kind: str, table: Mapping[str, Any]) -> None:
+    """Nothing, if the table can be written to a file and read back."""
+    if not isinstance(table.get("name", ""), str):
+        raise UsageError(f"{kind}.name={table['name']!r} must be a word")
+    for key, value in table.items():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, dict | list | datetime.date | datetime.time):
+                raise UsageError(f"{kind}.{key}={value!r} must be a number, a word, or a list of them")
+
+
+def _value_table(kind: str, table: Mapping[str, Any], description: str, *allowed: str) -> Table:
+    """The table of a kind whose value the caller has."""
+    if options := sorted(table.keys() - {"value", *allowed}):
+        raise UsageError(
+            f"the {kind} is a value, so it has no option {', '.join(options)}; set it in the value"
+        )
+    return {**table, "value": description}
+
+
+def _partition(table: Table, value: Partition | None, run: Table) -> Table:
+    """The table; a partition that exists already determines the number of clients."""
+    name = table.get("name", "")
+    if value is None and "value" not in table and name not in SCHEMES and name.endswith(".json"):
+        table, value = {**table, "name": str(Path(name).absolute())}, Partition.load(name)
+    if value is None:
+        return PARTITION.resolve(table)
+    if run.setdefault("clients", value.clients) != value.clients:
+        raise UsageError(
+            f"clients={run['clients']}, but the partition is of {value.clients}; leave the number of clients out"
+        )
+    return table or {"value": f"a partition by {value.scheme}"}
+
+
+def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, object]) -> Tables:
+    """One table of each kind, with its name, from all layers and the defaults for the data set."""
+    merged: Tables = {kind: {} for kind in (*KINDS, *WRAPPERS)}
+    for layer in layers:
+        for kind in merged:
+            name = layer.get(kind, {}).get("name")
+            if name is not None and str(name) != _names(merged, fixed).get(kind):
+                # The options of the former choice are dropped; another algorithm has another optimizer.
+                for dropped in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
+                    merged[dropped] = {}
+                merged[kind]["name"] = str(name)
+        titles = _titles(merged, fixed) | {kind: kind for kind in merged}
+        for title, table in layer.items():
+            if title not in titles:
+                raise unknown("table", title, titles)
+            merged[titles[title]].update(table)
+    names = _names(merged, fixed)
+    titles = _titles(merged, fixed) | {kind: kind for kind in ("run", *names)}
+    for title, table in DEFAULTS.get(names.get("data", ""), {}).items():
+        if title in titles:
+            merged[titles[title]] = {**table, **merged[titles[title]]}
+    return {
+        kind: {"name": names[kind], **table} if kind in names else table for kind, table in merged.items()
+    }
+
+
+def _titles(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
+    """The kind that a table belongs to, by the name of the choice."""
+    return {name: kind for kind, name in _names(merged, fixed).items()}
+
+
+def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
+    """The choice of each kind, with the defaults."""
+    given = {kind: str(table["name"]) for kind, table in merged.items() if "name" in table}
+    names = {"algorithm": "copfl", "data": "digits", "partition": "classes", **given}
+    names = {kind: name for kind, name in names.items() if kind not in fixed}
+    if "model" not in fixed and "model" not in given:
+        names["model"] = DEFAULTS.get(names.get("data", ""), {}).get("model", {}).get("name", "resnet18")
+    if "optimizer" not in given and (default := default_optimizer(names.get("algorithm", ""))) is not None:
+        names["optimizer"] = type(default).__name__.lower()
+    return names

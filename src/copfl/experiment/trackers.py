@@ -1,7 +1,7 @@
-"""A run's figures, each client's included, sent to where people collect them: one small interface, four trackers.
+"""A run's metrics, with those of each client, sent to trackers: tensorboard, mlflow, wandb or a jsonl file.
 
-The folder's `track.json` remembers the trackers, so that a run that is resumed goes on in the same places. The rounds
-since its last checkpoint are then played again, to the same figures; a tracker that can takes the old ones back first.
+The folder's `track.json` names the trackers, so that a resumed run continues in the same places. The rounds since the
+last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from copfl.errors import RunError, UsageError, unknown
 from copfl.files import write_bytes
 
 MEMORY = "track.json"
-Listener = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
-Log = Callable[[int, dict[str, float]], None]  # a round, from 1, and its figures by name
-Opened = tuple[Log, Callable[[], None], str]  # and what to call at the end, and its own name for the run
-Settings = Mapping[str, Mapping[str, Any]]
+Log = Callable[[int, dict[str, float]], None]  # a round, from 1, and its metrics by name
+Opened = tuple[
+    Log, Callable[[], None], str
+]  # also: the function that closes the tracker, and its id of the run
 
 
-class Place(NamedTuple):
-    """What a tracker is to know of the run."""
+class Run(NamedTuple):
+    """What a tracker needs to know of the run."""
 
     folder: Path
-    settings: Settings
-    first: int  # the first round that it will be told, from 1
-    name: str | None  # what it calls this run, if it was told of it before
+    settings: dict[str, str]  # as plain text: run.seed, copfl.rate, ...
+    first: int  # the first round to be logged, from 1
+    id: str | None  # the tracker's id of the run, if it has logged rounds of it before
 
 
 @contextlib.contextmanager
-def tracking(names: Sequence[str], folder: Path, settings: Settings) -> Iterator[Listener]:
-    """What to call with each round. Trackers open with the first one, so a run that never begins leaves nothing.
+def tracking(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Callable[[Round, float], None]]:
+    """A function that logs a round and its seconds to these trackers, and to those that the run has already.
 
-    Those that the run had before are told too.
+    They open with the first round, so a run that never begins leaves nothing.
     """
-    known = remembered(folder)
-    modules = {name: _module(name) for name in dict.fromkeys([*names, *known])}
-    opened: list[Opened] = []
+    ids = _ids(folder)
+    modules = {name: _module(name) for name in dict.fromkeys([*names, *ids])}
+    texts = {f"{title}.{k}": str(v) for title, table in settings.items() for k, v in table.items()}
+    opened: dict[str, Opened] = {}
 
     def on_round(round: Round, seconds: float) -> None:
         if modules and not opened:
             for name, module in modules.items():
-                opened.append(
-                    TRACKERS[name][1](module, Place(folder, settings, round.number + 1, known.get(name)))
-                )
-            called = {name: one for name, (_, _, one) in zip(modules, opened, strict=True)}
-            write_bytes(folder / MEMORY, json.dumps(called).encode(), durable=False)
-        for log, _, _ in opened:
+                opened[name] = TRACKERS[name][1](module, Run(folder, texts, round.number + 1, ids.get(name)))
+            content = json.dumps({name: id for name, (_, _, id) in opened.items()})
+            write_bytes(folder / MEMORY, content.encode(), durable=False)
+        for log, _, _ in opened.values():
             log(round.number + 1, metrics(round, seconds))
 
     try:
         yield on_round
     finally:
-        for _, close, _ in opened:
+        for _, close, _ in opened.values():
             close()
 
 
-def remembered(folder: Path) -> dict[str, str]:
-    """The trackers that were told of this run, and what each calls it."""
+def _ids(folder: Path) -> dict[str, str]:
+    """The trackers that have logged rounds of this run, and the id that each has for it."""
     try:
-        found = json.loads((folder / MEMORY).read_text("utf-8"))
-        return {str(name): str(one) for name, one in found.items()}
+        return {str(k): str(v) for k, v in json.loads((folder / MEMORY).read_text("utf-8")).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -76,37 +76,22 @@ def remembered(folder: Path) -> dict[str, str]:
         ) from error
 
 
-def to_all(listeners: Sequence[Listener]) -> Listener:
-    """One listener that tells them all."""
-
-    def on_round(round: Round, seconds: float) -> None:
-        for tell in listeners:
-            tell(round, seconds)
-
-    return on_round
-
-
 def metrics(round: Round, seconds: float) -> dict[str, float]:
-    """Every finite figure by name: mean/accuracy, federation/shared, client-0003/weight, seconds."""
-    found = {"seconds": seconds, **{f"federation/{name}": value for name, value in round.federation.items()}}
+    """Every finite metric by name: mean/accuracy, federation/shared, client-0003/weight, seconds."""
+    result = {"seconds": seconds, **{f"federation/{name}": v for name, v in round.federation.items()}}
     for name, values in round.clients.items():
-        known = values[[math.isfinite(v) for v in values]]
-        if len(known):
-            found[f"mean/{name}"] = float(known.mean())
-        found |= {f"client-{n:04d}/{name}": float(v) for n, v in zip(round.ids, values, strict=True)}
-    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+        finite = values[[math.isfinite(v) for v in values]]
+        if len(finite):
+            result[f"mean/{name}"] = float(finite.mean())
+        result |= {f"client-{n:04d}/{name}": float(v) for n, v in zip(round.ids, values, strict=True)}
+    return {name: float(value) for name, value in result.items() if math.isfinite(value)}
 
 
-def flat(settings: Settings) -> dict[str, str]:
-    """The settings as plain texts: run.seed, copfl.rate, ..."""
-    return {f"{title}.{key}": str(value) for title, table in settings.items() for key, value in table.items()}
-
-
-def _jsonl(_: ModuleType, place: Place) -> Opened:
-    path = place.folder / "track.jsonl"
-    if path.exists():  # a line cut short, and those of rounds that come again
+def _jsonl(_: ModuleType, run: Run) -> Opened:
+    path = run.folder / "track.jsonl"
+    if path.exists():  # without a line that was cut short, and without rounds that are trained again
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["round"] < place.first]
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["round"] < run.first]
         write_bytes(path, "".join(kept).encode(), durable=False)
     file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed with the run
 
@@ -120,12 +105,9 @@ def _jsonl(_: ModuleType, place: Place) -> Opened:
     return log, file.close, path.name
 
 
-def _tensorboard(module: ModuleType, place: Place) -> Opened:
-    again = None if place.name is None else place.first
-    writer = module.SummaryWriter(str(place.folder / "tensorboard"), purge_step=again)
-    writer.add_text(
-        "settings", "\n".join(f"    {name} = {value}" for name, value in flat(place.settings).items())
-    )
+def _tensorboard(module: ModuleType, run: Run) -> Opened:
+    writer = module.SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.first if run.id else None)
+    writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in run.settings.items()))
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -135,25 +117,24 @@ def _tensorboard(module: ModuleType, place: Place) -> Opened:
     return log, writer.close, "tensorboard"
 
 
-def _mlflow(module: ModuleType, place: Place) -> Opened:
-    if place.name is None:
-        run = module.start_run(run_name=place.folder.name)
-        module.log_params(flat(place.settings))
-    else:
-        run = module.start_run(run_id=place.name)  # its parameters stand, and may not be written again
-    return lambda round, values: module.log_metrics(values, step=round), module.end_run, str(run.info.run_id)
+def _mlflow(module: ModuleType, run: Run) -> Opened:
+    if run.id is None:
+        started = module.start_run(run_name=run.folder.name)
+        module.log_params(run.settings)
+    else:  # mlflow refuses to write the parameters again
+        started = module.start_run(run_id=run.id)
+    return lambda round, values: module.log_metrics(values, step=round), module.end_run, started.info.run_id
 
 
-def _wandb(module: ModuleType, place: Place) -> Opened:
-    again = {} if place.name is None else {"id": place.name, "resume": "allow"}
-    run = module.init(
-        project="copfl", name=place.folder.name, dir=str(place.folder), config=flat(place.settings), **again
-    )
-    return lambda round, values: run.log(values, step=round), run.finish, str(run.id)
+def _wandb(module: ModuleType, run: Run) -> Opened:
+    known = {} if run.id is None else {"id": run.id, "resume": "allow"}
+    where = {"project": "copfl", "name": run.folder.name, "dir": str(run.folder)}
+    started = module.init(**where, config=run.settings, **known)
+    return lambda round, values: started.log(values, step=round), started.finish, started.id
 
 
-# The module that a tracker needs, and how it is opened.
-TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Place], Opened]]] = {
+# The module that a tracker needs, and the function that opens it.
+TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Run], Opened]]] = {
     "jsonl": ("json", _jsonl),
     "tensorboard": ("torch.utils.tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
@@ -167,6 +148,4 @@ def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(TRACKERS[name][0])
     except ImportError as error:
-        raise UsageError(
-            f"--track {name} needs {name}, which is not installed; `pip install {name}` brings it"
-        ) from error
+        raise UsageError(f"--track {name} needs {name}; install it with `pip install {name}`") from error

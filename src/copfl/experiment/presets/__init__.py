@@ -1,4 +1,4 @@
-"""Settings that go together under a name: layers below a run file and the command line."""
+"""Settings by name: layers below a run file and the command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from copfl.experiment.config import Tables, read_toml
 
 
 def names() -> list[str]:
-    """The presets that there are."""
-    return sorted(
-        path.name.removesuffix(".toml") for path in resources.files(__name__).iterdir() if _is_one(path.name)
-    )
+    """The presets."""
+    files = [path.name for path in resources.files(__name__).iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def preset(name: str) -> Tables:
@@ -20,7 +19,3 @@ def preset(name: str) -> Tables:
     if name not in names():
         raise unknown("preset", name, names())
     return read_toml((resources.files(__name__) / f"{name}.toml").read_text("utf-8"), f"preset {name}")
-
-
-def _is_one(name: str) -> bool:
-    return name.endswith(".toml")

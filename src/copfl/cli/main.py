@@ -21,9 +21,10 @@ from copfl.cli import reproduce as reproducing
 from copfl.cli.options import AsJson, DataDir, Quiet
 
 if TYPE_CHECKING:
+    from copfl.engine.simulate import Round
     from copfl.experiment.config import Tables
     from copfl.experiment.folder import RunFolder
-    from copfl.experiment.run import Experiment, OnRound, Result
+    from copfl.experiment.run import Experiment, Result
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -279,14 +280,20 @@ def _executed(
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import Bar
     from copfl.experiment.run import execute
-    from copfl.experiment.trackers import to_all, tracking
+    from copfl.experiment.trackers import tracking
 
     try:
         with stoppable(), contextlib.ExitStack() as stack:
-            told: list[OnRound] = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
-            if not silent and sys.stderr.isatty():
-                told.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
-            return execute(prepared, folder, to_all(told))
+            log = stack.enter_context(tracking(track or [], folder.path, prepared.tables))
+            shown = not silent and sys.stderr.isatty()
+            bar = stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)) if shown else None
+
+            def on_round(round: Round, seconds: float) -> None:
+                log(round, seconds)
+                if bar is not None:
+                    bar(round, seconds)
+
+            return execute(prepared, folder, on_round)
     except Stopped:
         how = f"`copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None

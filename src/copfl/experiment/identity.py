@@ -11,23 +11,12 @@ from copfl.data.partition import Partition
 from copfl.experiment.config import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
-NEUTRAL: Mapping[str, frozenset[str]] = {
-    "data": frozenset({"dir", "code"}),
-    "model": frozenset({"code"}),
-    "run": frozenset(
-        {
-            "device",
-            "engine",
-            "chunk",
-            "threads",
-            "workers",
-            "store",
-            "mkldnn",
-            "checkpoint_every",
-            "save_models",
-            "eval_models",
-        }
-    ),
+COMPUTING = "device engine chunk threads workers store mkldnn"
+KEEPING = "checkpoint_every save_models eval_models"
+NEUTRAL = {
+    "data": {"dir", "code"},
+    "model": {"code"},
+    "run": {*COMPUTING.split(), *KEEPING.split()},
 }
 USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
 

@@ -52,7 +52,7 @@ def tracking(
         if modules and not opened:
             for name, module in modules.items():
                 opened[name] = TRACKERS[name][1](module, Run(folder, texts, round.number + 1, ids.get(name)))
-            content = json.dumps({name: id for name, (_, _, id) in opened.items()})
+            content = json.dumps({name: str(id) for name, (_, _, id) in opened.items()})
             write_bytes(folder / MEMORY, content.encode(), durable=False)
         for log, _, _ in opened.values():
             log(round.number + 1, metrics(round, seconds))

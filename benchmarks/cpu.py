@@ -38,7 +38,7 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine import autotune, mapping
-from copfl.engine.simulate import Setting, begin, simulate
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import Workers
 
 HERE = Path(__file__).parent
@@ -91,7 +91,7 @@ def copfl_rounds(
     autotune.set_mkldnn(mkldnn)
     executor = None
     if workers > 1:
-        setting = Setting(algorithm, task, case.federation, engine, 0, case.batch)
+        setting = Simulation(algorithm, task, case.federation, engine, 0, case.batch)
         executor = stack.enter_context(Workers(setting, state, workers))
     autotune.set_mkldnn(before)
     rounds = simulate(

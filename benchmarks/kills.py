@@ -211,7 +211,10 @@ class Places:
             if self.now(
                 "half of", path
             ):  # safetensors writes by itself: a kill in there leaves a part of its file
-                part, whole = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.tmp")
+                part, whole = (
+                    path.with_name(f".{path.name}.{os.getpid()}.part"),
+                    path.with_name(f".{path.name}.tmp"),
+                )
                 self.moment = -1  # what follows is ours and does not count
                 save(whole, trees, about)
                 content = whole.read_bytes()

@@ -10,8 +10,8 @@ from copfl.errors import (
     UsageError,
     above,
     at_least,
+    fraction_of,
     one_of,
-    share_of,
     stoppable,
     unknown,
 )
@@ -50,7 +50,7 @@ def test_numbers_out_of_range(wrong: float) -> None:
     with pytest.raises(
         UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a share of the cake$"
     ):
-        share_of("the cake", a=1.0, b=wrong)
+        fraction_of("the cake", a=1.0, b=wrong)
 
 
 def test_a_name_out_of_a_few() -> None:

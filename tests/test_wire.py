@@ -110,9 +110,11 @@ def test_a_mask_that_changed_is_sent_again() -> None:
 def test_a_receiver_that_lost_the_mask_says_so() -> None:
     given = record()
     packet = encode(given, HEAD, holds={"shared": wire.fingerprint(given.shared.personal)})
-    with pytest.raises(WireError, match=r"leaves out the mask of shared, and none is held.*sent again"):
+    with pytest.raises(
+        WireError, match=r"leaves out the mask of shared, and no earlier one is known.*sent again"
+    ):
         decode(packet, given, HEAD)
-    with pytest.raises(WireError, match=r"held from before is not the one it was made with"):
+    with pytest.raises(WireError, match=r"of an earlier packet is not the one it was made with"):
         decode(packet, given, HEAD, masks={"shared": ~given.shared.personal})
 
 
@@ -136,7 +138,7 @@ def test_of_a_mask_that_grew_only_the_change_travels() -> None:
     assert same(decode(packet, second, HEAD, masks={"shared": held}).record, second)
     for lost in ({}, {"shared": ~held}, {"shared": held[:-1]}):
         with pytest.raises(
-            WireError, match=r"changes a mask of shared .* that is not held here; .* sent again"
+            WireError, match=r"changes a mask of shared .* that is not known here; .* sent again"
         ):
             decode(packet, second, HEAD, masks=lost)
 
@@ -198,7 +200,7 @@ def test_a_head_with_a_word_where_a_table_belongs_is_refused(field: str) -> None
     head = {**json.loads(packet.head), field: "word"}
     del head["sha256"]
     forged = Packet(json.dumps({**head, "sha256": wire._checksum(head, packet.body)}), packet.body)
-    with pytest.raises(WireError, match="lacks what every copfl message has"):
+    with pytest.raises(WireError, match="lacks fields that every copfl message has"):
         decode(forged, record(), HEAD)
 
 
@@ -208,11 +210,11 @@ def test_a_head_with_a_word_where_a_table_belongs_is_refused(field: str) -> None
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("run", "other", "of run 'other'; expected 'run'"),
-        ("layout", "resnet", "of layout 'resnet'; expected 'model'"),
-        ("round", 2, "of round 2; expected 3"),  # an old upload, sent again
-        ("client", 0, "of client 0; expected 1"),
-        ("kind", "down", "of kind 'down'; expected 'upload'"),
+        ("run", "other", "its run is 'other'; expected 'run'"),
+        ("layout", "resnet", "its layout is 'resnet'; expected 'model'"),
+        ("round", 2, "its round is 2; expected 3"),  # an old upload, sent again
+        ("client", 0, "its client is 0; expected 1"),
+        ("kind", "down", "its kind is 'down'; expected 'upload'"),
     ],
 )
 def test_what_is_not_expected_is_named(field: str, value: Any, says: str) -> None:
@@ -224,7 +226,7 @@ def test_what_is_not_expected_is_named(field: str, value: Any, says: str) -> Non
 def test_another_format_is_named() -> None:
     packet = encode(record(), HEAD)
     newer = json.dumps({**json.loads(packet.head), "format": 1})
-    with pytest.raises(WireError, match=r"of format 1; this copfl reads 2"):
+    with pytest.raises(WireError, match=r"has format 1; this copfl reads 2"):
         decode(Packet(newer, packet.body), record(), HEAD)
 
 
@@ -279,7 +281,7 @@ def test_another_record_is_refused() -> None:
         decode(encode(record(900), HEAD), given, HEAD)
     with pytest.raises(WireError, match="lacks counts"):
         decode(encode({"score": given.score}, HEAD), {"counts": given.counts}, HEAD)
-    with pytest.raises(WireError, match="carries more"):
+    with pytest.raises(WireError, match="it has more"):
         decode(encode({"score": given.score, "more": given.counts}, HEAD), {"score": given.score}, HEAD)
 
 

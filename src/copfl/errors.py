@@ -85,7 +85,7 @@ def above(low: float, **numbers: float) -> None:
             raise UsageError(f"{name}={number} must be a number above {low}")
 
 
-def share_of(what: str, **numbers: float) -> None:
+def fraction_of(what: str, **numbers: float) -> None:
     """Raises the error for a number that is no share of anything, or nothing of it."""
     for name, number in numbers.items():
         if not 0 < number <= 1:

@@ -1,12 +1,12 @@
-"""Records as bytes: a head that says what the record is, and a body of plain numbers. No pickle, nothing executable.
+"""The one codec of records: messages, client files and checkpoints. No pickle, nothing executable.
 
-The head is JSON: the format, what both sides must agree on (`Head`), the masks' fingerprints, whatever small facts go
-`about` the record, and a SHA-256 over all of it and the body. The body is a safetensors file. A `tree.Masked` travels
-as its shared values alone. Its mask is left out when the receiver holds it already; else it travels as the bits that
-changed since the mask that the receiver does hold, deflated: a mask that grows by a few entries costs a few bits.
+A packet is a head and a body. The head is JSON: the format, the fields that both sides must agree on (`Head`), the
+masks' fingerprints, small facts `about` the record, and a SHA-256 over all of it and the body. The body is a
+safetensors file. A `tree.Masked` is sent as its shared values. Its mask is left out when the receiver knows it already;
+else its difference to the mask that the receiver does know is sent, deflated: a few changed entries cost a few bits.
 
-A receiver knows what it waits for. What is not exactly that is refused by a WireError that says what differs.
-The checksum finds damage; that nobody else wrote the bytes is the business of TLS and of the nodes' keys.
+A receiver knows what it expects. Anything else is refused by a WireError that names the difference. The checksum finds
+damage; that nobody else wrote the bytes is left to TLS and to the nodes' keys.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from copfl.core import payload, tree
+from copfl.core import tree
 from copfl.core.layout import Layout
+from copfl.core.payload import SMALL
 from copfl.core.tree import Masked
 from copfl.errors import WireError, unknown
 
 T = TypeVar("T")
 
 FORMAT = 2
-EXACT = "exact"  # every number as it is: for files, and for comparing engines
+EXACT = "exact"  # no narrowing: for files, and for comparing engines
 WIRES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MASK = "#mask"  # behind the path of a Masked record: what changed in its mask
+MASK = "#mask"  # behind the path of a Masked record: the changes of its mask
 MAGIC = b"copfl\n"
 
 
 class Head(NamedTuple):
-    """What sender and receiver must agree on."""
+    """The fields that sender and receiver must agree on."""
 
     kind: str  # "down", "upload", "client", "server", ...
     run: str
-    layout: str  # the model's, see `layout_hash`
+    layout: str  # of the model, see `layout_hash`
     round: int
-    client: int  # -1: nobody's in particular
+    client: int  # -1: not of one client
 
 
 class Packet(NamedTuple):
@@ -58,22 +59,22 @@ class Packet(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What a packet held."""
+    """The content of a packet."""
 
     record: Any
     about: dict[str, Any]
-    masks: dict[str, Tensor]  # of the Masked records, for the next packet that leaves them out
+    masks: dict[str, Tensor]  # of the Masked records, for the next packet
 
 
 def layout_hash(layout: Layout) -> str:
-    """16 hexadecimal digits that differ where two models differ in a name, a shape or their order."""
+    """16 hexadecimal digits of the names, shapes and order of a model's tensors."""
     text = json.dumps([layout.names, layout.shapes, layout.trained, layout.head])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fingerprint(mask: Tensor) -> str:
-    """16 hexadecimal digits that differ where two masks, or any two tensors, differ."""
-    content = _packed(mask) if mask.dtype == torch.bool else mask.detach().cpu().contiguous()
+    """16 hexadecimal digits of the content of a mask, or of any tensor."""
+    content = packed(mask) if mask.dtype == torch.bool else mask.detach().cpu().contiguous()
     return hashlib.sha256(content.numpy().tobytes()).hexdigest()[:16]
 
 
@@ -86,32 +87,34 @@ def encode(
     known: Iterable[Tensor] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Packet:
-    """The packet of a record. `holds` names the masks, by path and fingerprint, that the receiver has already.
+    """The packet of a record.
 
-    Where one of them is among the masks `known` here, what travels is the difference to it.
+    `holds` has the masks, by path and fingerprint, that the receiver knows already. Where one of them is among the
+    masks `known` here, the difference to it is sent.
     """
     from safetensors.torch import save
 
-    _check_wire(wire)
+    if wire != EXACT and wire not in WIRES:
+        raise unknown("wire", wire, WIRES)
     tensors, masks, since = {}, {}, {}
-    bases = {fingerprint(mask): mask for mask in known} if holds else {}
+    received = dict(holds or {})
+    bases = {fingerprint(mask): mask for mask in known} if received else {}
     for path, piece in pieces(record):
-        if isinstance(piece, Masked):
-            masks[path] = fingerprint(piece.personal)
-            tensors[path] = _narrow(path, piece.values[~piece.personal], wire, piece.values.numel())
-            held = (holds or {}).get(path)
-            if held != masks[path]:
-                base = bases.get(held) if held is not None else None
-                if held is not None and base is not None and base.shape == piece.personal.shape:
-                    since[path] = held
-                    tensors[path + MASK] = _deflated(piece.personal ^ base.to(piece.personal.device))
-                else:
-                    tensors[path + MASK] = _deflated(piece.personal)
-        else:
+        if isinstance(piece, Tensor):
             tensors[path] = (
-                _packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
+                packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
             )
-    body = save(_apart({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
+            continue
+        mask = piece.personal
+        masks[path] = fingerprint(mask)
+        tensors[path] = _narrow(path, piece.values[~mask], wire, piece.values.numel())
+        if received.get(path) != masks[path]:
+            base = bases.get(received.get(path, ""))
+            if base is not None and base.shape == mask.shape:
+                since[path] = received[path]
+                mask = mask ^ base.to(mask.device)
+            tensors[path + MASK] = _deflated(mask)
+    body = save(_separate({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
     fields = {"format": FORMAT, **head._asdict(), "wire": wire, "masks": masks, "since": since}
     fields["about"] = dict(about or {})
     return Packet(_canonical({**fields, "sha256": _checksum(fields, body)}), body)
@@ -120,53 +123,56 @@ def encode(
 def decode(
     packet: Packet, like: T, expected: Head, *, masks: Mapping[str, Tensor] | None = None, finite: bool = True
 ) -> Opened:
-    """The record, shaped as `like`; a WireError says what is not as expected. `masks` are those held from before."""
+    """The record, shaped as `like`; `masks` are those of earlier packets. WireError where something is unexpected."""
     head = opened_head(packet)
     for field, wanted in expected._asdict().items():
         if head.get(field) != wanted:
-            raise WireError(f"it is of {field} {head.get(field)!r}; expected {wanted!r}")
+            raise WireError(f"its {field} is {head.get(field)!r}; expected {wanted!r}")
     wire = head.get("wire")
     if wire not in (*WIRES, EXACT):
-        raise WireError(f"its numbers are {wire!r}; known: {', '.join(WIRES)}")
-    found, kept, result = _tensors(packet.body), {}, []
+        raise WireError(f"its number format is {wire!r}; known: {', '.join(WIRES)}")
+    found, used, tensors = _tensors(packet.body), {}, []
     for path, piece in pieces(like):
         if isinstance(piece, Masked):
             mask = _mask(path, found, piece.personal, head, masks or {})
-            kept[path], shared = mask, ~mask
             values = torch.zeros_like(piece.values, device="cpu")
-            values[shared] = _wide(
-                path, found, (int(shared.sum()),), piece.values, wire, piece.values.numel()
-            )
-            result += [values, mask]
+            sent_as = _sent_as(values.dtype, wire, values.numel())
+            values[~mask] = take(found, path, (int((~mask).sum()),), sent_as).to(values.dtype)
+            used[path] = mask
+            tensors += [values, mask]
         elif piece.dtype == torch.bool:
-            result.append(_bits(path, found, piece))
+            size = (piece.numel() + 7) // 8
+            tensors.append(unpacked(take(found, path, (size,), torch.uint8).numpy(), piece))
         else:
-            result.append(_wide(path, found, tuple(piece.shape), piece, wire, piece.numel()))
-    if found:
-        raise WireError(f"it carries {', '.join(sorted(found)[:5])}, which nobody expects")
-    if finite and not all(bool(torch.isfinite(t).all()) for t in result if t.is_floating_point()):
-        raise WireError("it holds NaN or infinity; a client whose training diverged is left out")
-    placed = [t.to(p.device) for t, p in zip(result, tree.leaves(like), strict=True)]
-    return Opened(tree.rebuild(like, placed), head["about"], kept)
+            sent_as = _sent_as(piece.dtype, wire, piece.numel())
+            tensors.append(take(found, path, piece.shape, sent_as).to(piece.dtype))
+    refuse_rest(found)
+    if finite and not all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point()):
+        raise WireError("it has NaN or infinity; a client whose training diverged is left out")
+    on_device = [t.to(p.device) for t, p in zip(tensors, tree.leaves(like), strict=True)]
+    return Opened(tree.rebuild(like, on_device), head["about"], used)
 
 
 def opened_head(packet: Packet) -> dict[str, Any]:
-    """The head of a packet that arrived whole; WireError if it is of another format, or damaged."""
+    """The head of an intact packet; WireError if it has another format, or is damaged."""
     try:
         head = json.loads(packet.head)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"its head cannot be read ({error}); it is damaged, or no copfl message") from error
+        raise WireError(
+            f"its head cannot be read ({error}); it is damaged, or not a copfl message"
+        ) from error
     if not isinstance(head, dict) or "format" not in head:
-        raise WireError("its head names no format; it is no copfl message")
+        raise WireError("its head has no format; it is not a copfl message")
     if head["format"] != FORMAT:
         raise WireError(
-            f"it is of format {head['format']!r}; this copfl reads {FORMAT}: install the same copfl everywhere"
+            f"it has format {head['format']!r}; this copfl reads {FORMAT}: install the same copfl everywhere"
         )
-    claimed = head.pop("sha256", None)
-    if claimed != _checksum(head, packet.body):
-        raise WireError(f"it was damaged on its way: its {len(packet.body):,} bytes do not have its checksum")
+    if head.pop("sha256", None) != _checksum(head, packet.body):
+        raise WireError(
+            f"it was damaged on its way: its {len(packet.body):,} bytes do not match its checksum"
+        )
     if not all(isinstance(head.get(field), dict) for field in ("about", "masks", "since")):
-        raise WireError("its head lacks what every copfl message has")
+        raise WireError("its head lacks fields that every copfl message has")
     return head
 
 
@@ -179,36 +185,51 @@ def from_bytes(content: bytes) -> Packet:
     """The packet that `to_bytes` wrote."""
     head, newline, body = content.removeprefix(MAGIC).partition(b"\n")
     if not content.startswith(MAGIC) or not newline:
-        raise WireError("it is cut short, or no copfl file")
+        raise WireError("it is truncated, or not a copfl file")
     try:
         return Packet(head.decode(), body)
     except UnicodeDecodeError as error:
-        raise WireError("it is damaged: its head is no text") from error
+        raise WireError("it is damaged: its head is not text") from error
 
 
-def pieces(record: object, prefix: str = "") -> Iterator[tuple[str, Tensor | Masked]]:
+def pieces(record: object) -> Iterator[tuple[str, Tensor | Masked]]:
     """Every tensor, and every Masked as one, with its path; in the order of `tree.leaves`."""
-    if isinstance(record, Tensor | Masked):
-        yield prefix or "record", record
-    elif isinstance(record, dict | tuple):
-        keyed = record.items() if isinstance(record, dict) else zip(_fields(record), record, strict=True)
-        for key, value in keyed:
-            yield from pieces(value, f"{prefix}.{key}" if prefix else str(key))
-    elif record is not None:
-        raise TypeError(f"a record holds tensors, tuples and dicts, not {type(record).__name__}")
+    return ((path or "record", piece) for path, piece in tree.named(record, leaf=Tensor | Masked))
 
 
-def _fields(record: tuple[Any, ...]) -> tuple[str, ...]:
-    names: tuple[str, ...] = getattr(record, "_fields", tuple(map(str, range(len(record)))))
-    return names
+# -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+def take(found: dict[str, Tensor], path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Removes the tensor at this path and returns it; WireError if it is missing, or has another shape or dtype."""
+    if path not in found:
+        raise WireError(f"it lacks {path}")
+    values = found.pop(path)
+    if values.shape != shape or values.dtype != dtype:
+        raise WireError(f"its {path} is {values.dtype} {list(values.shape)}; expected {dtype} {list(shape)}")
+    return values
+
+
+def refuse_rest(found: Mapping[str, Tensor]) -> None:
+    """WireError if tensors are left that nobody took."""
+    if found:
+        raise WireError(f"it has {', '.join(sorted(found)[:5])}, which is not expected")
+
+
+def packed(mask: Tensor) -> Tensor:
+    """The entries of a mask as bits, eight in a byte."""
+    return torch.from_numpy(np.packbits(mask.detach().cpu().numpy().reshape(-1)))
+
+
+def unpacked(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tensor:
+    """The mask that `packed` packed, in the shape of `like`."""
+    bits = np.unpackbits(content, count=like.numel()).view(bool)
+    return torch.from_numpy(bits).view(like.shape)
 
 
 def _sent_as(dtype: torch.dtype, wire: str, numel: int) -> torch.dtype:
-    """What a number travels as: vectors are narrowed, a few numbers are not, for a count of samples must stay exact."""
-    narrow = dtype.is_floating_point and wire != EXACT and numel > payload.SMALL
+    """The dtype on the wire: vectors are narrowed, a few numbers are not, so that a count of samples stays exact."""
+    narrow = dtype.is_floating_point and wire != EXACT and numel > SMALL
     return WIRES[wire] if narrow else dtype
 
 
@@ -217,77 +238,51 @@ def _narrow(path: str, values: Tensor, wire: str, numel: int) -> Tensor:
     if narrow.dtype == torch.float16 and bool((torch.isinf(narrow) & torch.isfinite(values)).any()):
         largest = float(values[torch.isfinite(values)].abs().max())
         raise WireError(
-            f"{path} holds {largest:.4g}, which does not fit into fp16 (up to 65504); use bf16 or fp32"
+            f"{path} has {largest:.4g}, which does not fit into fp16 (up to 65504); use bf16 or fp32"
         )
     return narrow
 
 
-def _wide(
-    path: str, found: dict[str, Tensor], shape: tuple[int, ...], like: Tensor, wire: str, numel: int
-) -> Tensor:
-    return _taken(path, found, shape, _sent_as(like.dtype, wire, numel)).to(like.dtype)
-
-
-def _taken(path: str, found: dict[str, Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    if path not in found:
-        raise WireError(f"it lacks {path}")
-    values = found.pop(path)
-    if tuple(values.shape) != shape or values.dtype != dtype:
-        raise WireError(f"its {path} is {values.dtype} {list(values.shape)}; expected {dtype} {list(shape)}")
-    return values
-
-
-def _packed(mask: Tensor) -> Tensor:
-    return torch.from_numpy(np.packbits(mask.detach().cpu().numpy().reshape(-1)))
-
-
-def _bits(path: str, found: dict[str, Tensor], like: Tensor) -> Tensor:
-    packed = _taken(path, found, ((like.numel() + 7) // 8,), torch.uint8).numpy()
-    bits = np.unpackbits(packed, count=like.numel()).astype(bool)
-    return torch.from_numpy(bits).reshape(tuple(like.shape))
-
-
 def _deflated(mask: Tensor) -> Tensor:
-    # Scattered bits have no repetitions to look for but runs of zeros: so it is ten times as quick, and shorter.
+    # Scattered bits repeat nothing but runs of zeros: Z_RLE is ten times as fast here, and shorter.
     deflater = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
-    content = deflater.compress(_packed(mask).numpy().tobytes()) + deflater.flush()
+    content = deflater.compress(packed(mask).numpy().tobytes()) + deflater.flush()
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _inflated(path: str, deflated: Tensor, like: Tensor) -> Tensor:
-    """The bits; never more of them than expected are unpacked, however many a few bytes claim to be."""
+    """The mask; never more than the expected bytes are unpacked, whatever the content would expand to."""
     size = (like.numel() + 7) // 8
     if deflated.dtype != torch.uint8 or deflated.dim() != 1:
         raise WireError(f"its {path} is {deflated.dtype} {list(deflated.shape)}; expected bytes")
     inflater = zlib.decompressobj()
     try:
-        packed = inflater.decompress(deflated.numpy().tobytes(), size + 1)  # 0 would mean: without a limit
+        content = inflater.decompress(deflated.numpy().tobytes(), size + 1)  # 0 would mean: without a limit
     except zlib.error as error:
         raise WireError(f"its {path} cannot be unpacked ({error})") from error
-    if len(packed) != size or not inflater.eof or inflater.unused_data:
+    if len(content) != size or not inflater.eof or inflater.unused_data:
         raise WireError(f"its {path} does not unpack to the expected {size:,} bytes, one bit for each entry")
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=like.numel()).astype(bool)
-    return torch.from_numpy(bits).reshape(tuple(like.shape))
+    return unpacked(np.frombuffer(content, np.uint8), like)
 
 
 def _mask(
-    path: str, found: dict[str, Tensor], like: Tensor, head: dict[str, Any], held: Mapping[str, Tensor]
+    path: str, found: dict[str, Tensor], like: Tensor, head: dict[str, Any], known: Mapping[str, Tensor]
 ) -> Tensor:
-    """The mask out of the packet, or else the one held from before; either way it must be the one the sender used."""
+    """The mask of the packet, or else of an earlier one; either way it must be the mask that the sender used."""
     used, since = head["masks"].get(path), head["since"].get(path)
     if path + MASK in found:
-        mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "that it carries"
+        mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "in it"
         if since is not None:
-            if path not in held or held[path].shape != like.shape or fingerprint(held[path]) != since:
+            if path not in known or known[path].shape != like.shape or fingerprint(known[path]) != since:
                 raise WireError(
-                    f"it changes a mask of {path} ({since}) that is not held here; it must be sent again"
+                    f"it changes a mask of {path} ({since}) that is not known here; it must be sent again"
                 )
-            mask = mask ^ held[path].cpu()
-    elif path in held:
-        mask, source = held[path], "held from before"
+            mask = mask ^ known[path].cpu()
+    elif path in known:
+        mask, source = known[path], "of an earlier packet"
     else:
         raise WireError(
-            f"it leaves out the mask of {path}, and none is held from before; it must be sent again"
+            f"it leaves out the mask of {path}, and no earlier one is known; it must be sent again"
         )
     if mask.shape != like.shape or fingerprint(mask) != used:
         raise WireError(
@@ -296,8 +291,8 @@ def _mask(
     return mask
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, none of which shares its memory with another: a record may hold one twice, a file may not."""
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, none of which shares its memory with another, as safetensors requires."""
     seen: set[int] = set()
     result = {}
     for path, t in tensors.items():
@@ -327,14 +322,9 @@ def _canonical(fields: Mapping[str, Any]) -> str:
     try:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
-        raise WireError(f"what goes along must be finite numbers and words ({error})") from error
-
-
-def _check_wire(wire: str) -> None:
-    if wire != EXACT and wire not in WIRES:
-        raise unknown("wire", wire, WIRES)
+        raise WireError(f"the facts about a record must be finite numbers and text ({error})") from error
 
 
 def plain(value: float) -> float | None:
-    """A number as JSON knows it: what is not finite is null."""
+    """A number for JSON: null where it is not finite."""
     return float(value) if math.isfinite(value) else None

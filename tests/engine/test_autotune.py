@@ -10,54 +10,54 @@ from copfl.engine.autotune import Choice
 from copfl.engine.mapping import sequential, vmap
 from copfl.testing import small_federation
 
-WAYS = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(), False)]
+CHOICES = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(), False)]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "turns", "chosen"),
+    ("seconds", "local_updates", "chosen"),
     [
-        ((1.0, 0.1, 0.05), 10, 0),  # over too soon to care
+        ((1.0, 0.1, 0.05), 10, 0),  # too short to measure
         ((1.0, 0.5, 0.2), 1000, 2),
         ((1.0, 0.5, 0.6), 1000, 1),
         ((1.0, 0.9, 0.85), 1000, 0),  # noise does not decide
     ],
 )
-def test_the_usual_way_unless_another_is_clearly_quicker(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], turns: int, chosen: int
+def test_the_first_choice_unless_another_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], local_updates: int, chosen: int
 ) -> None:
     task, federation = small_federation("none", (4, 4))
-    of = dict(zip(WAYS, seconds, strict=True))
-    monkeypatch.setattr(autotune, "seconds", lambda algorithm, task, federation, way, *_, **__: of[way])
-    found = autotune.choose(FedAvg(), task, federation, WAYS, batch=4, turns=turns)
-    assert found == WAYS[chosen]
+    of = dict(zip(CHOICES, seconds, strict=True))
+    monkeypatch.setattr(autotune, "seconds", lambda algorithm, task, federation, choice, *_, **__: of[choice])
+    found = autotune.choose(FedAvg(), task, federation, CHOICES, batch=4, local_updates=local_updates)
+    assert found == CHOICES[chosen]
 
 
 def test_a_measurement_leaves_the_process_as_it_was() -> None:
     task, federation = small_federation("batch", (5, 9, 3))
     before = autotune.mkldnn_enabled()
-    for way in WAYS:
-        assert 0 < autotune.seconds(FedAvg(), task, federation, way, 4) < 60
+    for choice in CHOICES:
+        assert 0 < autotune.seconds(FedAvg(), task, federation, choice, 4) < 60
         assert autotune.mkldnn_enabled() == before
 
 
 @pytest.mark.parametrize(("enough", "measured"), [(0.0, 2), (60.0, 1)])
-def test_it_is_not_measured_again_what_is_enough_already(
+def test_a_measurement_that_decides_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, enough: float, measured: int
 ) -> None:
     task, federation = small_federation("none", (4, 4))
     calls: list[object] = []
-    monkeypatch.setattr(autotune, "together", lambda *given, **named: calls.append(given))
-    autotune.seconds(FedAvg(), task, federation, WAYS[0], 4, enough=enough)
+    monkeypatch.setattr(autotune, "run_chunk", lambda *given, **named: calls.append(given))
+    autotune.seconds(FedAvg(), task, federation, CHOICES[0], 4, enough=enough)
     assert len(calls) == measured
 
 
-def test_the_parts_of_a_round_are_equal() -> None:
+def test_the_chunks_of_a_round_are_equal() -> None:
     task, _ = small_federation("none", (4,))
     for participants in (1, 10, 64, 100, 1000):
         chunk = autotune.chunk_of(task, participants)
         parts = -(-participants // chunk)
-        assert 1 <= chunk <= autotune.TOGETHER
-        assert parts * chunk - participants < parts  # nobody's part is smaller by more than a few
+        assert 1 <= chunk <= autotune.MAX_CHUNK
+        assert parts * chunk - participants < parts  # no chunk is smaller by more than a few
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_the_parts_of_a_round_are_equal() -> None:
         (1.0, 100, 1, 2, 4),
         (1.0, 100, 2, 2, 2),  # four clients are two parts
         (1.0, 100, 4, 2, 1),  # all of them are one
-        (0.01, 100, 1, 2, 1),  # over too soon
+        (0.01, 100, 1, 2, 1),  # too short
         (1.0, 100, 1, 10**15, 1),  # more than can be shared
         (1.0, 100, 1, 0, 4),  # on disk
     ],
 )
-def test_processes_where_they_pay(
+def test_processes_in_a_long_run(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, chunk: int, states: int, expected: int
 ) -> None:
     task, federation = small_federation("none", (4, 4, 4, 4))
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
     monkeypatch.setattr(autotune, "processors", lambda: 4)
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
-    way = Choice(vmap(chunk), True)
+    choice = Choice(vmap(chunk), True)
     how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
-    assert autotune.processes(COPFL(), task, federation, way, **how) == expected
+    assert autotune.processes(COPFL(), task, federation, choice, **how) == expected
 
 
 def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,4 +92,4 @@ def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.Monk
     monkeypatch.setattr(autotune, "processors", lambda: 2)
     for algorithm, expected in ((FedAvg(), 2), (Mine(), 1)):
         how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
-        assert autotune.processes(algorithm, task, federation, WAYS[1], **how) == expected
+        assert autotune.processes(algorithm, task, federation, CHOICES[1], **how) == expected

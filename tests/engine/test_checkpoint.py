@@ -57,12 +57,15 @@ def test_a_tree_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     checkpoint.save(path, {"clients": record()}, {})
     with pytest.raises(
-        RunError, match=r"is not a checkpoint of this run: clients\.w is torch.float64 \[3, 5\], expected"
+        RunError,
+        match=r"is not a checkpoint of this run: in clients, its w is torch.float64 \[3, 5\]; expected",
     ):
         checkpoint.load(path, {"clients": record()._replace(w=torch.zeros(3, 6))})
-    with pytest.raises(RunError, match=r"is not a checkpoint of this run: clients differs in moments\.1"):
+    with pytest.raises(
+        RunError, match=r"not a checkpoint of this run: in clients, it has moments\.1, which is not"
+    ):
         checkpoint.load(path, {"clients": record()._replace(moments=(torch.zeros(3, 2),))})
-    with pytest.raises(RunError, match=r"server differs in w"):
+    with pytest.raises(RunError, match=r"in server, it lacks w"):
         checkpoint.load(path, {"server": {"w": torch.zeros(3)}})
 
 
@@ -80,3 +83,9 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
             checkpoint.read(path)
     with pytest.raises(RunError, match="there is no checkpoint at"):
         checkpoint.read(tmp_path / "gone")
+
+
+def test_a_file_of_version_0_1_is_read_under_the_new_names(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "state", {"held": torch.ones(3), "server": torch.zeros(2)}, {"round": 1})
+    trees, _ = checkpoint.load(tmp_path / "state", {"server": torch.zeros(2), "known_masks": torch.zeros(3)})
+    assert trees["known_masks"].tolist() == [1, 1, 1]

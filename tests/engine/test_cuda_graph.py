@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.engine.cuda_graph import Recorder, Recording, no_room
+from copfl.engine.cuda_graph import Recorder, Recording, out_of_memory
 from copfl.engine.mapping import cuda_graph, sequential
 
 
@@ -86,19 +86,19 @@ def test_rounds_before_the_recording_share_one_stream_and_give_their_memory_back
 ) -> None:
     cuda, recorder = Cuda(monkeypatch, None), Recorder()
     monkeypatch.setattr(cuda, "stream", Stream())
-    results = [recorder._warm(lambda given: (given[0] + 1,), (torch.zeros(2),)) for _ in range(3)]
+    results = [recorder._warm_up(lambda given: (given[0] + 1,), (torch.zeros(2),)) for _ in range(3)]
     assert [r[0].tolist() for r in results] == [[1.0, 1.0]] * 3
     assert len(cuda.made) == 1
     assert cuda.freed == 3
 
 
-def test_what_is_forgotten_is_recorded_anew() -> None:
+def test_a_released_program_is_recorded_again() -> None:
     recorder = Recorder()
     recorder.recordings["x"] = object()  # type: ignore[assignment]
     recorder.calls["x"], recorder.sources["x"], recorder.pool = 3, [], object()
-    cuda_graph(4)._replace(call=recorder).forget()
+    cuda_graph(4)._replace(call=recorder).release()
     assert (recorder.recordings, recorder.calls, recorder.sources, recorder.pool) == ({}, {}, {}, None)
-    sequential().forget()  # has nothing to forget
+    sequential().release()  # has nothing to release
 
 
 class Doubling:
@@ -119,9 +119,9 @@ def test_what_lasts_is_copied_and_room_for_it_is_found_before_anything_is_writte
     recorder = Recorder(lasting=lambda result: result[1:])
     recorder.recordings["x"] = Recording(Doubling(given, result), [given], result)  # type: ignore[arg-type]
     recorder.sources["x"] = []
-    first = recorder._replayed("x", [torch.ones(2)])
+    first = recorder._replay("x", [torch.ones(2)])
     assert first[0] is result[0]  # valid until the next call
-    second = recorder._replayed("x", [torch.full((2,), 3.0)])
+    second = recorder._replay("x", [torch.full((2,), 3.0)])
     assert (first[1].tolist(), second[1].tolist()) == ([2, 2], [6, 6])
 
     def full(t: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_what_lasts_is_copied_and_room_for_it_is_found_before_anything_is_writte
 
     monkeypatch.setattr(torch, "empty_like", full)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        recorder._replayed("x", [torch.full((2,), 4.0)])
+        recorder._replay("x", [torch.full((2,), 4.0)])
     assert result[0].tolist() == [6, 6]  # which the caller may hold as its state: it can try again
 
 
@@ -143,5 +143,5 @@ def test_what_lasts_is_copied_and_room_for_it_is_found_before_anything_is_writte
         (ValueError("out of memory"), False),
     ],
 )
-def test_no_room_is_told_in_several_ways(error: Exception, expected: bool) -> None:
-    assert no_room(error) is expected
+def test_out_of_memory_is_reported_in_several_ways(error: Exception, expected: bool) -> None:
+    assert out_of_memory(error) is expected

@@ -26,7 +26,7 @@ class Row(NamedTuple):
     more: tuple[Tensor, ...]
 
 
-def test_vectorised_knows_records_and_none() -> None:
+def test_vectorised_accepts_records_and_none() -> None:
     rows = Row(torch.arange(3.0), None, (torch.ones(3, 2),))
     found: Any = vectorised(lambda row: {"twice": 2 * row.a, "rest": (None, row.more[0].sum() + row.a)}, rows)
     assert found["twice"].tolist() == [0, 2, 4]
@@ -34,7 +34,7 @@ def test_vectorised_knows_records_and_none() -> None:
     assert found["rest"][1].tolist() == [2, 3, 4]
 
 
-def test_vectorised_gives_everybody_a_row_of_what_is_the_same_for_all() -> None:
+def test_vectorised_repeats_a_value_that_all_rows_share() -> None:
     found = vectorised(lambda row: torch.tensor(7.0), torch.arange(3.0))
     assert found.tolist() == [7, 7, 7]
 
@@ -51,10 +51,10 @@ def test_sequential_takes_one_at_a_time() -> None:
         COPFL(growth=Pwpm(count="all"), contribution=Cowa(leave_one_out="paper"), merge="union"),
         FedPer(Adam(keep=True), personal=("norms",)),
     ],
-    ids=["copfl", "copfl by the letter", "kept Adam, own norms"],
+    ids=["copfl", "copfl as published", "kept Adam, personal norms"],
 )
 @pytest.mark.parametrize("participation", [1.0, 0.6])
-def test_the_engines_agree_on_every_record_and_figure(algorithm: AnyAlgorithm, participation: float) -> None:
+def test_the_engines_agree_on_every_record_and_metric(algorithm: AnyAlgorithm, participation: float) -> None:
     task, federation = small_federation("batch", SIZES)
     how: dict[str, Any] = {"batch": 4, "participation": participation}
     state, shown = rounds_of(algorithm, task, federation, 3, sequential(), **how)
@@ -80,8 +80,8 @@ def test_the_three_accuracies() -> None:
     task, federation = small_federation("batch", (6, 6))
     state, shown = rounds_of(FedAvg(), task, federation, 1)
     metrics = shown[0].clients
-    # Before the first round everybody has the first weights; the global model is then tried with the statistics that
-    # the client's training left.
+    # Before the first round every client has the initial weights. The global model is evaluated with the statistics
+    # of the client after its training.
     before, _ = task.evaluate(task.initial, tree.row(federation.test.rows([0]), 0))
     assert metrics["test_loss_before"][0] == pytest.approx(float(before))
     statistics = state.clients.rows(torch.arange(2)).own[0]
@@ -124,7 +124,7 @@ def test_nothing_of_a_local_client_is_counted() -> None:
     assert shown[0].clients["bytes_down"].tolist() == [0]
 
 
-def test_figures_are_in_double_precision() -> None:
+def test_metrics_are_in_double_precision() -> None:
     _, shown = rounds_of(
         COPFL(), slopes(0.0, 0.0), federation_of(([[1.0, 2.0]], [1]), ([[2.0, 1.0]], [0])), 2
     )

@@ -12,8 +12,8 @@ from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import vmap
-from copfl.engine.seed_batching import can, in_step
-from copfl.engine.simulate import Executor, Round, Setting, State, begin, simulate
+from copfl.engine.seed_batching import can_batch, run_batched
+from copfl.engine.simulate import Executor, Round, Simulation, State, begin, simulate
 from copfl.errors import UsageError
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
@@ -22,15 +22,15 @@ SIZES = (5, 9, 3)
 HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
 
 
-def settings_of(algorithm: AnyAlgorithm) -> list[Setting]:
-    """Two simulations with different first weights and different seeds."""
+def simulations_of(algorithm: AnyAlgorithm) -> list[Simulation]:
+    """Two simulations with different initial weights and different seeds."""
     task, federation = small_federation("batch", SIZES)
     other = replace(task, initial=1.25 * task.initial)
-    return [Setting(algorithm, t, federation, vmap(), seed, 4) for seed, t in enumerate((task, other))]
+    return [Simulation(algorithm, t, federation, vmap(), seed, 4) for seed, t in enumerate((task, other))]
 
 
-def simulated(setting: Setting, executor: Executor | None = None) -> tuple[State, list[Round]]:
-    algorithm, task, federation, mapping, seed, _ = setting
+def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple[State, list[Round]]:
+    algorithm, task, federation, mapping, seed, _ = simulation
     state = begin(algorithm, task, federation.clients)
     return state, list(
         simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW)
@@ -38,12 +38,12 @@ def simulated(setting: Setting, executor: Executor | None = None) -> tuple[State
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "addons"])
-def test_in_step_is_one_after_the_other(name: str) -> None:
+def test_batched_seeds_equal_separate_ones(name: str) -> None:
     around = with_addons(FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local")
-    settings = settings_of(around if name == "addons" else ALGORITHMS[name]())
-    assert can(settings)
-    alone = [simulated(setting) for setting in settings]
-    both = in_step(settings, [partial(simulated, setting) for setting in settings])
+    simulations = simulations_of(around if name == "addons" else ALGORITHMS[name]())
+    assert can_batch(simulations)
+    alone = [simulated(simulation) for simulation in simulations]
+    both = run_batched(simulations, [partial(simulated, simulation) for simulation in simulations])
     everybody = torch.arange(len(SIZES))
     for (state, shown), (other, shown_too) in zip(alone, both, strict=True):
         records = (state.server, state.clients.rows(everybody)), (other.server, other.clients.rows(everybody))
@@ -57,20 +57,20 @@ def test_in_step_is_one_after_the_other(name: str) -> None:
                 )
 
 
-def test_only_what_is_of_one_kind_goes_in_step() -> None:
-    one, other = settings_of(FedAvg())
-    assert can([one, other])
-    assert not can([one, other._replace(batch=5)])
-    assert not can([one, other._replace(algorithm=FedAvg(epochs=2))])
-    assert not can([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
-    assert not can([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
+def test_only_simulations_with_one_program_are_batched() -> None:
+    one, other = simulations_of(FedAvg())
+    assert can_batch([one, other])
+    assert not can_batch([one, other._replace(batch=5)])
+    assert not can_batch([one, other._replace(algorithm=FedAvg(epochs=2))])
+    assert not can_batch([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
+    assert not can_batch([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
 
 
-def test_what_goes_wrong_in_one_ends_all() -> None:
-    settings = settings_of(FedAvg())
+def test_an_error_in_one_ends_all() -> None:
+    simulations = simulations_of(FedAvg())
 
-    def stopping(setting: Setting, executor: Executor) -> None:
-        algorithm, task, federation, mapping, seed, _ = setting
+    def stopping(simulation: Simulation, executor: Executor) -> None:
+        algorithm, task, federation, mapping, seed, _ = simulation
         state = begin(algorithm, task, federation.clients)
         for round in simulate(
             algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW
@@ -79,14 +79,14 @@ def test_what_goes_wrong_in_one_ends_all() -> None:
                 raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        in_step(settings, [partial(stopping, setting) for setting in settings])
+        run_batched(simulations, [partial(stopping, simulation) for simulation in simulations])
 
 
 def test_as_many_rounds_for_each() -> None:
-    settings = settings_of(FedAvg())
+    simulations = simulations_of(FedAvg())
 
-    def some(setting: Setting, executor: Executor) -> list[Round]:
-        algorithm, task, federation, mapping, seed, _ = setting
+    def some(simulation: Simulation, executor: Executor) -> list[Round]:
+        algorithm, task, federation, mapping, seed, _ = simulation
         state = begin(algorithm, task, federation.clients)
         return list(
             simulate(
@@ -103,27 +103,27 @@ def test_as_many_rounds_for_each() -> None:
         )
 
     with pytest.raises(UsageError, match="the same number of rounds"):
-        in_step(settings, [partial(some, setting) for setting in settings])
+        run_batched(simulations, [partial(some, simulation) for simulation in simulations])
 
 
 @pytest.mark.parametrize("differs", [{"eval_every": 2}, {"participation": 0.3}])
-def test_the_same_looks_and_steps_for_each(differs: dict[str, Any]) -> None:
-    settings = settings_of(FedAvg())
+def test_the_same_evaluations_and_steps_for_each(differs: dict[str, Any]) -> None:
+    simulations = simulations_of(FedAvg())
 
-    def some(setting: Setting, executor: Executor) -> list[Round]:
-        algorithm, task, federation, mapping, seed, _ = setting
+    def some(simulation: Simulation, executor: Executor) -> list[Round]:
+        algorithm, task, federation, mapping, seed, _ = simulation
         state, more = begin(algorithm, task, federation.clients), differs if seed else {}
         return list(
             simulate(algorithm, task, federation, mapping, state, seed=seed, executor=executor, **HOW, **more)
         )
 
-    with pytest.raises(UsageError, match="the same rounds, looks and steps"):
-        in_step(settings, [partial(some, setting) for setting in settings])
+    with pytest.raises(UsageError, match="the same rounds, evaluations and steps"):
+        run_batched(simulations, [partial(some, simulation) for simulation in simulations])
 
 
 def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
-    settings = settings_of(FedAvg())
+    simulations = simulations_of(FedAvg())
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    in_step(settings, [partial(simulated, setting) for setting in settings])
+    run_batched(simulations, [partial(simulated, simulation) for simulation in simulations])
     assert torch.equal(torch.get_rng_state(), before)

@@ -145,7 +145,7 @@ class Room:
 def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> None:
     algorithm, (task, federation) = ALGORITHMS[name], small_federation("batch", SIZES)
     little = Room(2)
-    with pytest.warns(RuntimeWarning, match="no room for 3 clients at once; from here on 2 go together"):
+    with pytest.warns(RuntimeWarning, match="out of memory with 3 clients batched; from now on 2 are"):
         state, shown = rounds_of(algorithm, task, federation, 3, vmap(3)._replace(call=little))
     assert little.asked == [
         3,
@@ -163,14 +163,14 @@ def test_where_a_gpu_has_no_room_fewer_go_together_from_then_on(name: str) -> No
     )
 
 
-def test_a_gpu_without_room_for_one_client_is_told_and_nothing_is_lost() -> None:
+def test_out_of_memory_with_one_client_is_an_error_and_nothing_is_lost() -> None:
     task, federation = small_federation("batch", SIZES)
     state = begin(COPFL(), task, 4)
     before, little = copy.deepcopy(record(state)), Room(0)
     with (
         pytest.warns(RuntimeWarning),
         pytest.raises(
-            RunError, match=r"no room for the training of a single client \(CUDA out of memory\); use"
+            RunError, match=r"out of memory in the training of a single client \(CUDA out of memory\); use"
         ),
     ):
         next(simulate(COPFL(), task, federation, vmap()._replace(call=little), state, rounds=1))
@@ -189,14 +189,14 @@ def test_a_round_in_which_everybody_breaks_changes_nothing() -> None:
             assert torch.equal(state.server.w, task.initial)
 
 
-def test_looks_are_rare_where_asked_and_never_miss_the_end() -> None:
+def test_the_last_round_is_always_evaluated() -> None:
     task, federation = small_federation("none", SIZES)
     _, shown = rounds_of(FedAvg(), task, federation, 5, eval_every=2)
     assert ["accuracy" in one.clients for one in shown] == [False, True, False, True, True]
     assert all({"loss", "weight", "healthy", "bytes_up", "bytes_down"} <= one.clients.keys() for one in shown)
 
 
-def test_looking_does_not_change_the_run() -> None:
+def test_evaluation_does_not_change_the_run() -> None:
     task, federation = small_federation("batch", SIZES)
     often, seldom = (rounds_of(COPFL(), task, federation, 3, eval_every=every)[0] for every in (1, 3))
     assert same(record(often), record(seldom))
@@ -204,7 +204,7 @@ def test_looking_does_not_change_the_run() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_look_tries_what_it_is_told_to_and_finds_the_same(name: str, engine: str) -> None:
+def test_an_evaluation_of_fewer_models_has_the_same_metrics(name: str, engine: str) -> None:
     task, federation = small_federation("batch", SIZES)
     seen = {
         eval_models: rounds_of(
@@ -232,9 +232,9 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     [
         ({"participation": 0.0}, "participation=0.0 must be above 0 and at most 1"),
         ({"participation": 1.5}, "participation=1.5 must be"),
-        ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"eval_every": 0}, "eval_every=0 must be at least 1"),
-        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"batch": 0}, "batch=0 must be a number of at least 1"),
+        ({"eval_every": 0}, "eval_every=0 must be a number of at least 1"),
+        ({"seed": -1}, "seed=-1 must be a number of at least 0"),
         ({"eval_models": "befor"}, 'no eval_models "befor".* Known: all, final, personal'),
     ],
 )

@@ -117,7 +117,7 @@ def test_masks_take_a_bit_an_entry_and_who_never_took_part_takes_nothing(tmp_pat
 def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     it = DiskStore(COPFL(), slopes(1.0), 2, tmp_path / "file" / "states")
-    with pytest.raises(RunError, match=r"cannot keep the clients' states in .*states"):
+    with pytest.raises(RunError, match=r"cannot store the clients' records in .*states"):
         it.put(torch.tensor([0]), tree.repeat(COPFL().client_init(slopes(1.0)), 1))
 
 

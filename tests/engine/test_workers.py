@@ -21,9 +21,9 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
-from copfl.engine.mapping import Done, vmap
-from copfl.engine.simulate import Round, Setting, State, begin, simulate
-from copfl.engine.workers import LARGE, Workers, _packed, _tray, _unpacked
+from copfl.engine.mapping import ChunkResult, vmap
+from copfl.engine.simulate import Round, Simulation, State, begin, simulate
+from copfl.engine.workers import LARGE, Workers, _buffer, _pickled, _unpickled
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation
 
@@ -46,7 +46,7 @@ def trained(
     how: dict[str, Any] = {"rounds": 3, "seed": 3, "batch": 4, "participation": 0.8}
     if not workers:
         return state, list(simulate(algorithm, task, federation, engine, state, **how))
-    with Workers(Setting(algorithm, task, federation, engine, 3, 4), state, workers) as executor:
+    with Workers(Simulation(algorithm, task, federation, engine, 3, 4), state, workers) as executor:
         return state, list(simulate(algorithm, task, federation, engine, state, executor=executor, **how))
 
 
@@ -61,8 +61,8 @@ class Dropping(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answer: torch.Tensor = self.head(self.body(x))
-        return answer
+        result: torch.Tensor = self.head(self.body(x))
+        return result
 
 
 @pytest.mark.parametrize(("where", "draws"), [("memory", True), ("disk", False)])
@@ -88,19 +88,19 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
 
 def test_large_tensors_go_over_the_tray_as_long_as_there_is_room() -> None:
     numbers = torch.randn(LARGE // 4)
-    answer = Done(
+    result = ChunkResult(
         client=None,
         total=(numbers, numbers.double(), numbers > 0, torch.arange(8)[::2], torch.ones(3).expand(LARGE, 3)),
         metrics={"loss": torch.tensor(0.5), "short": torch.ones(2, dtype=torch.bfloat16)},
     )
-    tray = _tray(4 * LARGE)
-    message = _packed(answer, tray)
+    buffer = _buffer(4 * LARGE)
+    message = _pickled(result, buffer)
     assert 12 * LARGE < len(message) < 13 * LARGE  # what does not fit goes through the pipe
-    found = _unpacked(message, tray)
-    tray.zero_()  # what was unpacked has memory of its own
-    assert isinstance(found, Done)
-    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(found), tree.leaves(answer), strict=True))
-    assert str(_unpacked(_packed(RunError("told"), tray), tray)) == "told"
+    found = _unpickled(message, buffer)
+    buffer.zero_()  # what was unpacked has memory of its own
+    assert isinstance(found, ChunkResult)
+    assert all(torch.equal(a, b) for a, b in zip(tree.leaves(found), tree.leaves(result), strict=True))
+    assert str(_unpickled(_pickled(RunError("message"), buffer), buffer)) == "message"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def test_seeds_that_go_in_step_give_the_same_records(
         together.append(len(settings))
         return valid(settings, simulations)
 
-    valid = seed_batching.in_step
+    valid = seed_batching.run_batched
     monkeypatch.setattr(seed_batching, "in_step", noted)
     item = experiments.read(str(SMALL))
     plans = [
@@ -154,8 +154,8 @@ def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
             raise torch.cuda.OutOfMemoryError("no room")
         return valid(algorithm, tasks, mapping, chunks, look)
 
-    valid = mapping.abreast
-    monkeypatch.setattr(seed_batching, "abreast", full)
+    valid = mapping.run_chunks
+    monkeypatch.setattr(seed_batching, "run_chunks", full)
     item = experiments.read(str(SMALL))
     plans = [
         p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"

@@ -13,7 +13,7 @@ from copfl.core.optim import Optimizer, State, kept
 from copfl.core.task import Data, Plan, Task
 from copfl.core.train import fresh
 from copfl.core.tree import Masked
-from copfl.errors import UsageError, at_least, one_of, share_of
+from copfl.errors import UsageError, at_least, fraction_of, one_of
 from copfl.kernels.fused import either
 from copfl.parts import averaging
 from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
@@ -82,7 +82,7 @@ class COPFL:
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
         at_least(1, epochs=self.epochs)
-        share_of("the weight", max_weight=self.max_weight)
+        fraction_of("the weight", max_weight=self.max_weight)
         if self.merge == "union" and self.growth.candidates == "reselect":
             raise UsageError(
                 'candidates="reselect" shares personal entries again, merge="union" does not; use "sharers"'

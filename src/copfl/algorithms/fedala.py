@@ -12,7 +12,7 @@ from copfl.core.algorithm import ClientOutput
 from copfl.core.optim import Optimizer, Sgd, State
 from copfl.core.task import Data, Epoch, Plan, Task
 from copfl.core.train import fresh
-from copfl.errors import at_least, share_of
+from copfl.errors import at_least, fraction_of
 from copfl.parts import averaging
 from copfl.parts.averaging import Down, Upload
 
@@ -50,7 +50,7 @@ class FedALA:
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs, tensors=self.tensors)
         at_least(0, mix_epochs=self.mix_epochs, step=self.step)
-        share_of("the samples", fraction=self.fraction)
+        fraction_of("the samples", fraction=self.fraction)
 
     @property
     def total_epochs(self) -> int:

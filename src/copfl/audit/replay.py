@@ -19,7 +19,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.task import with_statistics
 from copfl.engine import mapping
-from copfl.engine.mapping import Brought, Mapping
+from copfl.engine.mapping import Mapping, Submission
 from copfl.experiment.run import Experiment, OnRound, Result, execute
 
 Numbers = NDArray[np.float64]
@@ -40,7 +40,7 @@ def at_the_door(engine: Mapping, hear: Callable[[Heard], Any]) -> Mapping:
 
     def over(f: Callable[[Any], Any], rows: Any) -> Any:
         found = engine.over(f, rows)
-        return hear(Heard(rows.id, found, rows.client)) if isinstance(rows, Brought) else found
+        return hear(Heard(rows.id, found, rows.client)) if isinstance(rows, Submission) else found
 
     return engine._replace(over=over)
 

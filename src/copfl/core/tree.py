@@ -1,11 +1,12 @@
-"""Records of tensors (NamedTuples, tuples, dicts) taken as one value: map, stack, pick rows, add, measure.
+"""Records of tensors (NamedTuples, tuples, dicts) as one value: map, stack, pick rows, add.
 
-Every record that an engine touches is such a tree. A tree of rows has one more axis in front: the clients.
+Every record of an algorithm is such a tree. A tree of rows has one more axis in front: the clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import UnionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,23 +16,23 @@ T = TypeVar("T")
 
 
 class Masked(NamedTuple):
-    """A vector of which only the shared entries mean anything: the wire carries those, and the mask as bits."""
+    """A vector with personal entries, which are not sent: the wire carries the shared entries and the mask."""
 
     values: Tensor  # [D], zero where personal
-    personal: Tensor  # [D] bool, True = stays home
+    personal: Tensor  # [D] bool, True = stays at the client
 
 
 class Gathered(NamedTuple):
-    """A part of a total that is put side by side instead of added up, for a server that must see everybody at once.
+    """A part of a total that is concatenated instead of added, for a server that needs every client's value.
 
-    Each summand has one row; sums have a row per client, in no particular order, and so much memory.
+    Each summand has one row; the total has a row per client, in no particular order.
     """
 
     rows: Any  # [clients, ...] each
 
 
 def each(change: Callable[..., Any], first: T, *others: T) -> T:
-    """The tree with every tensor replaced by `change(tensor, *tensors at the same place in the others)`."""
+    """The tree with every tensor replaced by `change(tensor, *tensors at the same path in the others)`."""
     if first is None:
         return first
     if isinstance(first, Tensor):
@@ -41,14 +42,14 @@ def each(change: Callable[..., Any], first: T, *others: T) -> T:
     if isinstance(first, tuple):
         parts = [each(change, *column) for column in zip(first, *others, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)  # type: ignore[return-value]
-    raise TypeError(f"a record holds tensors, tuples and dicts, not {type(first).__name__}")
+    raise TypeError(f"a record has tensors, tuples and dicts, not {type(first).__name__}")
 
 
-def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def named(tree: object, prefix: str = "", leaf: type | UnionType = Tensor) -> Iterator[tuple[str, Any]]:
     """Every tensor with its path, such as ("client.moments.u", tensor), in the order of the fields."""
     if tree is None:
         return
-    if isinstance(tree, Tensor):
+    if isinstance(tree, leaf):
         yield prefix, tree
         return
     if isinstance(tree, dict):
@@ -56,9 +57,9 @@ def named(tree: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, tuple):
         items = list(zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True))
     else:
-        raise TypeError(f"a record holds tensors, tuples and dicts, not {type(tree).__name__}")
+        raise TypeError(f"a record has tensors, tuples and dicts, not {type(tree).__name__}")
     for key, value in items:
-        yield from named(value, f"{prefix}.{key}" if prefix else str(key))
+        yield from named(value, f"{prefix}.{key}" if prefix else str(key), leaf)
 
 
 def leaves(tree: object) -> list[Tensor]:
@@ -67,7 +68,7 @@ def leaves(tree: object) -> list[Tensor]:
 
 
 def rebuild(like: T, tensors: Sequence[Tensor]) -> T:
-    """The tree `like` with its tensors replaced, in order; what `leaves` took apart."""
+    """The tree `like` with its tensors replaced, in order: the inverse of `leaves`."""
     rest = iter(tensors)
     return each(lambda _: next(rest), like)
 
@@ -83,7 +84,7 @@ def concatenate(trees: Sequence[T]) -> T:
 
 
 def split(tree: T, sizes: Sequence[int]) -> list[T]:
-    """Several trees of rows, from one; they share its memory."""
+    """Several trees of rows, from one, as views."""
     if len(sizes) == 1:
         return [tree]
     pieces = [torch.split(t, list(sizes)) for t in leaves(tree)]
@@ -106,7 +107,7 @@ def put_rows(tree: T, ids: Tensor, values: T) -> None:
 
 
 def repeat(tree: T, clients: int) -> T:
-    """A tree of rows in which every client has the same tree; the rows share memory, so do not write into them."""
+    """A tree of rows in which every client has the same tree; the rows share memory and are read-only."""
     return each(lambda t: t.unsqueeze(0).expand(clients, *t.shape), tree)
 
 
@@ -121,38 +122,37 @@ def placed(tree: T, id: Tensor, clients: int) -> T:
 
 
 def add(a: T, b: T) -> T:
-    """The sum of two trees, tensor by tensor; what is Gathered is put side by side."""
-    sums = zip(leaves(a), leaves(b), gathered(a), strict=True)
-    return rebuild(a, [torch.cat([x, y]) if personal else x + y for x, y, personal in sums])
+    """The sum of two trees, tensor by tensor; Gathered parts are concatenated."""
+    pairs = zip(leaves(a), leaves(b), gathered(a), strict=True)
+    return rebuild(a, [torch.cat([x, y]) if is_gathered else x + y for x, y, is_gathered in pairs])
 
 
 def summed(trees: Iterable[T]) -> T:
-    """The sum of one tree or more, one after the other in double precision, in the dtypes that they have."""
+    """The sum of one tree or more in double precision, one after the other, in the dtypes of the first."""
     parts = iter(trees)
     first, total = next(parts), None
-    for one in parts:
-        total = add(wide(first) if total is None else total, one)
+    for part in parts:
+        total = add(wide(first) if total is None else total, part)
     return first if total is None else narrow(total, [t.dtype for t in leaves(first)])
 
 
 def wide(tree: T) -> T:
-    """In double precision, where the order of adding up leaves no trace; but for what is Gathered."""
+    """The tree in double precision, where the order of a sum does not show; Gathered parts stay as they are."""
     pairs = zip(leaves(tree), gathered(tree), strict=True)
     return rebuild(
-        tree, [t.double() if t.is_floating_point() and not personal else t for t, personal in pairs]
+        tree, [t if is_gathered or not t.is_floating_point() else t.double() for t, is_gathered in pairs]
     )
 
 
-def narrow(tree: T, kinds: Sequence[torch.dtype]) -> T:
-    """With its tensors in these dtypes, in the order of the fields."""
-    return rebuild(tree, [t.to(kind) for t, kind in zip(leaves(tree), kinds, strict=True)])
+def narrow(tree: T, dtypes: Sequence[torch.dtype]) -> T:
+    """The tree with its tensors in these dtypes, in the order of the fields."""
+    return rebuild(tree, [t.to(dtype) for t, dtype in zip(leaves(tree), dtypes, strict=True)])
 
 
 def total(tree: T) -> T:
-    """The sum of a tree of rows over the clients; what is Gathered is put side by side."""
-    return rebuild(
-        tree, [t.flatten(0, 1) if k else _sum(t) for t, k in zip(leaves(tree), gathered(tree), strict=True)]
-    )
+    """The sum of a tree of rows over the clients; Gathered parts are concatenated."""
+    pairs = zip(leaves(tree), gathered(tree), strict=True)
+    return rebuild(tree, [t.flatten(0, 1) if is_gathered else _sum(t) for t, is_gathered in pairs])
 
 
 def _sum(rows: Tensor) -> Tensor:
@@ -164,10 +164,11 @@ def gathered(tree: object, inside: bool = False) -> list[bool]:
     if isinstance(tree, Tensor):
         return [inside]
     parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple) else ()
-    return [known for part in parts for known in gathered(part, inside or isinstance(tree, Gathered))]
+    inside = inside or isinstance(tree, Gathered)
+    return [flag for part in parts for flag in gathered(part, inside)]
 
 
 def finite(tree: object, device: torch.device | None = None) -> Tensor:
-    """Whether every number of the tree is finite: then their sum is, and one pass over memory tells."""
+    """Whether every number of the tree is finite, from one sum per tensor: one pass over memory."""
     checks = [torch.isfinite(t.sum()) for t in leaves(tree) if t.is_floating_point()]
     return torch.stack([torch.ones((), dtype=torch.bool, device=device), *checks]).all()

@@ -1,7 +1,7 @@
-"""What suits this machine, found by a short measurement: which engine, with which kernels, in how many processes.
+"""A short measurement that chooses the engine, its kernels and the number of processes for this machine.
 
-The choice changes speed and float noise, nothing else, and is written to run.toml, so that a run that is resumed or
-done again makes the same one.
+The choice changes speed and rounding, nothing else. It is written to run.toml, so that a resumed or repeated run makes
+the same one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import plan
 from copfl.core.task import Task
 from copfl.data.federation import Federation
-from copfl.engine.mapping import Chunk, Mapping, together
+from copfl.engine.mapping import Chunk, Mapping, run_chunk
 
-WORTH = 60.0  # seconds: a run that is over sooner is not worth a measurement
-GAIN = 1.25  # what another way must win by, so that noise does not decide
-TOGETHER = 64  # clients side by side on a CPU, at most
+MEASURED_FROM = 60.0  # seconds: a shorter run is not measured
+GAIN = 1.25  # the factor by which another choice must be faster, so that noise does not decide
+MAX_CHUNK = 64  # clients batched on a CPU, at most
 MEMORY = 4e9  # bytes that they may take
-LONG = 0.5  # seconds: what takes longer is measured once
-PAYS = 30.0  # seconds: in a run that is over sooner, what processes save is spent on starting them
-SHARED = Path("/dev/shm")  # where Linux keeps the memory that processes share
+LONG = 0.5  # seconds: a longer measurement is not repeated
+PARALLEL_FROM = 30.0  # seconds: a shorter run would spend on starting processes what they save
+SHARED = Path("/dev/shm")  # where Linux has the memory that processes share
 
 
 class Choice(NamedTuple):
@@ -40,12 +40,12 @@ class Choice(NamedTuple):
 
 
 def chunk_of(task: Task, participants: int) -> int:
-    """How many clients go together on a CPU, so that the parts of a round are equal and busy all processors."""
-    many = min(processors(), 8)
+    """The number of clients in a chunk on a CPU, so that the chunks of a round are equal and use all processors."""
+    workers = min(processors(), 8)
     fit = int(MEMORY / (50 * 4 * task.layout.size))  # some fifty vectors a client
-    parts = math.ceil(participants / max(1, min(TOGETHER, fit)))
-    if participants >= 8 * many:  # with fewer, a part would be too small to be quick
-        parts = math.ceil(parts / many) * many
+    parts = math.ceil(participants / max(1, min(MAX_CHUNK, fit)))
+    if participants >= 8 * workers:  # with fewer, a chunk would be too small to be fast
+        parts = math.ceil(parts / workers) * workers
     return math.ceil(participants / parts)
 
 
@@ -53,27 +53,28 @@ def choose(
     algorithm: AnyAlgorithm,
     task: Task,
     federation: Federation,
-    ways: Sequence[Choice],
+    choices: Sequence[Choice],
     *,
     batch: int,
-    turns: int,
+    local_updates: int,
 ) -> Choice:
-    """The first of these ways, unless the run, of so many turns, is long and another way is clearly quicker."""
-    usual, *others = ways
-    best, quickest = usual, math.inf
-    if others:
-        quickest = seconds(algorithm, task, federation, usual, batch, enough=WORTH * GAIN / turns) / GAIN
-    if not others or quickest * turns < WORTH:
-        return usual
+    """The first choice, unless the run, of so many local updates, is long and another choice is clearly faster."""
+    best, *others = choices
+    if not others:
+        return best
+    enough = MEASURED_FROM * GAIN / local_updates
+    fastest = seconds(algorithm, task, federation, best, batch, enough=enough) / GAIN
+    if fastest * local_updates < MEASURED_FROM:
+        return best
     for other in others:
-        found = seconds(algorithm, task, federation, other, batch, limit=quickest)
-        if found < quickest:
-            best, quickest = other, found
+        measured = seconds(algorithm, task, federation, other, batch, limit=fastest)
+        if measured < fastest:
+            best, fastest = other, measured
     return best
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -88,34 +89,37 @@ def processes(
     rounds: int,
     states: int,
 ) -> int:
-    """In how many processes the clients are trained: one for each processor if the run is long, else one.
+    """The number of worker processes: one for each processor if the run is long, else one.
 
-    `states` is how many clients' records are held in memory, which processes must then share. Results do not depend on
-    the number of processes.
+    `states` is the number of clients' records in memory, which processes must then share. Results do not depend on the
+    number of processes.
     """
-    most, turns = min(processors(), math.ceil(participants / choice.engine.chunk)), participants * rounds
+    most, local_updates = (
+        min(processors(), math.ceil(participants / choice.engine.chunk)),
+        participants * rounds,
+    )
     if most < 2:
         return 1
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
-    if not _room(states * record + 8 * most * task.initial.nbytes) or not _sendable((algorithm, task)):
+    if not _can_share(states * record + 8 * most * task.initial.nbytes) or not _can_pickle((algorithm, task)):
         return 1
-    return (
-        most if seconds(algorithm, task, federation, choice, batch, enough=PAYS / turns) * turns > PAYS else 1
-    )
+    enough = PARALLEL_FROM / local_updates
+    measured = seconds(algorithm, task, federation, choice, batch, enough=enough)
+    return most if measured * local_updates > PARALLEL_FROM else 1
 
 
-def _room(size: int) -> bool:
-    """Whether processes can share so many bytes; a container may have little space for that."""
+def _can_share(size: int) -> bool:
+    """Whether processes can share this many bytes; a container may have little space for that."""
     if not SHARED.is_dir():
         return True
     space = os.statvfs(SHARED)
     return space.f_bavail * space.f_frsize > 1.5 * size
 
 
-def _sendable(what: object) -> bool:
-    """Whether another process can be sent this; a model that was made in a console cannot."""
+def _can_pickle(value: object) -> bool:
+    """Whether the value can be sent to another process; a model that was defined in a console cannot."""
     try:
-        pickle.dumps(what)
+        pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True
@@ -130,25 +134,24 @@ def seconds(
     limit: float = math.inf,
     enough: float = 0.0,
 ) -> float:
-    """The processor's seconds for one client's turn: the better of two measurements, or the first where that decides.
+    """The processor seconds of one client's local update: the better of two measurements, or the first if it decides.
 
-    That is where it is far beyond the limit, or below what is enough: a second one could only find less. What is timed
-    is a turn of one step a pass, times the steps: a way that is hopeless would else take a minute to say so.
+    It decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and multiplied by the
+    number of steps: a slow choice would otherwise take a minute.
     """
     engine = choice.engine
     part = np.arange(min(engine.chunk, federation.clients))
     task = task.with_batching() if engine.name != "sequential" else task
-    ids = torch.from_numpy(part)
     sizes, augment = federation.train.sizes[part], federation.dataset.augment
-    order = plan(0, 0, part, sizes, batch=batch, epochs=algorithm.total_epochs, augment=augment)
-    steps = max(map(len, order))
+    batches = plan(0, 0, part, sizes, batch=batch, epochs=algorithm.total_epochs, augment=augment)
+    steps = max(map(len, batches))
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
-        ids=ids,
+        ids=torch.from_numpy(part),
         clients=tree.repeat(algorithm.client_init(task), len(part)),
         data=federation.train.rows(part),
         test=federation.test.rows(part),
-        plan=tuple(one[:1] for one in order),
+        plan=tuple(epoch[:1] for epoch in batches),
     )
     best = math.inf
     before = mkldnn_enabled()
@@ -156,9 +159,9 @@ def seconds(
     try:
         with torch.random.fork_rng([]):
             for _ in range(2):
-                # The processor's time and not the clock's, which other programs' load would blur.
+                # The processor's time, which the load of other programs does not change.
                 start = time.process_time()
-                together(algorithm, task, engine, chunk, look=())
+                run_chunk(algorithm, task, engine, chunk, ())
                 best = min(best, (time.process_time() - start) * steps / len(part))
                 if best < enough or best > 3 * limit or best * len(part) / steps > LONG:
                     break
@@ -168,18 +171,15 @@ def seconds(
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what is freed for the next tensor, where it is glibc.
+    """Has the C library, where it is glibc, keep freed memory for the next tensor.
 
-    Large blocks otherwise go back to the system at once, and with a large model on a CPU, fresh pages take as long as
-    what is done with them.
+    Large blocks otherwise go back to the system at once, and with a large model on a CPU fresh pages take as long as
+    the computation.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        for option, value in (
-            (-4, 0),
-            (-1, 2**31 - 1),
-            (-2, 2**26),
-        ):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):
             mallopt(option, value)
 
 

@@ -1,23 +1,27 @@
-"""A simulation's whole state in one file with a checksum."""
+"""A simulation's whole state in one safetensors file with a checksum."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from copfl import wire
 from copfl.core import tree
-from copfl.errors import RunError
+from copfl.errors import RunError, WireError
 from copfl.files import write_with
+
+RENAMED = {"known_masks": "held"}  # the names of trees in files of version 0.1
 
 
 def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Writes the trees, and `about`, what a reader must know of them, as one safetensors file with a checksum."""
+    """Writes the trees and `about`, small facts that identify them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -39,73 +43,68 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
     write_with(path, write)
 
 
+def load(
+    path: Path, like: Mapping[str, Any], renamed: Callable[[str], str] = str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit.
+
+    `renamed` is applied to the paths of tensors that `like` does not have.
+    """
+    tensors, about = read(path)
+    result: dict[str, Any] = {}
+    for name, part in like.items():
+        expected = dict(tree.named(part))
+        found = {}
+        for key, t in tensors.items():
+            stored, _, place = key.partition(":")
+            if stored in (name, RENAMED.get(name)):
+                found[place if place in expected else renamed(place)] = t
+        try:
+            taken = [wire.take(found, place, t.shape, t.dtype).to(t.device) for place, t in expected.items()]
+            wire.refuse_rest(found)
+        except WireError as error:
+            raise RunError(f"{path} is not a checkpoint of this run: in {name}, {error}") from error
+        result[name] = tree.rebuild(part, taken)
+    return result, about
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors by name and `about`, after the checksum was compared."""
+    if not path.is_file():
+        raise RunError(
+            f"there is no checkpoint at {path}; the run ended before its first one, so start it again"
+        )
+    with _opened(path) as (file, text, checksum):
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        if checksum != _checksum(tensors, text):
+            raise ValueError("its checksum differs")
+        return tensors, json.loads(text)
+
+
+def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
+    """One tensor, None where it is missing, and `about`; fast, as nothing else is read or compared."""
+    with _opened(path) as (file, text, _):
+        return file.get_tensor(name) if name in file.keys() else None, json.loads(text)  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, str, str]]:
+    """The file, the text of `about` and the checksum; RunError if something in it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text, checksum = json.loads((file.metadata() or {})["copfl"])
+            yield file, text, checksum
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); restore it from a copy, or start the run again"
+        ) from error
+
+
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
     digest = hashlib.sha256(about.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def load(
-    path: Path, like: Mapping[str, Any], renamed: Callable[[str], str] = str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The trees, shaped and placed as in `like`, and `about`; a file that does not fit is refused by name.
-
-    `renamed` is applied to the names of tensors that `like` does not have.
-    """
-    tensors, about = read(path)
-    result: dict[str, Any] = {}
-    for name, part in like.items():
-        expected = dict(tree.named(part))
-        found = {key.split(":", 1)[1]: t for key, t in tensors.items() if key.startswith(f"{name}:")}
-        found = {key if key in expected else renamed(key): t for key, t in found.items()}
-        if found.keys() != expected.keys():
-            odd = sorted(found.keys() ^ expected.keys())
-            raise RunError(f"{path} is not a checkpoint of this run: {name} differs in {', '.join(odd[:5])}")
-        for place, t in expected.items():
-            if found[place].shape != t.shape or found[place].dtype != t.dtype:
-                raise RunError(
-                    f"{path} is not a checkpoint of this run: {name}.{place} is {found[place].dtype} "
-                    f"{list(found[place].shape)}, expected {t.dtype} {list(t.shape)}"
-                )
-        result[name] = tree.rebuild(part, [found[place].to(t.device) for place, t in expected.items()])
-    return result, about
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors by name and `about`, out of one file."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise RunError(
-            f"there is no checkpoint at {path}; the run ended before its first one, so start it again"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            text, checksum = json.loads((file.metadata() or {})["copfl"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-        about: dict[str, Any] = json.loads(text)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged ({error}); restore it from a copy, or start the run again"
-        ) from error
-    if checksum != _checksum(tensors, text):
-        raise RunError(
-            f"{path} is damaged (its checksum differs); restore it from a copy, or start the run again"
-        )
-    return tensors, about
-
-
-def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
-    """One tensor, None where there is none of this name, and `about`; quick, as nothing else is read or checked."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads(json.loads((file.metadata() or {})["copfl"])[0])
-            return file.get_tensor(name) if name in file.keys() else None, about  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged ({error}); restore it from a copy, or start the run again"
-        ) from error

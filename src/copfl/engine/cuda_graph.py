@@ -13,42 +13,37 @@ from copfl.core import tree
 G = TypeVar("G")
 R = TypeVar("R")
 
-WARMUP = 2  # rounds as written before recording: compilers and libraries settle
+WARMUP = 2  # eager rounds before recording, in which compilers and libraries initialise
 
 
 class Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    given: list[Tensor]  # where the graph reads
+    inputs: list[Tensor]  # where the graph reads
     result: Any  # where it writes
 
 
-def no_room(error: BaseException) -> bool:
-    """Whether it says that a GPU has no memory left, which torch and the libraries below it each say in their way."""
-    told = ("out of memory", "ALLOC_FAILED")
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU ran out of memory; torch and the libraries below it each report that in their own way."""
+    reports = ("out of memory", "ALLOC_FAILED")
     return isinstance(error, torch.cuda.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+        isinstance(error, RuntimeError) and any(report in str(error) for report in reports)
     )
 
 
-def nothing(result: Any) -> Any:
-    """No part of it."""
-    return ()
-
-
 class Recorder:
-    """Calls a function as written at first, then replays it; one recording per shape of what is given.
+    """Calls a function eagerly at first, then replays it; one recording per shape of the input.
 
-    The function must be the same one whenever the variant is the same, and must not look at a value on the host. What
-    it returns is valid until the next call, but for what `lasting` takes out of it, which is copied.
+    The function must be the same one whenever the variant is the same, and must not read a value on the host. The
+    result is valid until the next call, except for the part that `lasting` selects, which is copied.
     """
 
-    def __init__(self, lasting: Callable[[Any], Any] = nothing) -> None:
+    def __init__(self, lasting: Callable[[Any], Any] = lambda result: ()) -> None:
         self.lasting = lasting
-        self.forget()
+        self.release()
         self.stream: Any = None
 
-    def forget(self) -> None:
-        """Gives back what was recorded, with its memory."""
+    def release(self) -> None:
+        """Drops all recordings, with their memory."""
         self.recordings: dict[object, Recording] = {}
         self.calls: dict[object, int] = {}
         self.sources: dict[object, list[Tensor]] = {}
@@ -61,20 +56,20 @@ class Recorder:
         key = (variant, tuple((t.shape, t.dtype) for t in tensors))
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARMUP:
-            return self._warm(f, given)
+            return self._warm_up(f, given)
         if key not in self.recordings:
             self.recordings[key] = self._record(f, given)
             self.sources[key] = []
-        return self._replayed(key, tensors)  # type: ignore[no-any-return]
+        return self._replay(key, tensors)  # type: ignore[no-any-return]
 
-    def _replayed(self, key: object, tensors: list[Tensor]) -> Any:
+    def _replay(self, key: object, tensors: list[Tensor]) -> Any:
         recording, before = self.recordings[key], self.sources[key]
-        # Where there is no room for the copies it must show now: the replay writes over what the caller may still have.
+        # Allocated first: the replay overwrites the last result, which the caller needs if memory runs out.
         lasting = tree.leaves(self.lasting(recording.result))
         copies = {id(t): torch.empty_like(t) for t in lasting}
-        for place, (to, source) in enumerate(zip(recording.given, tensors, strict=True)):
-            # Data that did not change since the last call is the same tensor; records are written in place.
-            if not (place < len(before) and before[place] is source and source.dtype in (torch.uint8,)):
+        for n, (to, source) in enumerate(zip(recording.inputs, tensors, strict=True)):
+            # Samples (uint8) that did not change since the last call are the same tensor; records change in place.
+            if not (n < len(before) and before[n] is source and source.dtype == torch.uint8):
                 to.copy_(source, non_blocking=True)
         self.sources[key] = tensors
         recording.graph.replay()
@@ -82,20 +77,20 @@ class Recorder:
             copies[id(t)].copy_(t)
         return tree.each(lambda t: copies.get(id(t), t), recording.result)
 
-    def _warm(self, f: Callable[[G], R], given: G) -> R:
-        """Runs as written, on a stream of its own, as recording will; on one alone, for each keeps what it frees."""
+    def _warm_up(self, f: Callable[[G], R], given: G) -> R:
+        """Calls f eagerly on a side stream, as recording will; on one only, for each stream caches freed memory."""
         if self.stream is None:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = f(given)
         torch.cuda.current_stream().wait_stream(self.stream)
-        torch.cuda.empty_cache()  # until it is recorded others may want the memory, such as another process
+        torch.cuda.empty_cache()  # another process may need the memory until the recording
         return result
 
     def _record(self, f: Callable[[G], R], given: G) -> Recording:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # a recording keeps its memory to itself, so what the warm-up used goes back first
+        torch.cuda.empty_cache()  # a recording has a memory pool of its own, so the warm-up's is freed first
         fixed = tree.each(lambda t: t.contiguous().clone(), given)
         graph = torch.cuda.CUDAGraph()
         before = torch.cuda.current_stream()
@@ -103,10 +98,10 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self.pool):
                 result = f(fixed)
         except BaseException as error:
-            # torch leaves its own stream in place then. Whatever this thread did next would be done beside what other
-            # threads do, and they would read numbers that are not there yet.
+            # torch then leaves its own stream current. Later work of this thread would run concurrently with that of
+            # other threads, which would read results before they are computed.
             torch.cuda.set_stream(before)
-            if no_room(error):
+            if out_of_memory(error):
                 raise torch.cuda.OutOfMemoryError(str(error)) from error
             raise
         self.pool = graph.pool()

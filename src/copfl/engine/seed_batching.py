@@ -1,145 +1,153 @@
-"""Several simulations of one kind that go in step, their clients trained as one batch: seeds of one experiment.
+"""Several seeds of one experiment, simulated at once: their clients are trained as one batch.
 
-Ten clients do not fill a GPU; thirty of three seeds nearly do, and what was compiled and recorded serves all three.
-Each simulation keeps its own round loop, in a thread of its own, and knows nothing of the others: what it calls its
-crew is a seat here, where it hands in its clients and waits until everybody has.
+Ten clients do not fill a GPU; thirty of three seeds nearly do, and compiled and recorded programs serve all three. Each
+simulation has its own round loop in its own thread. Its executor is a handle that submits the clients and waits for the
+result of the common batch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from copfl.core import tree
 from copfl.core.algorithm import EvalModels
 from copfl.core.random import MODEL, hashed
-from copfl.engine.mapping import Chunk, Done, abreast
-from copfl.engine.simulate import Executor, Ids, Setting, State, chunk_of
+from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
+from copfl.engine.simulate import Executor, Ids, Simulation, State, chunk_of
 from copfl.errors import UsageError
 
 R = TypeVar("R")
 
 
-def can(settings: Sequence[Setting]) -> bool:
-    """Whether these simulations are of one kind, so that their clients fit in one batch."""
-    kinds = {_kind(setting) for setting in settings}
-    clients = sum(setting.federation.clients for setting in settings)
-    return len(kinds) == 1 and clients <= settings[0].mapping.chunk
+def can_batch(simulations: Sequence[Simulation]) -> bool:
+    """Whether these simulations have the same program, and their clients fit in one chunk."""
+    programs = {_program(simulation) for simulation in simulations}
+    clients = sum(simulation.federation.clients for simulation in simulations)
+    return len(programs) == 1 and clients <= simulations[0].mapping.chunk
 
 
-def _kind(setting: Setting) -> tuple[object, ...]:
-    algorithm, task, federation, mapping, _, batch = setting
-    shapes = [(t.shape, t.dtype) for split in (federation.train, federation.test) for t in (split.x, split.y)]
-    sizes = federation.train.sizes.tobytes()  # on them hangs how many steps an epoch has
-    return repr(algorithm), task.layout, tuple(shapes), sizes, mapping.name, batch, id(task.public)
+def _program(simulation: Simulation) -> tuple[object, ...]:
+    """All that determines the program of a round."""
+    task, federation = simulation.task, simulation.federation
+    shapes = tuple(
+        (t.shape, t.dtype) for split in (federation.train, federation.test) for t in (split.x, split.y)
+    )
+    sizes = federation.train.sizes.tobytes()  # they determine the steps of an epoch
+    names = repr(simulation.algorithm), simulation.mapping.name
+    return *names, task.layout, shapes, sizes, simulation.batch, id(task.public)
 
 
-def in_step(settings: Sequence[Setting], simulations: Sequence[Callable[[Executor], R]]) -> list[R]:
-    """What each simulation returns when it is called with its crew; what goes wrong in one is raised here.
+def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Executor], R]]) -> list[R]:
+    """The result of each loop, called with its executor; the first error of any of them is raised here.
 
-    They must have as many rounds as each other, and look when the others do. All clients are trained in the thread that
-    calls this: the libraries of a GPU have handles for each thread, and none may be made while a program is recorded.
+    The loops must have the same rounds and evaluations. All clients are trained in the calling thread: GPU libraries
+    have handles for each thread, and none may be created while a program is recorded.
     """
-    bundle = _Bundle(settings)
-    results: list[Any] = [None] * len(simulations)
-    problems: list[BaseException] = []
+    batch = _Batch(simulations)
+    results: list[Any] = [None] * len(loops)
+    errors: list[BaseException] = []
 
     def run(n: int) -> None:
-        with bundle.moving:
+        with batch.changed:
             try:
-                results[n] = simulations[n](_Seat(bundle, n))
+                results[n] = loops[n](_Handle(batch, n))
             except _Stopped:
-                pass  # another has said why
-            except BaseException as problem:
-                problems.append(problem)
-                bundle.stopped = True
+                pass  # another loop has raised the reason
+            except BaseException as error:
+                errors.append(error)
+                batch.stopped = True
             finally:
-                bundle.ended += 1
-                bundle.moving.notify_all()
+                batch.ended += 1
+                batch.changed.notify_all()
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(simulations))]
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(loops))]
     for thread in threads:
         thread.start()
     try:
-        bundle.train()
+        batch.train()
     finally:
-        with bundle.moving:
-            bundle.stopped = True
-            bundle.moving.notify_all()
+        with batch.changed:
+            batch.stopped = True
+            batch.changed.notify_all()
         for thread in threads:
             thread.join()
-    if problems:
-        problem = problems[0]
-        problems.clear()  # else error and frame hold each other, and what the frame has on a GPU
-        raise problem
+    if errors:
+        error = errors[0]
+        errors.clear()  # else error and frame refer to each other, and the frame's GPU memory is not freed
+        raise error
     return results
 
 
-def _shapes(chunk: Chunk) -> tuple[object, ...]:
-    return tuple(
-        (t.shape[1:], t.dtype) for t in tree.leaves((chunk.clients, chunk.data, chunk.test, chunk.plan))
-    )
-
-
 class _Stopped(Exception):
-    """The bundle goes no further."""
+    """The batch was stopped by an error of another loop."""
 
 
-class _Bundle:
-    """What the simulations hand in and get back. One of them moves at a time, or the trainer does."""
+class _Submitted(NamedTuple):
+    """The clients of one simulation that are to be trained."""
 
-    def __init__(self, settings: Sequence[Setting]) -> None:
-        self.settings = settings
-        self.moving = threading.Condition()
-        self.chunks: dict[int, Chunk] = {}
-        self.done: dict[int, Done] = {}
-        self.calls: dict[int, tuple[int, EvalModels]] = {}  # the round, and which models a look tries
+    chunk: Chunk
+    round: int
+    models: EvalModels
+
+    def program(self) -> tuple[object, ...]:
+        rows = tree.leaves((self.chunk.clients, self.chunk.data, self.chunk.test, self.chunk.plan))
+        return self.round, self.models, tuple((t.shape[1:], t.dtype) for t in rows)
+
+
+class _Batch:
+    """The submitted clients and their results. One loop runs at a time, or the training does."""
+
+    def __init__(self, simulations: Sequence[Simulation]) -> None:
+        self.simulations = simulations
+        self.changed = threading.Condition()
+        self.submitted: dict[int, _Submitted] = {}
+        self.results: dict[int, ChunkResult] = {}
         self.ended = 0
         self.stopped = False
 
     def train(self) -> None:
-        """Trains what the simulations hand in, round by round, until they have ended."""
-        algorithm, _, _, mapping, *_ = self.settings[0]
-        tasks = [setting.task for setting in self.settings]
-        with self.moving:
+        """Trains the submitted clients, round by round, until the loops have ended."""
+        first = self.simulations[0]
+        tasks = [simulation.task for simulation in self.simulations]
+        devices = [first.task.device] if first.task.device.type == "cuda" else []
+        with self.changed:
             while True:
-                self.moving.wait_for(lambda: self.stopped or len(self.chunks) + self.ended == len(tasks))
+                self.changed.wait_for(lambda: self.stopped or len(self.submitted) + self.ended == len(tasks))
                 if self.stopped or self.ended == len(tasks):
                     return
                 if self.ended:
-                    raise UsageError("simulations that go in step must have the same number of rounds")
-                chunks = [self.chunks[n] for n in range(len(tasks))]
-                if len({_shapes(chunk) for chunk in chunks}) > 1 or len(set(self.calls.values())) > 1:
-                    raise UsageError(
-                        "simulations that go in step must ask for the same rounds, looks and steps"
-                    )
-                ((round, look),) = set(self.calls.values())
-                with torch.random.fork_rng([tasks[0].device] if tasks[0].device.type == "cuda" else []):
-                    torch.manual_seed(int(hashed(self.settings[0].seed, MODEL, round)))
-                    done = abreast(algorithm, tasks, mapping, chunks, look)
-                self.done, self.chunks = dict(enumerate(done)), {}
-                self.moving.notify_all()
+                    raise UsageError("batched simulations must have the same number of rounds")
+                submitted = [self.submitted[n] for n in range(len(tasks))]
+                if len({one.program() for one in submitted}) > 1:
+                    raise UsageError("batched simulations must have the same rounds, evaluations and steps")
+                chunks = [one.chunk for one in submitted]
+                with torch.random.fork_rng(devices):
+                    torch.manual_seed(int(hashed(first.seed, MODEL, submitted[0].round)))
+                    results = run_chunks(first.algorithm, tasks, first.mapping, chunks, submitted[0].models)
+                self.results, self.submitted = dict(enumerate(results)), {}
+                self.changed.notify_all()
 
 
-class _Seat:
-    """One simulation's place in a bundle."""
+class _Handle:
+    """The executor of one simulation in a batch."""
 
-    def __init__(self, bundle: _Bundle, n: int) -> None:
-        self.bundle, self.n = bundle, n
+    def __init__(self, batch: _Batch, n: int) -> None:
+        self.batch, self.n = batch, n
 
-    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
-        """What the turns of each part leave, in the order of the parts."""
-        bundle, n = self.bundle, self.n
+    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+        """The result of each part's local updates, in the order of the parts."""
+        batch, n = self.batch, self.n
         for part in parts:
-            chunk = chunk_of(bundle.settings[n], state.server, state.clients, state.round, part)
-            bundle.chunks[n], bundle.calls[n] = chunk, (state.round, look)
-            bundle.moving.notify_all()
-            bundle.moving.wait_for(lambda: bundle.stopped or n in bundle.done)
-            if n not in bundle.done:
+            chunk = chunk_of(batch.simulations[n], state.server, state.clients, state.round, part)
+            batch.submitted[n] = _Submitted(chunk, state.round, models)
+            batch.changed.notify_all()
+            batch.changed.wait_for(lambda: batch.stopped or n in batch.results)
+            if n not in batch.results:
                 raise _Stopped
-            done = bundle.done.pop(n)
-            state.clients.put(chunk.ids, done.client)
-            yield done._replace(client=None)
+            result = batch.results.pop(n)
+            state.clients.put(chunk.ids, result.client)
+            yield result._replace(client=None)

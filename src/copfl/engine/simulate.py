@@ -1,4 +1,4 @@
-"""THE round loop."""
+"""The round loop."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from copfl.core import tree
 from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm, EvalModels, Metrics
@@ -19,37 +20,37 @@ from copfl.core.batches import choose, participants, plan
 from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task
 from copfl.data.federation import Federation
-from copfl.engine.cuda_graph import no_room
-from copfl.engine.mapping import Chunk, Done, Mapping, together
+from copfl.engine.cuda_graph import out_of_memory
+from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
 from copfl.engine.store import DiskStore, MemoryStore, Store
-from copfl.errors import RunError, UsageError, unknown
+from copfl.errors import RunError, at_least, fraction_of, one_of
+
+Ids = NDArray[np.int64]
+Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass
 class State:
-    """Everything a simulation is between two rounds."""
+    """The whole state of a simulation between two rounds."""
 
     server: Any
     clients: Store
-    held: torch.Tensor  # [N], the mark of the mask that the server holds from each client; nan: none
+    known_masks: torch.Tensor  # [N], the fingerprint of each client's mask that the server knows; nan: none
     round: int = 0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round shows: figures of the federation, and of each client that took part."""
+    """The metrics of one round: of the federation, and of each client that took part."""
 
     number: int  # from 0
-    ids: np.ndarray[Any, np.dtype[np.int64]]
+    ids: Ids
     federation: dict[str, float]
-    clients: dict[str, np.ndarray[Any, np.dtype[np.float64]]]  # a value per id
+    clients: dict[str, Values]  # a value per id
 
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Setting(NamedTuple):
-    """What every round of a simulation has in common."""
+class Simulation(NamedTuple):
+    """The constants of a simulation: the same in every round."""
 
     algorithm: AnyAlgorithm
     task: Task
@@ -60,19 +61,19 @@ class Setting(NamedTuple):
 
 
 class Executor(Protocol):
-    """Who trains the clients: this process, several (workers.py), or one for several simulations (in_step.py)."""
+    """Runs local updates: in this process, in several (workers.py), or for several seeds (seed_batching.py)."""
 
-    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
-        """What the turns of each part leave, in the order of the parts."""
+    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+        """The result of each part's local updates, in the order of the parts; the store has their records."""
 
 
 def begin(algorithm: AnyAlgorithm, task: Task, clients: int, disk: Path | None = None) -> State:
     """The state before the first round, with the clients in memory, or on `disk` in this file."""
-    held = torch.full((clients,), torch.nan, dtype=torch.float64)
+    no_masks = torch.full((clients,), torch.nan, dtype=torch.float64)
     store: Store = (
         MemoryStore(algorithm, task, clients) if disk is None else DiskStore(algorithm, task, clients, disk)
     )
-    return State(algorithm.server_init(task, clients), store, held)
+    return State(algorithm.server_init(task, clients), store, no_masks)
 
 
 def simulate(
@@ -90,133 +91,131 @@ def simulate(
     eval_models: str = "all",
     executor: Executor | None = None,
 ) -> Iterator[Round]:
-    """Each round as it ends; `state` is then what the next round starts from.
+    """Each round as it ends; `state` is then the start of the next round.
 
-    Everything random is a function of the seed, the round and the client, so the loop can stop and go on anywhere.
+    Everything random is a function of the seed, the round and the client, so the loop can stop and resume anywhere.
     """
-    if not 0 < participation <= 1:
-        raise UsageError(
-            f"participation={participation} must be above 0 and at most 1: it is a share of the clients"
-        )
-    for name, value, least in (("batch", batch, 1), ("eval_every", eval_every, 1), ("seed", seed, 0)):
-        if value < least:
-            raise UsageError(f"{name}={value} must be at least {least}")
-    if eval_models not in EVAL_MODELS:
-        raise unknown("eval_models", eval_models, EVAL_MODELS)
-    tried = EVAL_MODELS[eval_models]
+    fraction_of("the clients", participation=participation)
+    at_least(1, batch=batch, eval_every=eval_every)
+    at_least(0, seed=seed)
+    one_of(EVAL_MODELS, eval_models=eval_models)
     count = participants(federation.clients, participation)
-    executor = executor or InProcess(Setting(algorithm, task, federation, mapping, seed, batch))
+    executor = executor or InProcess(Simulation(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
         due = (state.round + 1) % eval_every == 0 or state.round + 1 == rounds
-        look = tried if due else ()
         ids = choose(seed, state.round, federation.clients, count)
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
-        # 1. Everybody who takes part gets its message, trains, and adds to the total in the order of the ids.
-        total = tree.summed(_totals(executor.turns(state, parts, look), metrics))
-        # 2. The server sees the total and nothing else.
+        # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
+        results = executor.local_updates(state, parts, EVAL_MODELS[eval_models] if due else ())
+        total = tree.summed(_totals(results, metrics))
+        # 2. The server gets the total and nothing else.
         with torch.no_grad():
             state.server, whole = algorithm.server_update(task, state.server, total)
         state.round += 1
-        # 3. The figures come to the host once a round.
+        # 3. The metrics are copied to the host once a round.
         per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(metrics).items()}
         _leave_out_masks(state, ids, per_client)
-        per_client["weight"] = _shares(per_client["weight"], per_client["healthy"])
+        per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
         yield Round(state.round - 1, ids, {name: float(value) for name, value in whole.items()}, per_client)
 
 
-def _totals(turns: Iterator[Done], metrics: list[Metrics]) -> Iterator[Any]:
-    """What each part adds to the total; its figures are noted."""
-    for done in turns:
-        metrics.append(done.metrics)
-        yield done.total
+def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[Any]:
+    """The total of each part; its metrics are appended to the list."""
+    for result in results:
+        metrics.append(result.metrics)
+        yield result.total
 
 
-def _leave_out_masks(
-    state: State, ids: Ids, metrics: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
-) -> None:
-    """Takes the masks that the server holds already off the bytes, as the wire does, and notes which it holds now."""
+def _leave_out_masks(state: State, ids: Ids, metrics: dict[str, Values]) -> None:
+    """Subtracts the bytes of masks that the server knows already, as the wire does, and updates the known masks."""
     if "mask_fingerprint" not in metrics:
         return
     fingerprints, sizes = metrics.pop("mask_fingerprint"), metrics.pop("mask_bytes")
-    held = state.held.numpy()
-    metrics["bytes_up"] = metrics["bytes_up"] - np.where(held[ids] == fingerprints, sizes, 0)
-    held[ids] = np.where(metrics["healthy"] > 0, fingerprints, held[ids])
+    known = state.known_masks.numpy()
+    metrics["bytes_up"] = metrics["bytes_up"] - np.where(known[ids] == fingerprints, sizes, 0)
+    known[ids] = np.where(metrics["healthy"] > 0, fingerprints, known[ids])
 
 
-def _shares(
-    weight: np.ndarray[Any, np.dtype[np.float64]], healthy: np.ndarray[Any, np.dtype[np.float64]]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Each client's share in the round's mean."""
+def _normalised(weight: Values, healthy: Values) -> Values:
+    """Each client's fraction of the round's mean."""
     counted = np.where(healthy > 0, weight, 0.0)
     return counted / counted.sum() if counted.sum() > 0 else counted
 
 
 class InProcess:
-    """The crew of one process. Where a GPU has no room for a part, half as many clients go together from then on."""
+    """The executor of one process. When a GPU runs out of memory, chunks have half as many clients from then on."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.most = setting.mapping.chunk
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.chunk = simulation.mapping.chunk
 
-    def turns(self, state: State, parts: Sequence[Ids], look: EvalModels) -> Iterator[Done]:
-        """What the turns of each part leave, or of smaller ones, in the order of the ids."""
+    def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
+        """The result of each part's local updates, or of smaller parts, in the order of the ids."""
         left = np.concatenate(parts)
         while len(left):
-            part = left[: self.most]
-            done = self._tried(state, part, look)
-            if done is None:
-                self.most = math.ceil(len(part) / 2)
-                told = f"the GPU has no room for {len(part)} clients at once; from here on {self.most} go together"
-                warnings.warn(told, RuntimeWarning, stacklevel=1)
+            part = left[: self.chunk]
+            result = self._try(state, part, models)
+            if result is None:
+                self.chunk = math.ceil(len(part) / 2)
+                message = (
+                    f"the GPU is out of memory with {len(part)} clients batched; from now on {self.chunk} are"
+                )
+                warnings.warn(message, RuntimeWarning, stacklevel=1)
                 continue
             left = left[len(part) :]
-            yield done
+            yield result
 
-    def _tried(self, state: State, part: Ids, look: EvalModels) -> Done | None:
-        """None: there is no room, and nothing has changed."""
+    def _try(self, state: State, part: Ids, models: EvalModels) -> ChunkResult | None:
+        """None: the GPU is out of memory, and nothing has changed."""
         try:
-            return together_of(self.setting, state.server, state.clients, state.round, part, look)
+            return train_part(self.simulation, state.server, state.clients, state.round, part, models)
         except RuntimeError as error:
-            if not no_room(error):
+            if not out_of_memory(error):
                 raise
             if len(part) == 1:
                 why = str(error).partition(".")[0]
                 raise RunError(
-                    f"the GPU has no room for the training of a single client ({why}); use --device cpu, a smaller "
-                    "model, or --set run.batch=N, or wait until others have left the GPU"
+                    f"the GPU is out of memory in the training of a single client ({why}); use --device cpu, a "
+                    "smaller model, or --set run.batch=N, or wait until other programs have left the GPU"
                 ) from error
-        # Only here, for what was under way is held as long as the error is.
-        self.setting.mapping.forget()
+        # Outside of the handler: the error refers to the tensors of the failed program.
+        self.simulation.mapping.release()
         gc.collect()
         torch.cuda.empty_cache()
         return None
 
 
-def together_of(
-    setting: Setting, server: Any, clients: Store, round: int, part: Ids, look: EvalModels
-) -> Done:
-    """The turns of some clients, their totals already added up; their records go back to the store."""
-    chunk = chunk_of(setting, server, clients, round, part)
-    if setting.task.device.type == "cpu":
-        # What a model draws itself, as dropout does, must not depend on which process trains whom and in what order.
+def train_part(
+    simulation: Simulation, server: Any, clients: Store, round: int, part: Ids, models: EvalModels
+) -> ChunkResult:
+    """The local updates of some clients; the result has no records, as the store has taken them."""
+    algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
+    chunk = chunk_of(simulation, server, clients, round, part)
+    if task.device.type == "cpu":
+        # Random numbers of the model itself, as of dropout, must not depend on the process or on the order.
         with torch.random.fork_rng([]):
-            torch.manual_seed(int(hashed(setting.seed, MODEL, round, int(part[0]))))
-            done = together(setting.algorithm, setting.task, setting.mapping, chunk, look)
+            torch.manual_seed(int(hashed(simulation.seed, MODEL, round, int(part[0]))))
+            result = run_chunk(algorithm, task, mapping, chunk, models)
     else:
-        done = together(setting.algorithm, setting.task, setting.mapping, chunk, look)
-    clients.put(chunk.ids, done.client)
-    return done._replace(client=None)
+        result = run_chunk(algorithm, task, mapping, chunk, models)
+    clients.put(chunk.ids, result.client)
+    return result._replace(client=None)
 
 
-def chunk_of(setting: Setting, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
-    """What the turns of some clients need."""
-    algorithm, task, federation, _, seed, batch = setting
-    ids = torch.from_numpy(part).to(task.device)
-    order = plan(
-        seed, round, part, federation.train.sizes[part],
-        batch=batch, epochs=algorithm.total_epochs, augment=federation.dataset.augment, device=task.device,
-    )  # fmt: skip
-    return Chunk(
-        server, ids, clients.rows(ids), federation.train.rows(part), federation.test.rows(part), order
+def chunk_of(simulation: Simulation, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
+    """The input of some clients' local updates."""
+    federation, device = simulation.federation, simulation.task.device
+    ids = torch.from_numpy(part).to(device)
+    batches = plan(
+        simulation.seed,
+        round,
+        part,
+        federation.train.sizes[part],
+        batch=simulation.batch,
+        epochs=simulation.algorithm.total_epochs,
+        augment=federation.dataset.augment,
+        device=device,
     )
+    train, test = federation.train.rows(part), federation.test.rows(part)
+    return Chunk(server, ids, clients.rows(ids), train, test, batches)

@@ -160,7 +160,11 @@ class RunFolder:
                     f"{self.path}/rounds.jsonl has {len(lines)} rounds, but the checkpoint is of round "
                     f"{about['round']}; restore the file, or start a new run with `copfl run -c {self.path}/run.toml`"
                 )
-            state.server, state.held, state.round = trees["server"], trees["held"], about["round"]
+            state.server, state.known_masks, state.round = (
+                trees["server"],
+                trees["known_masks"],
+                about["round"],
+            )
             state.clients.restore(trees["clients"])
         if old:
             RunFolder.checkpoint(self, state, fingerprints)
@@ -190,7 +194,7 @@ class RunFolder:
 
 
 def _everything(state: simulate.State) -> dict[str, Any]:
-    return {"server": state.server, "clients": state.clients.saved(), "held": state.held}
+    return {"server": state.server, "clients": state.clients.saved(), "known_masks": state.known_masks}
 
 
 def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from copfl.core.batches import participants
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.engine import autotune, mapping
-from copfl.engine.cuda_graph import no_room
+from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Mapping as Engine
 from copfl.errors import RunError, UsageError, one_of
 
@@ -138,7 +138,7 @@ def choose_engine(loop: Loop, task: Task, federation: Federation, algorithm: Any
     others = [e for e in (sequential, vmap) if e is not engine and not _problem(task, e, data)]
     choices = [autotune.Choice(e, switch) for e in (engine, *others) for switch in switches]
     updates = loop.participants * loop.rounds
-    chosen = autotune.choose(algorithm, task, federation, choices, batch=loop.batch, turns=updates)
+    chosen = autotune.choose(algorithm, task, federation, choices, batch=loop.batch, local_updates=updates)
     autotune.set_mkldnn(chosen.mkldnn)
     return chosen.engine
 
@@ -185,7 +185,7 @@ def _problem(task: Task, engine: Engine, data: Data) -> str:
         with torch.no_grad(), torch.random.fork_rng(cuda_of(task)):
             logits, _ = engine.over(step, (task.initial[None], data))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        if no_room(error):
+        if out_of_memory(error):
             raise RunError(
                 "the GPU has too little free memory for the model and two samples; other processes use it "
                 "(nvidia-smi lists them) or the model is too large: use --device cpu or a smaller model"

@@ -318,8 +318,8 @@ def execute(
     return result
 
 
-def setting_of(e: Experiment) -> simulate.Setting:
-    return simulate.Setting(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
+def setting_of(e: Experiment) -> simulate.Simulation:
+    return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
 
 
 def _rounds(

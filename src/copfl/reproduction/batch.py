@@ -27,7 +27,7 @@ from copfl.data import datasets
 from copfl.data.partition import SCHEMES, Partition, hold_out
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
-from copfl.engine.cuda_graph import no_room
+from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.simulate import Round
 from copfl.errors import CopflError, RunError
 from copfl.experiment import folder as run_folder
@@ -210,12 +210,12 @@ def _in_step(runs: Sequence[Run], sitting: Sitting) -> Iterator[tuple[Run, Recor
         try:
             prepared = [_prepared(run, sitting, held) for run in runs]
             settings = [setting_of(experiment) for experiment, _, _ in prepared]
-            if not seed_batching.can(settings) or any(folder.begun for _, folder, _ in prepared):
+            if not seed_batching.can_batch(settings) or any(folder.begun for _, folder, _ in prepared):
                 return None
-            seed_batching.in_step(settings, [partial(execute, *one) for one in prepared])
+            seed_batching.run_batched(settings, [partial(execute, *one) for one in prepared])
             return _records(runs, [folder for _, folder, _ in prepared], held.pop_all())
         except RuntimeError as error:
-            if not no_room(error):
+            if not out_of_memory(error):
                 raise
     sitting.say("the GPU has no room for all seeds at once: they go one after another")
     prepared, settings = [], []

@@ -47,6 +47,11 @@ class Federation:
         process = self.local.start_run({"runs": str(self.runs), **config})
         return follow(self.local, process, self.folder, self.settings.config.rounds)
 
+    def kill(self, name: str) -> None:
+        """Kills a process and its group."""
+        self.local.send_signal(name, signal.SIGKILL)
+        self.local.running[name].wait(10)
+
     def with_word(self, word: str) -> list[int]:
         """The processes of the federation that have the word in their command."""
         found = []
@@ -110,7 +115,7 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_state(tmp_path: Path) ->
         state = Path(federation.nodes[1]["state-dir"]) / "test"
         kept = (state / "round-000000.copfl").read_bytes()
         wait_until(lambda: federation.with_word("flwr-clientapp"))  # the second round has begun
-        local.kill("node-1")
+        federation.kill("node-1")
         second = next(rounds)
         assert (state / "round-000000.copfl").read_bytes() == kept
         local.start_node("node-1", federation.nodes[1])
@@ -148,11 +153,11 @@ def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> N
         rounds = federation.run()
         next(rounds)
         wait_until(lambda: federation.with_word("flwr-clientapp"))
-        local.kill("superlink")
+        federation.kill("superlink")
         for pid in federation.with_word("flwr-serverapp"):  # its machine went down: the ServerApp with it
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not federation.with_word("flwr-serverapp"))
-        local.kill("run")
+        federation.kill("run")
         local.start_superlink()
         records = list(federation.run(resume=True))
     assert records[-1]["round"] == 3

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from copfl.errors import RunError
 
@@ -23,10 +23,15 @@ class Processes:
     """A context that runs programs of this Python environment in a folder; all of them end when it does."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder, self.logs, self.tag = folder, folder / "logs", secrets.token_hex(8)
+        self.logs, self.tag = folder / "logs", secrets.token_hex(8)
         programs = str(Path(sys.executable).parent)
         path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower starts its programs by name
-        self.environment = {**os.environ, "PATH": path, TAG: self.tag, **environment}
+        self.options: dict[str, Any] = {
+            "cwd": folder,
+            "env": {**os.environ, "PATH": path, TAG: self.tag, **environment},
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.STDOUT,
+        }
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.logs.mkdir(parents=True, exist_ok=True)
 
@@ -50,37 +55,17 @@ class Processes:
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a program in its own group, with its output in logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
-            self.running[name] = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=self.folder,
-                env=self.environment,
-                start_new_session=True,
-            )
-        return self.running[name]
+            process = subprocess.Popen(command, stdout=log, start_new_session=True, **self.options)
+        self.running[name] = process
+        return process
 
     def call(self, command: Sequence[str], seconds: float = 120) -> str:
         """The output of a program that ends by itself; RunError if it fails."""
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            cwd=self.folder,
-            env=self.environment,
-            timeout=seconds,
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds, **self.options)
         text = done.stdout.decode(errors="replace")
         if done.returncode:
             raise RunError(f"`{' '.join(command)}` failed: {text.strip()[-2000:]}")
         return text
-
-    def kill(self, name: str) -> None:
-        """Kills a program and its group."""
-        self.send_signal(name, signal.SIGKILL)
-        self.running[name].wait(10)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
         """Sends a signal to a program and its group."""

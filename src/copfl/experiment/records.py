@@ -26,7 +26,7 @@ def as_record(round: Round) -> Record:
         "round": round.number + 1,
         "clients": [int(n) for n in round.ids],
         "federation": {name: _plain(value) for name, value in sorted(round.federation.items())},
-        "mean": {name: _plain(np.nanmean(v)) for name, v in metrics if not np.isnan(v).all()},
+        "mean": {name: _plain(float(np.nanmean(v))) for name, v in metrics if not np.isnan(v).all()},
         "left_out": [int(n) for n in round.ids[round.clients["healthy"] == 0]],
         "per_client": {name: [_plain(v) for v in values] for name, values in metrics},
     }

@@ -361,7 +361,9 @@ def test_groups_that_do_not_suffice() -> None:
     split = by_group(dataset, 6, 0)
     assert sizes(split.train) == sizes(split.test) == [1] * 6
     assert len(split.notes) == 3
-    unequal = replace(dataset, train=samples(np.zeros(10), np.array([0, 0, 1, 1, 1, 1, 2, 2, 2, 2])))
+    unequal = replace(
+        dataset, train=samples(np.zeros(10, np.int64), np.array([0, 0, 1, 1, 1, 1, 2, 2, 2, 2]))
+    )
     with pytest.raises(DataError, match='"g0" has 2 train samples for 3 clients'):
         by_group(unequal, 7, 0)
     with pytest.raises(DataError, match="no groups"):

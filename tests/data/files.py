@@ -1,4 +1,4 @@
-"""Small files to read, honest and not, and what every data set has to be."""
+"""Small files, valid and malicious, and the invariants of every data set."""
 
 from __future__ import annotations
 

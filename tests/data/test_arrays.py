@@ -225,7 +225,7 @@ def test_folders_that_are_wrong(tmp_path: Path) -> None:
     write_image(tmp_path / "empty" / "broken.png", (4, 4), 7000, "I;16")
     with pytest.raises(DataError, match=r"broken\.png has pixels of mode I.*; 8 bits per channel"):
         load(tmp_path)
-    Image.new("RGB", (4, 4)).save(tmp_path / "empty" / "broken.png", "BMP")  # not what it says it is
+    Image.new("RGB", (4, 4)).save(tmp_path / "empty" / "broken.png", "BMP")  # a wrong suffix
     with pytest.raises(DataError, match=r"broken\.png is not a readable PNG or JPEG"):
         load(tmp_path)
 

@@ -1,6 +1,6 @@
 """Every data set from small files in its published layout, damage of every kind, and the real files where they are.
 
-The tests of the real files run where the environment variable COPFL_DATA names a folder that holds them.
+The tests of the published files run if the environment variable COPFL_DATA names a folder with them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def make_cifar(folder: Path, n: int = 40, batches: tuple[int, ...] = (1, 2)) -> 
 
 
 def make_cifar10c(folder: Path, bases: int = 60) -> Path:
-    """CIFAR-10-C in small: pixel (0, 0) tells the base image, (0, 1) the corruption, (0, 2) the severity."""
+    """CIFAR-10-C in small: pixel (0, 0) encodes the base image, (0, 1) the corruption, (0, 2) the severity."""
     (folder / "CIFAR-10-C").mkdir(parents=True)
     for number, name in enumerate(CORRUPTIONS):
         array = np.zeros((5 * bases, 32, 32, 3), np.uint8)
@@ -227,7 +227,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(
 
 
 def test_a_pickle_cannot_change_the_reader() -> None:
-    # BUILD with a pair sets attributes on any object, here on what stands for numpy.dtype
+    # BUILD with a pair sets attributes on any object, here on the substitute of numpy.dtype
     attack = b"\x80\x02cnumpy\ndtype\n(N}U\x0c__setstate__Nstb."
     with pytest.raises(DataError):
         reading.unpickle(attack, "attack")

@@ -1,4 +1,4 @@
-"""A user's data as a data set: a .npz file, a folder of images, a torch Dataset, or arrays. All of it is checked."""
+"""A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def npz_file(path: Path, *, augment: bool = False) -> Dataset:
 def image_folder(
     path: Path, *, size: int | None = None, gray: bool = False, augment: bool = False
 ) -> Dataset:
-    """A folder <class>/*.png|jpg, of which every fifth is test, or {train,test}/<class>/*.png|jpg, all at one size."""
+    """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test."""
     images = reading.image_files(path)
     given = {image.split for image in images}
     parts = {"": "train", "_test": "test"} if given >= {"train", "test"} else {"": ""}
@@ -110,8 +110,8 @@ def from_arrays(
 ) -> Dataset:
     """Arrays as a data set; without a test part, every fifth sample of a class is test.
 
-    uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean and
-    deviation of the train images. Other arrays are used as they are.
+    uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean
+    and deviation of the train images. Other arrays are used as they are.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
@@ -121,10 +121,10 @@ def from_arrays(
     if x_test is not None and y_test is not None:
         test = _checked(x_test, y_test, group_test, "_test")
     else:
-        held = held_out(train.y, 1, 5)
-        if not held.any():
+        is_test = held_out(train.y, 1, 5)
+        if not is_test.any():
             raise DataError("too few samples for a test part: give x_test and y_test, or five of one class")
-        train, test = train.take(~held), train.take(held)
+        train, test = train.take(~is_test), train.take(is_test)
         note = "; ".join(filter(None, (note, f"every fifth sample of a class is test: {len(test):,}")))
     if (train.x.shape[1:], train.x.dtype) != (test.x.shape[1:], test.x.dtype):
         kinds = [f"{part.x.dtype} {list(part.x.shape[1:])}" for part in (train, test)]
@@ -187,8 +187,8 @@ def _names(given: Sequence[str] | None, what: str, *parts: NDArray[np.int64] | N
 def held_out(y: NDArray[np.int64], part: int, whole: int) -> NDArray[np.bool_]:
     """A mask of the test samples: `part` of every `whole` successive samples of a class, evenly spaced."""
     rank = rank_within_class(y)
-    held: NDArray[np.bool_] = (rank + 1) * part // whole > rank * part // whole
-    return held
+    is_test: NDArray[np.bool_] = (rank + 1) * part // whole > rank * part // whole
+    return is_test
 
 
 def rank_within_class(y: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,11 +1,10 @@
 """The fifteen standard image corruptions at the CIFAR severities of Hendrycks & Dietterich (2019).
 
-The parameters of each severity are the published ones. All images of a call are processed at once, so single pixels
-differ from the published CIFAR-10-C.
+The parameters of each severity are the published ones. All images of a call are processed at once, so single
+pixels differ from the published CIFAR-10-C.
 
-scipy.ndimage has the blurs and the interpolation, but accumulates in float64: on 1,500 CIFAR-10 images up to 165 of
-4.6 million values then round to another byte. Stored results identify their samples by a hash of the bytes, so the
-filters here stay.
+scipy.ndimage has the blurs and the interpolation, but accumulates in float64: on 1,500 CIFAR-10 images up to
+165 of 4.6 million values then round to another byte. Stored results identify their samples by their bytes.
 """
 
 from __future__ import annotations
@@ -85,9 +84,7 @@ def motion_blur(x: Floats, rng: Generator, radius: int, sigma: float) -> Floats:
 def zoom_blur(x: Floats, rng: Generator, steps: int) -> Floats:
     """The average of the image and its enlargements, in steps of one per cent."""
     n, height, width, channels = x.shape
-    blur = np.eye(
-        height * width, dtype=np.float32
-    )  # the whole average, the image included, is one linear map
+    blur = np.eye(height * width, dtype=np.float32)  # the average, the image included, as one linear map
     for step in range(steps + 1):
         factor = 1 + step / 100
         blur += np.kron(_enlarge(height, factor), _enlarge(width, factor))
@@ -114,8 +111,8 @@ def snow(
 def frost(x: Floats, rng: Generator, keep: float, cover: float) -> Floats:
     """Images behind a sheet of ice.
 
-    The published set overlays crops of six photographs of ice, which are not part of this package: here the ice is
-    generated, bright veins of ridged noise on a bluish film. The weights of image and ice are the published ones.
+    The published set overlays crops of six photographs, which are not part of this package: here the ice is
+    generated, bright veins of ridged noise on a bluish film. The weights are the published ones.
     """
     n, height, width, _ = x.shape
     side = 1 << (2 * max(height, width) - 1).bit_length()
@@ -150,8 +147,8 @@ def contrast(x: Floats, rng: Generator, keep: float) -> Floats:
 def elastic_transform(x: Floats, rng: Generator, strength: float, sigma: float, jitter: float) -> Floats:
     """Images under a random affine map and a random smooth displacement; the parameters are in image widths.
 
-    The published numbers trade one for the other: the affine part shrinks with the severity while the displacement
-    grows and gets finer, so pixels do not differ more at severity 5 than at 1, but shapes do.
+    With the severity the affine part shrinks while the displacement grows and gets finer: pixels differ no
+    more at severity 5 than at 1, but shapes do.
     """
     n, height, width, _ = x.shape
     # Three corners of the middle square of the image move at random; the rest of the plane follows affinely.
@@ -159,8 +156,8 @@ def elastic_transform(x: Floats, rng: Generator, strength: float, sigma: float, 
     row, column = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     down = ((row - (height // 2 - third)) / (2 * third))[..., None]
     right = ((column - (width // 2 - third)) / (2 * third))[..., None]
-    corner, below, beside = rng.uniform(-jitter * width, jitter * width, (3, n, 1, 1, 2)).astype(np.float32)
-    shift = corner * (1 - down - right) + below * down + beside * right  # [n, h, w, 2]
+    corners = rng.uniform(-jitter * width, jitter * width, (3, n, 1, 1, 2)).astype(np.float32)
+    shift = corners[0] * (1 - down - right) + corners[1] * down + corners[2] * right  # [n, h, w, 2]
     if strength:
         field = rng.uniform(-1, 1, (n, height, width, 2)).astype(np.float32)
         shift = shift + strength * width * _blur(field, sigma * width, truncate=3)
@@ -280,7 +277,7 @@ def _enlarge(side: int, factor: float) -> Floats:
 
 
 def _plasma(n: int, side: int, decay: float, rng: Generator) -> Floats:
-    """n periodic fields of fractal noise [n, side, side] in 0..1 by midpoint displacement; side is a power of two."""
+    """n periodic fields of fractal noise [n, side, side] in 0..1, by midpoint displacement; side is 2^k."""
     field = np.zeros((n, side, side), dtype=np.float32)
     step, amplitude = side, 1.0
     while step > 1:
@@ -290,13 +287,13 @@ def _plasma(n: int, side: int, decay: float, rng: Generator) -> Floats:
             return mean + rng.uniform(-amplitude, amplitude, mean.shape).astype(np.float32)
 
         corners = field[:, ::step, ::step]
-        beside = corners + np.roll(corners, -1, axis=2)
-        centres = displaced((beside + np.roll(beside, -1, axis=1)) / 4)
+        horizontal = corners + np.roll(corners, -1, axis=2)
+        centres = displaced((horizontal + np.roll(horizontal, -1, axis=1)) / 4)
         field[:, half::step, half::step] = centres
         # The middle of an edge lies between its two corners and the centres of the two squares that share it.
-        field[:, ::step, half::step] = displaced((beside + centres + np.roll(centres, 1, axis=1)) / 4)
-        below = corners + np.roll(corners, -1, axis=1)
-        field[:, half::step, ::step] = displaced((below + centres + np.roll(centres, 1, axis=2)) / 4)
+        field[:, ::step, half::step] = displaced((horizontal + centres + np.roll(centres, 1, axis=1)) / 4)
+        vertical = corners + np.roll(corners, -1, axis=1)
+        field[:, half::step, ::step] = displaced((vertical + centres + np.roll(centres, 1, axis=2)) / 4)
         step, amplitude = half, amplitude / decay**2  # the published code applies its decay twice
     low, high = field.min(axis=(1, 2), keepdims=True), field.max(axis=(1, 2), keepdims=True)
     return (field - low) / np.maximum(high - low, 1e-6)

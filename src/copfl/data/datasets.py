@@ -1,4 +1,4 @@
-"""Data sets by name, from the files in a data folder: found, verified and loaded as arrays. User data: arrays.py.
+"""Data sets by name, from files in a data folder: found, verified and loaded as arrays. User data: arrays.py.
 
 The same files give the same samples in the same order.
 """
@@ -81,7 +81,7 @@ def describe() -> dict[str, str]:
 
 
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:
-    """A line about the data set: sizes, classes, groups, notes. All files are read; damage raises a DataError."""
+    """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
     found = load(name_or_path, data_dir, **options)
     shape = " x ".join(str(side) for side in found.train.x.shape[1:])
     sizes = f"{len(found.train):,} train and {len(found.test):,} test samples"
@@ -112,7 +112,7 @@ def digits(data_dir: Path | None) -> Dataset:
 def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
     """CIFAR-10: 60,000 colour images, 32 x 32, 10 classes
 
-    From its Python batches, as many as there are. Without `verify`, other files of the same form are accepted.
+    From its Python batches, as many as there are. Without `verify`, other files of that form are accepted.
     """
     places = _existing(data_dir, "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-python.tar")
     if not places:
@@ -140,7 +140,7 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 
 
 def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> Dataset:
-    """A data set of CIFAR's classes, ImageNet's normalisation and random crops, unless the fields say otherwise."""
+    """A data set with CIFAR's classes, ImageNet's normalisation and random crops, or with these fields."""
     usual = {"classes": CIFAR_CLASSES, "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "augment": True}
     return Dataset(name, train, test, **{**usual, **fields})
 
@@ -160,14 +160,14 @@ def _cifar_batch(raw: bytes, source: str) -> tuple[NDArray[np.uint8], NDArray[np
 def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, verify: bool = True) -> Dataset:
     """CIFAR-10 under 15 corruptions, the groups; published or made from CIFAR-10 (severity=1..5, all=true)
 
-    Every image is under one corruption, or with `all` under each. The published CIFAR-10-C has corrupted test images
-    only, and is split by base image, half and half. If it is absent, the corruptions are made from CIFAR-10, train
-    from train and test from test. No base image is in both splits.
+    Every image is under one corruption, or with `all` under each. The published CIFAR-10-C has test images
+    only, and is split by base image, half and half. If it is absent, the corruptions are made from CIFAR-10.
+    No base image is in both splits.
     """
     if published := _existing(data_dir, "CIFAR-10-C", "CIFAR-10-C.tar"):
         arrays, y = _published_corruptions(published[0])
-        held = held_out(y, 1, 2)
-        bases = [np.flatnonzero(~held), np.flatnonzero(held)]
+        is_test = held_out(y, 1, 2)
+        bases = [np.flatnonzero(~is_test), np.flatnonzero(is_test)]
         labels = [y[base] for base in bases]
         note = "the published CIFAR-10-C" if len(y) == 10_000 else f"CIFAR-10-C-style: {len(y):,} base images"
         note += f", severity {severity}, split by base image"
@@ -191,7 +191,7 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
 
 
 def _published_corruptions(place: Path) -> tuple[list[Images], NDArray[np.int64]]:
-    """The arrays of CIFAR-10-C, left on disk, in the order of CORRUPTIONS, and the labels of the base images."""
+    """The arrays of CIFAR-10-C, left on disk, in the order of CORRUPTIONS, and the base images' labels."""
     names = (*CORRUPTIONS, "labels")
     found = {
         name: reading.map_npy(member.path, member.offset, member.size)
@@ -217,7 +217,7 @@ def _published_corruptions(place: Path) -> tuple[list[Images], NDArray[np.int64]
 def _corrupted(
     y: NDArray[np.int64], every: bool, images: Callable[[int, NDArray[np.intp]], Images]
 ) -> Samples:
-    """The base images with labels y: each under one corruption, equally many of a class per corruption, or `every`.
+    """The base images with labels y, each under one corruption (equally often in a class) or `every` one.
 
     `images(corruption, base)` returns the chosen base images under a corruption.
     """

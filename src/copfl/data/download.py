@@ -42,9 +42,9 @@ GET = "Get it with: copfl data get {name} --data-dir DIR"
 ADVICE = {
     "digits": "It comes with scikit-learn: pip install scikit-learn",
     "cifar10c": f"{GET}; or get cifar10, and the corruptions are made from it",
-    "mini_imagenet": "Mini-ImageNet has no open address: register at https://image-net.org, take the images named in "
-    "the split files of Ravi & Larochelle, and put them into the data folder as "
-    "mini-imagenet/{{train,test}}/<wnid>/*.jpg, all 100 classes in both splits, or as a mini-imagenet.tar of that",
+    "mini_imagenet": "Mini-ImageNet has no open address: register at https://image-net.org, take the images "
+    "named in the split files of Ravi & Larochelle, and put them into the data folder as mini-imagenet.tar "
+    "or mini-imagenet/{{train,test}}/<wnid>/*.jpg, all 100 classes in both splits",
 }
 
 
@@ -54,7 +54,7 @@ def advice(name: str) -> str:
 
 
 def get(name: str, data_dir: Path, progress: Progress | None = None, url: str | None = None) -> Path:
-    """The file of a published data set in `data_dir`, fetched unless it is there; `url` is another address of it."""
+    """The file of a published data set in `data_dir`, fetched unless it exists; `url` is another address."""
     if name in ADVICE and name not in PUBLISHED:
         raise DataError(f"{name} cannot be fetched. {advice(name)}")
     if name not in PUBLISHED:

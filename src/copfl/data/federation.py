@@ -63,7 +63,7 @@ class Federation:
         return tuple(self.dataset.train.x.shape[1:])
 
     def unassigned(self, count: int) -> Tensor:
-        """Up to `count` train samples that no client has, without their labels, evenly spaced in the data set."""
+        """Up to `count` train samples that no client has, evenly spaced in the data set, without labels."""
         validation = self.partition.test if self.partition.test_from == "train" else ()
         assigned = np.concatenate([*self.partition.train, *validation])
         free = np.setdiff1d(np.arange(len(self.dataset.train)), assigned)

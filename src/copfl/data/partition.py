@@ -34,7 +34,7 @@ NAMES_IN_FILES = {"alpha": "concentration"}  # of options, in this format and in
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of every client. ``partition(p.scheme, dataset, p.clients, **p.keywords)`` makes it again."""
+    """The samples of every client; ``partition(p.scheme, dataset, p.clients, **p.keywords)`` repeats it."""
 
     train: tuple[Indices, ...]  # per client, indices into Dataset.train
     test: tuple[Indices, ...]  # per client, indices into Dataset.test, or into Dataset.train: see test_from
@@ -144,7 +144,7 @@ def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
 def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int) -> Partition:
     """The partition with a validation part from its train part as test part: every class in proportion.
 
-    A client with two samples or more keeps at least one of each part; a client with one sample keeps it for training.
+    A client with two samples or more has at least one in each part; a single sample stays in the train part.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
@@ -221,8 +221,8 @@ def classes(
 ) -> Assigned:
     """A few classes for each client; the clients per class differ by at most one.
 
-    No train image is assigned twice. Neither is a test image where a class has enough of them; otherwise all clients
-    of the class are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
+    No train image is assigned twice. Neither is a test image if a class has enough of them; otherwise all its
+    clients are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
     """
     at_least(1, per_client=per_client, train_per_class=train_per_class, test_per_class=test_per_class)
     kinds = len(dataset.classes)
@@ -230,8 +230,8 @@ def classes(
         limit = f'{kinds}, the number of classes of "{dataset.name}"'
         raise UsageError(f"per_client={per_client} must be at most {limit}; or set distinct=false")
     rng = _generator(seed)
-    # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has that;
-    # distinct=False restores it.
+    # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has
+    # that; distinct=False restores it.
     slots = _class_slots(rng, clients, per_client, kinds, distinct)
     group = None
     if group_per_client:
@@ -246,7 +246,7 @@ def classes(
 def dirichlet(
     dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.3, minimum: int = 2, test: str = "same"
 ) -> Assigned:
-    """Every class divided among the clients in Dirichlet(alpha) proportions, at least ``minimum`` train samples each.
+    """Every class divided in Dirichlet(alpha) proportions; ``minimum`` train samples or more per client.
 
     ``test``: "same" follows the client's train labels, "iid" is an equal part of the test split.
     """
@@ -277,7 +277,7 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
 
 @_scheme
 def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """One group (source, domain, corruption) per client; groups are divided, or joined, where the numbers differ."""
+    """One group (source, domain, corruption) per client; groups are divided, or joined, if numbers differ."""
     rng, splits = _generator(seed), (dataset.train, dataset.test)
     present = np.unique(_groups(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
@@ -342,8 +342,8 @@ def _class_slots(
     labels = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
     slots = np.zeros((clients, kinds), np.int64)
     np.add.at(slots, (np.repeat(np.arange(clients), per_client), rng.permutation(labels)), 1)
-    # Each swap lowers the number of repeated classes, and a swap exists as long as there is one: no class has more
-    # slots than there are clients, so some client lacks it and has a class that is new to us or repeated there.
+    # Each swap lowers the number of repeated classes, and a swap exists as long as there is one: no class has
+    # more slots than there are clients, so some client lacks it and has a class that is new here or repeated.
     while distinct and len(repeated := np.argwhere(slots > 1)):
         for client, surplus in repeated:
             if slots[client, surplus] > 1:
@@ -401,10 +401,10 @@ def _fill_slots(
 def _proportional(
     rng: np.random.Generator, y: Indices, log_weights: NDArray[np.float64], minimum: int
 ) -> list[Indices]:
-    """Every sample assigned to one client: first ``minimum`` each, then the rest in proportion to the weights.
+    """Every sample assigned to one client: ``minimum`` each, then the rest in proportion to the weights.
 
-    ``log_weights`` is [classes, clients]. The first samples, too, are of the classes a client has most weight in, as
-    far as the samples suffice. If there are fewer samples than the minimum takes, each is used several times.
+    ``log_weights`` is [classes, clients]. The first samples are drawn in proportion to the client's weights,
+    too, as far as possible. If there are fewer samples than the minimum takes, each is used several times.
     """
     kinds, clients = log_weights.shape
     copies = max(1, -(-clients * minimum // len(y)))

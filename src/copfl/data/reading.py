@@ -1,6 +1,6 @@
-"""Readers of files of unknown origin, which return bytes and arrays, or raise a DataError that names the file.
+"""Readers of files of unknown origin: they return bytes or arrays, or raise a DataError that names the file.
 
-Nothing here unpacks an archive to disk, calls a function that a pickle names, or allocates what a header claims.
+They never unpack an archive to disk, call a function that a pickle names, or allocate what a header claims.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _check_size(source: str, size: int, limit: int) -> None:
 
 
 class Member(NamedTuple):
-    """A regular file in a folder or an archive; that of an archive is readable until the next is requested."""
+    """A regular file in a folder or an archive; one in an archive is readable until the next is requested."""
 
     name: str
     path: Path  # of the file, or of the archive
@@ -73,7 +73,7 @@ class Member(NamedTuple):
 
 
 def members(place: Path) -> Iterator[Member]:
-    """The regular files of a folder, or of a tar archive, compressed or not; links in an archive are skipped."""
+    """The regular files of a folder or a tar archive, compressed or not; links in an archive are skipped."""
     if place.is_dir():
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             name, size = path.relative_to(place).as_posix(), path.stat().st_size
@@ -99,14 +99,14 @@ def members(place: Path) -> Iterator[Member]:
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """A header that reports damage; tarfile takes damage beyond the first header for the end of the archive."""
+    """A header that reports damage; tarfile takes it, after the first header, for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _StrictTarInfo:
         try:
             return super().fromtarfile(tarfile_)
         except tarfile.HeaderError as error:
-            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]  # two empty blocks: the end
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
                 raise
             raise tarfile.ReadError(f"{error} at byte {tarfile_.offset:,}") from error
 
@@ -126,8 +126,8 @@ class _StrictTarInfo(tarfile.TarInfo):
 def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
     """The dictionary in a pickle of Python 2 that has only containers, numbers, bytes and numpy arrays.
 
-    The three numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing else, is
-    called. Any other name is refused. `pickled_bytes` turns a record into an array.
+    The three numpy names that such a file needs are mapped to an inert record: nothing of numpy, and nothing
+    else, is called. Any other name is refused. `pickled_bytes` turns a record into an array.
     """
 
     # A class per call: a pickle that sets attributes of the class changes it for no other call.
@@ -167,7 +167,7 @@ def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8
 
 
 def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[np.generic]:
-    """The array of a .npy file, left on disk; it may be part of another file, `length` bytes from `offset` on."""
+    """The array of a .npy file, left on disk, or of `length` bytes of another file from `offset` on."""
     with naming(str(path), ".npy file"), path.open("rb") as file:
         end = path.stat().st_size if length is None else offset + length
         file.seek(offset)
@@ -225,7 +225,7 @@ class ImageFile(NamedTuple):
 
 
 def image_files(place: Path) -> list[ImageFile]:
-    """The images of [{train,test}/]<class>/ in a folder or an archive, in the order of their names, still encoded."""
+    """The images of [{train,test}/]<class>/ in a folder or an archive, encoded, ordered by name."""
     images = []
     for member in members(place):
         split, label, file = ("", "", *PurePosixPath(member.name).parts)[-3:]

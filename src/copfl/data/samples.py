@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One split. Images are uint8 [n, channels, height, width]; other data keeps its dtype and shape [n, ...]."""
+    """One split. Images are uint8 [n, channels, height, width]; other data is of any dtype, [n, ...]."""
 
     x: NDArray[np.generic]
     y: NDArray[np.int64]  # [n], 0 <= y < number of classes

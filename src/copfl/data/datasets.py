@@ -251,9 +251,8 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
     """Mini-ImageNet: 100 classes, 84 x 84 or size=32, 64, ..."""
     images = _image_files(data_dir, "mini-imagenet")
     classes = tuple(sorted({image.label for image in images}))
-    train, test = (
-        Samples(part.x, part.y) for part in _image_splits(images, classes, (size, size), resize=True)
-    )
+    splits = _image_splits(images, classes, (size, size), resize=True)
+    train, test = (Samples(part.x, part.y) for part in splits)
     published = "" if (len(train), len(test)) == (50_000, 10_000) else " (of 50,000 and 10,000)"
     counts = f"{len(train):,} train, {len(test):,} test images{published}, {len(classes)} classes"
     note = f"{counts}, {size} x {size} pixels"
@@ -262,14 +261,10 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
 
 def _image_files(data_dir: Path | None, root: str) -> list[ImageFile]:
     """The images of root/{train,test}/<class>/ in the data folder, or in an archive in it."""
-    archives = (path for path in sorted((data_dir or Path()).glob("*.tar")) if _begins_in(path, root))
-    place = next(iter(_existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar")), None) or next(
-        archives, None
-    )
+    places = _existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar", "*.tar")
+    place = next((p for p in places if p.name.partition(".tar")[0] == root or _begins_in(p, root)), None)
     if place is None:
-        raise DataError(
-            f"{data_dir} has neither {root}/ nor {root}.tar nor another .tar with a folder {root}/"
-        )
+        raise DataError(f"{data_dir} has neither {root}/ nor {root}.tar nor a .tar with a folder {root}/")
     images = [image for image in reading.image_files(place) if image.split in ("train", "test")]
     if not images:
         raise DataError(f"{place} has no images; expected {root}/{{train,test}}/<class>/*.png or *.jpg")
@@ -303,12 +298,12 @@ def _image_splits(
 
 
 def _existing(data_dir: Path | None, *names: str) -> list[Path]:
-    """Those of the named files and folders that are in the data folder."""
+    """The files and folders of these names or patterns in the data folder."""
     if data_dir is None:
         raise DataError("no data folder was given; name one with --data-dir DIR or in COPFL_DATA")
     if not data_dir.is_dir():
         raise DataError(f"the data folder {data_dir} does not exist")
-    return [path for name in names if (path := data_dir / name).exists()]
+    return [path for name in names for path in sorted(data_dir.glob(name))]
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {

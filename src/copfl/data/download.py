@@ -69,9 +69,7 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
         raise UsageError(f'address "{url}" is not supported; it must begin with https:// or http://')
     if target.exists():
         if (found := _md5_of(target)) != md5:
-            raise DataError(
-                f"{target} exists, but has md5 {found} instead of {md5}; delete it and get it again"
-            )
+            raise DataError(f"{target} exists, but has md5 {found} instead of {md5}; delete it first")
         return target
     part, parsed = target.with_name(target.name + ".part"), urllib.parse.urlsplit(url)
     # In messages the address has neither the password before the host nor a token behind the path.
@@ -90,9 +88,8 @@ def fetch(url: str, target: Path, md5: str, progress: Progress | None = None) ->
         raise DataError(f"{shown} answers {answer}; name another address with --url") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
-        raise DataError(
-            f"{shown} cannot be reached: {reason}. Run the same command again to continue"
-        ) from error
+        message = f"{shown} cannot be reached: {reason}. Run the same command again to continue"
+        raise DataError(message) from error
     except OSError as error:
         raise DataError(f"{part} cannot be written: {error.strerror or error}") from error
     return target

@@ -32,9 +32,7 @@ class Split:
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Data:
         """These clients' samples, a row per client, padded to the largest of them."""
         key = tuple(int(n) for n in ids)
-        if (
-            self._last is None or self._last[0] != key
-        ):  # with full participation all rounds have the same rows
+        if self._last is None or self._last[0] != key:  # all rounds of full participation have the same key
             sizes = self.sizes[list(key)]
             index = np.zeros((len(key), int(sizes.max(initial=1))), np.int64)
             for position, client in enumerate(key):

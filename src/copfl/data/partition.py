@@ -389,9 +389,7 @@ def _fill_slots(
         what = f'class "{dataset.classes[key // groups]}"'
         if group is not None:
             found = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
-            remedy = (
-                f"lower {side}_per_class to {taken} or use fewer clients" if taken else "use fewer clients"
-            )
+            remedy = f"lower {side}_per_class to {taken}" if taken else "use fewer clients"
             raise DataError(f"{found} are too few for {many} client(s) with {size} each; {remedy}")
         few = f"{len(short)} {kind} have fewer than {size} samples per client"
         notes.append(f"{side}: {few}, {what} only {taken}")

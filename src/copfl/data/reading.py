@@ -113,9 +113,7 @@ class _StrictTarInfo(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictTarInfo:
         info = super().frombuf(buf, encoding, errors)
-        if (
-            not info.isreg() and info.size > MIB
-        ):  # a long name, for example: tarfile reads it into memory at once
+        if not info.isreg() and info.size > MIB:  # such as a long name, which tarfile reads into memory
             raise tarfile.ReadError(f"a header claims {info.size:,} bytes of name")
         return info
 
@@ -159,10 +157,10 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
 def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8]:
     """The uint8 array [n, columns] of a record that `unpickle` returned."""
     match getattr(record, "state", None):
-        case (_, (int(rows), int(width)), _, False | 0, bytes(raw)) if (
-            width == columns and len(raw) == rows * columns
+        case (_, (int(n), int(width)), _, False | 0, bytes(raw)) if (
+            width == columns and len(raw) == n * width
         ):
-            return np.frombuffer(raw, dtype=np.uint8).reshape(rows, columns)
+            return np.frombuffer(raw, dtype=np.uint8).reshape(n, columns)
     raise DataError(f"{source} contains no image array of the form uint8 [n, {columns}]")
 
 
@@ -183,9 +181,7 @@ def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         # Compressed zeros can grow a thousandfold: a small file must not fill the memory.
         limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
         if total > limit:
-            raise DataError(
-                f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted for its size"
-            )
+            raise DataError(f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted")
         for entry in entries:
             with archive.open(entry) as file:
                 _npy_header(file, f"{path} ({entry.filename})", entry.file_size)
@@ -233,9 +229,8 @@ def image_files(place: Path) -> list[ImageFile]:
         if is_image and label and not label.startswith("."):
             source = str(member.path) if place.is_dir() else f"{place} ({member.name})"
             read = partial(member.read, LARGEST_IMAGE_FILE)
-            images.append(
-                ImageFile(split, label, file, source, read if place.is_dir() else partial(bytes, read()))
-            )
+            read = read if place.is_dir() else partial(bytes, read())
+            images.append(ImageFile(split, label, file, source, read))
     return sorted(images, key=lambda image: (image.split, image.label, image.file))
 
 

@@ -445,7 +445,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
         ({"run": "../../etc"}, "must be a plain name"),
         ({"options.rat": 0.1}, 'did you mean "rate"'),
         ({"mean": "0.1,0.2"}, "2 numbers, but samples have 1 channels"),
-        ({"shape": "1,x"}, "must be a whole number"),
+        ({"shape": "1,x"}, "must be whole numbers"),
         ({"participation": 0.0}, "above 0"),
         ({"deadline": 0}, "above 0"),
     ],
@@ -457,4 +457,11 @@ def test_an_invalid_run_config_is_an_error(config: dict[str, Any], expected: str
 
 def test_the_defaults_fit() -> None:
     settings = settings_of(DEFAULTS)
-    assert (settings.selected, settings.minimum) == (3, 2)
+    assert (settings.config.selected, settings.config.minimum) == (3, 2)
+
+
+def test_a_run_config_of_version_0_1_is_read() -> None:
+    old = {"guard": "trimmed_mean", "guard-options.trim": 0.1, "options.every": 3, "options.most": 0.5}
+    new = {"robust": "trimmed_mean", "robust-options.trim": 0.1}
+    new |= {"options.interval": 3, "options.max_weight": 0.5}
+    assert settings_of(old).algorithm == settings_of(new).algorithm

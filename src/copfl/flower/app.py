@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from typing import Any
 
 from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError
-from copfl.experiment.config import as_toml
+from copfl.experiment.components import without
+from copfl.experiment.config import Tables, as_toml
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
-from copfl.flower.settings import DEFAULTS, all_options, settings_of
+from copfl.flower.settings import DEFAULTS, TABLES, settings_of
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -53,7 +53,12 @@ def init(
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port, bind=bind))
     about = {"data": data, "host": host, "port": port, "secure": secure}
-    (folder / "pyproject.toml").write_text(_pyproject(folder.resolve().name, about, run_config))
+    name = (
+        "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
+    )
+    tool = {"copfl": about, "flwr": {"app": {"config": _nested(run_config, settings.tables)}}}
+    pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + as_toml({"tool": tool})
+    (folder / "pyproject.toml").write_text(pyproject)
     if secure:
         make_certificates(folder / "keys", host)
         for client in range(settings.config.clients):
@@ -65,11 +70,11 @@ def init(
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = ".flwr") -> None:
     """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
     (folder / home).mkdir(parents=True, exist_ok=True)
-    certificate = json.dumps(str((folder / "keys" / "ca.pem").resolve()))
-    security = f"root-certificates = {certificate}" if secure else "insecure = true"
-    (folder / home / "config.toml").write_text(
-        f'[superlink]\ndefault = "copfl"\n\n[superlink.copfl]\naddress = "{host}:{port}"\n{security}\n'
-    )
+    certificate = str((folder / "keys" / "ca.pem").resolve())
+    security = {"root-certificates": certificate} if secure else {"insecure": True}
+    connection = {"address": f"{host}:{port}", **security}
+    content = as_toml({"superlink": {"default": "copfl", "copfl": connection}})
+    (folder / home / "config.toml").write_text(content)
 
 
 def read_app(folder: Path) -> dict[str, Any]:
@@ -105,13 +110,12 @@ def _sample_keys(data: str) -> dict[str, Any]:
     }
 
 
-def _pyproject(name: str, about: dict[str, Any], run_config: Mapping[str, Any]) -> str:
-    """The app's pyproject.toml. Flower overrides only keys that are in it, so every option is."""
-    plain = "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") or "federation"
-    config: dict[str, Any] = {}
-    for key, value in {**run_config, **all_options(run_config), **run_config}.items():
-        prefix, _, option = key.rpartition(".")
-        table = config.setdefault(prefix, {}) if prefix else config
-        table[option] = value
-    tables = as_toml({"tool": {"copfl": about, "flwr": {"app": {"config": config}}}})
-    return (TEMPLATE / "pyproject.txt").read_text().format(name=plain) + tables
+def _nested(run_config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
+    """The run config with every option: Flower overrides only keys that pyproject.toml has."""
+    result = {key: value for key, value in run_config.items() if "." not in key}
+    for prefix, title in TABLES.items():
+        hidden = () if title == "optimizer" else ("name", "code")  # another key, and a path on this machine
+        options = without(tables.get(title, {}), *hidden)
+        plain = {name: v for name, v in options.items() if isinstance(v, bool | int | float | str)}
+        result |= {prefix: plain} if plain else {}
+    return result

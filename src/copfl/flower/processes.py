@@ -62,7 +62,7 @@ class Processes:
     def call(self, command: Sequence[str], seconds: float = 120) -> str:
         """The output of a program that ends by itself; RunError if it fails."""
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds, **self.options)
-        text = done.stdout.decode(errors="replace")
+        text: str = done.stdout.decode(errors="replace")
         if done.returncode:
             raise RunError(f"`{' '.join(command)}` failed: {text.strip()[-2000:]}")
         return text

@@ -96,7 +96,7 @@ class Server:
     def _run_round(self) -> Round:
         """One round, when it has the uploads that it needs."""
         now, is_reported = Round(self.round), False
-        chosen = choose(self.config.seed, self.round, self.config.clients, self.settings.selected)
+        chosen = choose(self.config.seed, self.round, self.config.clients, self.config.selected)
         selected = [int(client) for client in chosen]
         deadline = time.monotonic() + self.config.deadline
         while True:
@@ -107,7 +107,7 @@ class Server:
             for reply in self.transport.replies(list(now.pending)):
                 self._receive(now, reply)
             is_late, is_greeting = time.monotonic() >= deadline, bool(self.registry.pending)
-            has_enough = len(now.reports) >= self.settings.minimum
+            has_enough = len(now.reports) >= self.config.minimum
             if is_late:
                 for client, _ in now.pending.values():
                     now.failures[client] = f"no reply within {self.config.deadline:g} s"
@@ -118,7 +118,7 @@ class Server:
             if not (has_enough or is_reported or now.pending or is_greeting):
                 missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
                 absent = f"; not connected: {', '.join(missing)}" if missing else ""
-                count = f"{len(now.reports)} of the {self.settings.minimum} replies it needs"
+                count = f"{len(now.reports)} of the {self.config.minimum} replies it needs"
                 self.log(f"round {now.number + 1} waits: {count}{absent}")
                 is_reported = True
             time.sleep(self.pause)
@@ -132,7 +132,7 @@ class Server:
         node = self.registry.nodes.get(client)
         if node is None or client in now.reports or (client, node) in now.pending.values():
             return False
-        is_short = len(now.reports) + len(now.pending) < self.settings.minimum
+        is_short = len(now.reports) + len(now.pending) < self.config.minimum
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
     def _send(self, now: Round, client: int) -> None:

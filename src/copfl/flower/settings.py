@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from copfl import wire
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
-from copfl.errors import DataError, UsageError, above, unknown
-from copfl.experiment import migration
-from copfl.experiment.components import (
-    ROBUST,
-    build_algorithm,
-    build_model,
-    resolve_algorithm,
-    resolve_model,
-    without,
-)
+from copfl.errors import DataError, UsageError, above, at_least, one_of
+from copfl.experiment import components, migration
 from copfl.experiment.config import Tables, checked
+from copfl.experiment.loop import Loop
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -58,15 +52,12 @@ class RunConfig:
     join: int = 0  # above 0: no training, but so many local updates for every new client
 
     def __post_init__(self) -> None:
-        lowest = {"rounds": 1, "clients": 1, "batch": 1, "join": 0, "min_replies": 0, "seed": 0}
-        for name, low in lowest.items():
-            if not low <= getattr(self, name) < 2**62:
-                raise UsageError(f"{name.replace('_', '-')} must be at least {low} and below 2^62")
+        if not 0 <= self.min_replies <= self.selected:
+            raise UsageError(f"min-replies={self.min_replies}, but a round selects {self.selected} clients")
+        if not 0 <= self.join < 10**9:
+            raise UsageError(f"join={self.join} must be at least 0 and below 10^9")
         above(0, deadline=self.deadline)
-        if not 0 < self.participation <= 1:
-            raise UsageError(f"participation={self.participation} must be above 0 and at most 1")
-        if self.wire not in wire.WIRES:
-            raise unknown("wire", self.wire, wire.WIRES)
+        one_of(wire.WIRES, wire=self.wire)
         if self.privacy:
             raise UsageError(
                 f"privacy={self.privacy}: noised uploads are simulated only. Over a network the noise would have to "
@@ -75,6 +66,17 @@ class RunConfig:
         if not all(c.isalnum() or c in "-_." for c in self.run) or self.run.startswith("."):
             raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')
 
+    @property
+    def selected(self) -> int:
+        """Number of clients that a round selects."""
+        names = ("clients", "rounds", "seed", "batch", "participation")
+        return Loop(**{name: getattr(self, name) for name in names}).participants
+
+    @property
+    def minimum(self) -> int:
+        """Number of replies that a round needs."""
+        return self.min_replies or (self.selected + 1) // 2
+
 
 DEFAULTS = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunConfig)}
 TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they are
@@ -82,7 +84,6 @@ TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they 
     "optimizer": "optimizer",
     "model-options": "model",
     "robust-options": "robust",
-    "guard-options": "robust",  # version 0.1
 }
 
 
@@ -91,88 +92,63 @@ class Settings:
     """A federation's settings as values."""
 
     config: RunConfig
+    tables: Tables  # of the algorithm, its optimizer, the model and the robust rule, with every default
     algorithm: AnyAlgorithm
     task: Task
     layout: str  # hash of the model and of the public samples, which both sides compare
     classes: tuple[str, ...]  # names; empty if only their number is given
     shape: tuple[int, ...]
 
-    @property
-    def selected(self) -> int:
-        """Number of clients that a round selects."""
-        return max(1, math.ceil(self.config.participation * self.config.clients - 1e-9))
-
-    @property
-    def minimum(self) -> int:
-        """Number of replies that a round needs."""
-        return self.config.min_replies or (self.selected + 1) // 2
-
 
 def settings_of(run_config: Mapping[str, Any]) -> Settings:
     """The settings that a run config describes; UsageError names the key that is invalid."""
-    flat, tables = tables_of(run_config)
-    lists = ("shape", "classes", "mean", "std")  # a list of one may be written as a number
-    texts = {key: str(flat[key]) for key in lists if type(flat.get(key)) in (int, float)}
-    given = {key.replace("-", "_"): value for key, value in (flat | texts).items()}
-    config = RunConfig(**checked("run config", RunConfig, given))
-    shape = tuple(_positive("shape", part) for part in config.shape.split(","))
+    flat, tables = _tables(run_config)
+    config = RunConfig(**checked("run config", RunConfig, flat))
+    tables = _resolved(config, tables)
+    algorithm = components.build_algorithm(tables)
+    if config.robust:
+        algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
+    shape = _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
-    classes = len(names) or _positive("classes", config.classes)
-    channels = shape[0] if len(shape) == 3 else 0
+    classes = len(names) or _numbers("classes", config.classes, int)[0]
+    at_least(1, classes=classes, shape=min(shape))
     public = _public(config.public, shape) if config.public else None
     task = task_of(
-        _model(config, tables["model"], shape, classes),
+        components.build_model(tables["model"], shape, classes, config.seed),
         classes,
-        mean=_channels("mean", config.mean, channels),
-        std=_channels("std", config.std, channels),
+        mean=_channels("mean", config.mean, shape),
+        std=_channels("std", config.std, shape),
         buffers=config.buffers,
         public=public,
     )
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
-    settings = Settings(config, _algorithm(config, tables), task, layout, names, shape)
-    if config.min_replies > settings.selected:
-        raise UsageError(f"min-replies={config.min_replies}, but a round selects {settings.selected} clients")
-    return settings
+    return Settings(config, tables, algorithm, task, layout, names, shape)
 
 
-def tables_of(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
-    """The keys without a dot, and the others as tables of run.toml; names of version 0.1 are renamed."""
+def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
+    """The keys without a dot, and the others as tables of run.toml, all under today's names."""
     flat: dict[str, Any] = {}
     tables: Tables = {title: {} for title in TABLES.values()}
     for key, value in run_config.items():
-        prefix, _, name = key.partition(".")
-        if name and prefix in TABLES:
-            tables[TABLES[prefix]][name] = value
+        word, dash, rest = key.partition("-")
+        key = migration.TABLES.get(word, word) + dash + rest  # version 0.1 has others
+        prefix, _, option = key.partition(".")
+        if option and prefix in TABLES:
+            tables[TABLES[prefix]][option] = value
         else:
-            flat[migration.TABLES.get(key, key)] = value
+            is_list = key in ("shape", "classes", "mean", "std")  # a list of one may be written as a number
+            flat[key.replace("-", "_")] = str(value) if is_list else value
     tables["algorithm"]["name"] = flat.get("algorithm", RunConfig.algorithm)
-    tables = migration.migrated(tables)
-    del tables["algorithm"]["name"]
-    return flat, tables
+    return flat, migration.migrated(tables)
 
 
-def _algorithm(config: RunConfig, tables: Tables) -> AnyAlgorithm:
-    options = {"name": config.algorithm, **tables["algorithm"]}
-    algorithm: AnyAlgorithm = build_algorithm(resolve_algorithm(options, tables["optimizer"]))
-    if not config.robust:
-        return algorithm
-    rule = ROBUST.resolve({"name": config.robust, **tables["robust"]})
-    wrapped: AnyAlgorithm = ROBUST.build(rule, algorithm=algorithm)
-    return wrapped
-
-
-def all_options(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the algorithm and of its optimizer with their defaults, as keys of the run config."""
-    flat, tables = tables_of(run_config)
-    name = flat.get("algorithm", RunConfig.algorithm)
-    resolved = resolve_algorithm({"name": name, **tables["algorithm"]}, tables["optimizer"])
-    options = {f"options.{key}": value for key, value in without(resolved["algorithm"], "name").items()}
-    options |= {f"optimizer.{key}": value for key, value in resolved["optimizer"].items()}
-    return {key: value for key, value in options.items() if isinstance(value, bool | int | float | str)}
-
-
-def _model(config: RunConfig, options: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
-    return build_model(resolve_model({"name": config.model, **options}), shape, classes, config.seed)
+def _resolved(config: RunConfig, tables: Tables) -> Tables:
+    """The tables with their names, checked, with every default."""
+    resolved = components.resolve_algorithm(tables["algorithm"], tables["optimizer"])
+    resolved["model"] = components.resolve_model({"name": config.model, **tables["model"]})
+    if config.robust:
+        resolved["robust"] = components.ROBUST.resolve({"name": config.robust, **tables["robust"]})
+    return resolved
 
 
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:
@@ -183,18 +159,18 @@ def _public(path: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(arrays["x"])
 
 
-def _positive(key: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise UsageError(f'{key}: "{text}" must be a whole number above 0')
-    return int(text)
-
-
-def _channels(key: str, text: str, channels: int) -> tuple[float, ...]:
-    """A number per channel. Never computed from a node's samples: all nodes must use the same numbers."""
+def _numbers(key: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     try:
-        numbers = tuple(float(part) for part in text.split(",")) if text else (0.5,) * channels
+        return tuple(kind(part) for part in text.split(","))
     except ValueError as error:
-        raise UsageError(f'{key}="{text}" must be numbers separated by commas') from error
+        whole = "whole " if kind is int else ""
+        raise UsageError(f'{key}="{text}" must be {whole}numbers separated by commas') from error
+
+
+def _channels(key: str, text: str, shape: tuple[int, ...]) -> tuple[float, ...]:
+    """A number per channel. Never computed from a node's samples: all nodes must use the same numbers."""
+    channels = shape[0] if len(shape) == 3 else 0
+    numbers = _numbers(key, text, float) if text else (0.5,) * channels
     if channels and len(numbers) != channels:
         raise UsageError(f'{key}="{text}" has {len(numbers)} numbers, but samples have {channels} channels')
     return numbers if channels else ()

@@ -13,8 +13,6 @@ from copfl.errors import CopflError, DataError
 from copfl.flower.registry import known_client
 from copfl.flower.transport import Content, Field, as_record, content_of, parsed
 
-log = logging.getLogger("flwr")
-
 
 def hello(message: Message, context: Context) -> Message:
     """The number of this node's client. Flower starts a process per message, and this one needs no torch."""
@@ -52,7 +50,7 @@ def _reply(message: Message, answer: Callable[[Content], Content]) -> Message:
     try:
         content = answer(content_of(message))
     except CopflError as error:
-        log.error("copfl: %s", error)
+        logging.getLogger("flwr").error("copfl: %s", error)
         # Errors in the data may describe samples: the server receives only that there is one.
         is_private = isinstance(error, DataError)
         reason = "its data cannot be used; see the node's log" if is_private else str(error)

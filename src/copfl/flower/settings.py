@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,8 @@ from copfl.experiment import components, migration
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.loop import Loop
 
-Number = TypeVar("Number", int, float)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The keys of the run config, with "-" for "_", and their defaults. `TABLES` lists those with a dot."""
 
@@ -54,8 +52,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.min_replies <= self.selected:
             raise UsageError(f"min-replies={self.min_replies}, but a round selects {self.selected} clients")
-        if not 0 <= self.join < 10**9:
-            raise UsageError(f"join={self.join} must be at least 0 and below 10^9")
+        at_least(0, join=self.join)
         above(0, deadline=self.deadline)
         one_of(wire.WIRES, wire=self.wire)
         if self.privacy:
@@ -102,12 +99,14 @@ class Settings:
 
 def settings_of(run_config: Mapping[str, Any]) -> Settings:
     """The settings that a run config describes; UsageError names the key that is invalid."""
-    flat, tables = _tables(run_config)
+    flat, given = _tables(run_config)
     config = RunConfig(**checked("run config", RunConfig, flat))
-    tables = _resolved(config, tables)
+    tables = components.resolve_algorithm(given["algorithm"], given["optimizer"])
     algorithm = components.build_algorithm(tables)
     if config.robust:
+        tables["robust"] = components.ROBUST.resolve({"name": config.robust, **given["robust"]})
         algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
+    tables["model"] = components.resolve_model({"name": config.model, **given["model"]})
     shape = _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
     classes = len(names) or _numbers("classes", config.classes, int)[0]
@@ -142,15 +141,6 @@ def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
     return flat, migration.migrated(tables)
 
 
-def _resolved(config: RunConfig, tables: Tables) -> Tables:
-    """The tables with their names, checked, with every default."""
-    resolved = components.resolve_algorithm(tables["algorithm"], tables["optimizer"])
-    resolved["model"] = components.resolve_model({"name": config.model, **tables["model"]})
-    if config.robust:
-        resolved["robust"] = components.ROBUST.resolve({"name": config.robust, **tables["robust"]})
-    return resolved
-
-
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:
     """The public samples."""
     arrays = npz_arrays(Path(path).expanduser())
@@ -159,7 +149,7 @@ def _public(path: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(arrays["x"])
 
 
-def _numbers(key: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+def _numbers(key: str, text: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A federation in one process: the server's rounds over nodes that are called, not connected, with faults at will."""
+"""A federation in one process: the server calls the nodes' functions, and faults can be injected."""
 
 from __future__ import annotations
 
@@ -25,9 +25,19 @@ from copfl.flower.transport import HELLO, JOIN, Content, Reply
 from copfl.wire import Head, Packet
 
 CONFIG: dict[str, Any] = {
-    "run": "test", "rounds": 3, "clients": 3, "min-replies": 3, "deadline": 60, "model": "mlp", "shape": "1,8,8",
-    "mean": "0.3", "std": "0.37", "model-options.width": 16, "batch": 64, "optimizer.lr": 0.003,
-}  # fmt: skip
+    "run": "test",
+    "rounds": 3,
+    "clients": 3,
+    "min-replies": 3,
+    "deadline": 60,
+    "model": "mlp",
+    "shape": "1,8,8",
+    "mean": "0.3",
+    "std": "0.37",
+    "model-options.width": 16,
+    "batch": 64,
+    "optimizer.lr": 0.003,
+}
 
 Fault = Callable[[int, int, Packet], Packet | str | None]
 
@@ -45,18 +55,16 @@ def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> 
     configs = []
     for client in range(federation.clients):
         train, test = split.train[client], split.test[client]
-        np.savez(
-            folder / f"{client}.npz",
-            x=dataset.train.x[train], y=dataset.train.y[train],
-            x_test=dataset.test.x[test], y_test=dataset.test.y[test],
-        )  # fmt: skip
+        x, y = dataset.train.x[train], dataset.train.y[train]
+        x_test, y_test = dataset.test.x[test], dataset.test.y[test]
+        np.savez(folder / f"{client}.npz", x=x, y=y, x_test=x_test, y_test=y_test)
         config = {"data": str(folder / f"{client}.npz"), "state-dir": str(folder / f"state-{client}")}
         configs.append(config | ({"client": client} if named else {}))
     return configs
 
 
 class DirectTransport:
-    """Calls the nodes' functions. `fault` may change an upload, return the error of its delivery, or None: lost."""
+    """Calls the nodes. `fault` may change an upload, or return the error of its delivery, or None: it is lost."""
 
     def __init__(
         self, settings: Settings, nodes: dict[int, dict[str, Any]], fault: Fault | None = None

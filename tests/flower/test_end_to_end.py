@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 @pytest.mark.long
 def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
-    """CO-PFL on the digits: the server's vector, every node's personal model, and the bytes as Flower counts them.
+    """CO-PFL on the digits: the server's vector, every node's personal model, and Flower's count of the bytes.
 
     The process that shows the run's log is killed; the run continues.
     """

@@ -1,8 +1,8 @@
 """Nothing personal leaves a node: every byte that others can read is searched for recognisable values.
 
-Personal are the samples, the personal entries of the model, and their paths on disk. Others can read the messages, what
-the server prints and writes, and the report. The checkpoint and the models of a simulation contain every client, and
-are not searched.
+Personal are the samples, the personal entries of the model, and their paths on disk. Others can read the
+messages, what the server prints and writes, and the report. The checkpoint and the models of a simulation contain
+every client, and are not searched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WIDTH, EACH = 12, 20
 
 
 def with_secrets() -> Federation:
-    """Three clients with samples of twelve numbers, every number unlike any other that a program would make."""
+    """Three clients with samples of twelve numbers, each number unlike any that a program would compute."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(3 * EACH, WIDTH)).astype(np.float32)
     samples = Samples(x, rng.integers(0, 4, 3 * EACH))
@@ -100,7 +100,7 @@ def test_no_message_line_or_file_of_the_server_holds_anything_personal(
 def personal_values(name: str, record: Any) -> list[float]:
     """The personal weights in a client's record.
 
-    Without those that training has not changed since they were shared, such as the weights of a unit that never fires.
+    Without those that training has not changed since they were shared, as at a unit that never fires.
     """
     if name == "copfl":
         values = record.w[record.mask & (record.w != record.seen)].double()
@@ -145,9 +145,15 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
 ) -> None:
     federation = with_secrets()
     result = run(
-        "copfl", federation.dataset, partition=federation.partition, model="mlp", model_options={"width": 8},
-        rounds=3, engine="vmap", out=tmp_path / "run",
-    )  # fmt: skip
+        "copfl",
+        federation.dataset,
+        partition=federation.partition,
+        model="mlp",
+        model_options={"width": 8},
+        rounds=3,
+        engine="vmap",
+        out=tmp_path / "run",
+    )
     done = called(capsys, "report", tmp_path / "run", "--out", tmp_path / "report.html")
     assert done.code == 0, done.err
     open_files = [p for p in (tmp_path / "run").iterdir() if p.is_file()] + [tmp_path / "report.html"]
@@ -164,14 +170,22 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
         assert not found(record.w[record.mask].tolist(), seen)
 
 
-# -- what the server learns, by algorithm ------------------------------------------------------------------------------
+# -- what the server learns, by algorithm --------------------------------------------------------------------
 
 WORDS = {
-    "w": "weights", "shared": "which* parameters are personal", "size": "the number of samples", "score": "score",
-    "weight": "score", "scores": "three with", "head": "the head", "means": "mean features",
-    "features": "mean features", "spread": "variance", "counts": "per class",
+    "w": "weights",
+    "shared": "which* parameters are personal",
+    "size": "the number of samples",
+    "score": "score",
+    "weight": "score",
+    "scores": "three with",
+    "head": "the head",
+    "means": "mean features",
+    "features": "mean features",
+    "spread": "variance",
+    "counts": "per class",
     "answers": "answers to the public samples",
-}  # fmt: skip
+}
 
 
 def rows_of_the_table() -> dict[str, str]:

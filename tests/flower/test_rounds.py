@@ -1,4 +1,4 @@
-"""The server's rounds and the nodes' local updates without a network: equal to the simulation, also after faults."""
+"""The server's rounds and the nodes' local updates without a network: equal to the simulation, with faults."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def for_algorithm(name: str) -> dict[str, Any]:
     }
 
 
-# -- equal to the simulation -------------------------------------------------------------------------------------------
+# -- equal to the simulation ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -104,7 +104,7 @@ def test_the_bytes_in_the_record_are_those_that_travelled(federation: Federation
 
 
 def test_the_simulation_counts_the_same_bytes(federation: Federation, tmp_path: Path) -> None:
-    """Up and down, client by client, in rounds in which the masks travel and in rounds in which they do not."""
+    """Up and down, by client, in rounds in which masks are sent and in rounds in which they are not."""
     config = CONFIG | {"rounds": 5, "model-options.width": 128, "options.interval": 2}
     records, _, _, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     settings = settings_of(config)
@@ -141,7 +141,7 @@ def test_a_mask_travels_again_only_when_it_changed(federation: Federation, tmp_p
     assert sent == [True] * 3 + [True] * 3 + [False] * 6 + [True] * 3
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------
 
 
 def forged(packet: Packet, **fields: Any) -> Packet:
@@ -185,7 +185,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
     fault: str, federation: Federation, tmp_path: Path
 ) -> None:
-    """Client 1's upload of the second round is changed: the round counts the others, the next one counts it again."""
+    """Client 1's second upload is changed: the round counts the others, the next round counts it again."""
     change, expected = FAULTS[fault]
     old.clear()
 
@@ -246,7 +246,7 @@ def test_a_failing_node_changes_nothing_for_the_others(federation: Federation, t
 
 
 def test_below_the_minimum_a_round_waits_and_logs_it(federation: Federation, tmp_path: Path) -> None:
-    """Client 1 fails three times; the round needs it, asks again, and gets what an undisturbed round would."""
+    """Client 1 fails three times; the round asks it again, and ends as an undisturbed round does."""
     failures = iter(range(3))
 
     def tamper(client: int, round: int, packet: Packet) -> Packet | str | None:
@@ -258,7 +258,7 @@ def test_below_the_minimum_a_round_waits_and_logs_it(federation: Federation, tmp
     assert farthest(server, simulated(settings_of(CONFIG), federation).server) <= 1e-5
 
 
-# -- restarts ----------------------------------------------------------------------------------------------------------
+# -- restarts ------------------------------------------------------------------------------------------------
 
 
 class Crash(Exception):
@@ -342,7 +342,7 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
         node.local_update(settings_of(CONFIG), nodes[0], first)
 
 
-# -- the clients' numbers ---------------------------------------------------------------------------------------------
+# -- the clients' numbers ------------------------------------------------------------------------------------
 
 
 def test_nodes_without_a_number_are_assigned_one_for_the_run(federation: Federation, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_wrong_number_is_rejected(
     assert any(expected in text for text in log)
 
 
-# -- the node's data ---------------------------------------------------------------------------------------------------
+# -- the node's data -----------------------------------------------------------------------------------------
 
 
 def test_classes_are_matched_by_name(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], e
         node.node_data(settings_of(CONFIG), config)
 
 
-# -- new clients -------------------------------------------------------------------------------------------------------
+# -- new clients ---------------------------------------------------------------------------------------------
 
 
 def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     assert wire.decode(saved, {"w": settings.task.initial}, head).record["w"].isfinite().all()
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

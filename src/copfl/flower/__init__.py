@@ -3,8 +3,8 @@
     init(folder)      write a Flower app           up(folder)      run it on this machine
     resume(folder)    continue after a crash       join(folder)    personalise the model for a new client
 
-`settings` checks the run config, `server` runs the rounds over a `transport`, and `node` computes a client's answer.
-Only `transport`, `client_app` and `server_app` import Flower.
+`settings` checks the run config, `server` runs the rounds over a `transport`, and `node` answers for
+a client. Only `transport`, `client_app` and `server_app` import Flower.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def init(
 ) -> Path:
     """The folder, with a Flower app for this algorithm and model, and for samples like those of `data`.
 
-    `secure` makes certificates and a key for every node; it is the default for every host but this machine. `config`
-    sets other keys of the run config, see settings.RunConfig.
+    `secure` makes certificates and a key for every node; it is the default for every host but this machine.
+    `config` sets other keys of the run config, see settings.RunConfig.
     """
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():

@@ -1,7 +1,7 @@
 """Certificates and keys for a federation: one authority, the server's certificate, and a key per node.
 
-For tests and for small federations whose members exchange files. An organisation with its own authority uses that one,
-under the same file names.
+For tests and for small federations whose members exchange files. An organisation with its own authority uses
+that one, under the same file names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNUSED = "content_commitment key_encipherment data_encipherment key_agreement en
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """Writes ca.pem, ca.key, server.pem and server.key; the server's certificate is for this host and localhost."""
+    """Writes ca.pem, ca.key, server.pem and server.key; the certificate is for this host and localhost."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -51,9 +51,10 @@ def _reply(message: Message, answer: Callable[[Content], Content]) -> Message:
         content = answer(content_of(message))
     except CopflError as error:
         logging.getLogger("flwr").error("copfl: %s", error)
-        # Errors in the data may describe samples: the server receives only that there is one.
-        is_private = isinstance(error, DataError)
-        reason = "its data cannot be used; see the node's log" if is_private else str(error)
+        # Such errors may describe samples or contain paths: the server receives only that there is one.
+        is_file = isinstance(error.__cause__, OSError)
+        private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
+        reason = f"its {private} cannot be used; see the node's log" if private else str(error)
         content = json.dumps({Field.REFUSED: reason}), b""
     return Message(as_record(content), reply_to=message)
 

@@ -1,4 +1,4 @@
-"""A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, and the run."""
+"""A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One client on its own machine: its data, its local update, and its answer to the server. Knows nothing of Flower.
+"""One client on its own machine: its data, its local update, and its answer to the server. Without Flower.
 
-The record after each round is a file. The server names the last upload of this client that it counted, and the client
-starts from the record after that one. So a round that is repeated after a crash counts once, and an upload that arrived
-too late has no effect.
+The record after each round is a file. The server names the last upload of this client that it counted, and
+the client starts from the record after that one. So a round that is repeated after a crash counts once, and
+an upload that arrived too late has no effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NodeData(NamedTuple):
 
 
 def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
-    """The data that the node's configuration names: an .npz file, a folder of images, or "module:function"."""
+    """The data that the node's configuration names: an .npz file, an image folder, or "module:function"."""
     source = node_config.get("data")
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
@@ -114,15 +114,17 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError(
-                "its training diverged: its model or its upload is not finite. Nothing was sent; its state is unchanged"
+                "its training diverged: its model or its upload is not finite. Nothing was sent; "
+                "its state is unchanged"
             )
         metrics = output.metrics
         if request.about.get(Field.EVALUATE):
             metrics = metrics | evaluate(algorithm, task, client, request.down, output.trained, data.test)
     records.save_number(head.client)
     records.save(head._replace(kind="client"), output.client, keep=counted)
-    is_open = node_config.get("metrics", node_config.get("figures", True))  # "figures" in version 0.1
-    reported = {name: wire.plain(float(value)) for name, value in metrics.items()} if is_open else {}
+    if not (node_config.get("metrics", True) and node_config.get("figures", True)):  # "figures": version 0.1
+        metrics = {}
+    reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
     return wire.encode(
         output.upload,
         head._replace(kind="upload"),
@@ -152,8 +154,8 @@ def _start(settings: Settings, records: ClientRecords, head: Head, counted: int)
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
     if rounds and rounds[-1] > head.round:
         raise RunError(
-            f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for round "
-            f"{head.round + 1}: the message is old, or the server lost rounds. Restore the server's newer checkpoint"
+            f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for "
+            f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint"
         )
     if counted < 0:
         return initial, ""

@@ -1,4 +1,4 @@
-"""Processes that end together: each has its own group, and their descendants share a tag in the environment."""
+"""Processes that end together: each has its own group, and all descendants share a tag."""
 
 from __future__ import annotations
 

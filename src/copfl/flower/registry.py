@@ -1,4 +1,4 @@
-"""Which node is which client: as its configuration states, or as the server assigned. Torch is not imported here."""
+"""Which node is which client: as its configuration states, or as the server assigned. Without torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The server's rounds over any transport: send, add up the uploads, checkpoint, and record every failure.
 
-A round ends when every selected client has answered or failed, or at its deadline. With fewer uploads than its
-minimum it waits for nodes to return. The server keeps sums, a checkpoint, and each client's mask on disk: a mask is
-sent again only when it changes.
+A round ends when every selected client has answered or failed, or at its deadline. With fewer uploads than
+its minimum it waits for nodes to return. The server keeps sums, a checkpoint, and each client's mask on disk:
+a mask is sent again only when it changes.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Server:
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
     def down(self, client: int) -> Packet:
-        """The message to one client: its global model, the last counted round, and the masks that are known."""
+        """The message to one client: the global model, the last counted round, and the known masks."""
         record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
         about = {
@@ -181,7 +181,7 @@ class Server:
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
-        """The accuracy of every connected new client before and after its local updates of the trained model."""
+        """The accuracy of every new client before and after its local updates of the trained model."""
         clients = self.config.clients
         rows = self.algorithm.downlink(self.state, torch.arange(clients))
         if any(not torch.equal(t, t[:1].expand_as(t)) for t in tree.leaves(rows)):

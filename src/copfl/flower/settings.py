@@ -57,8 +57,9 @@ class RunConfig:
         one_of(wire.WIRES, wire=self.wire)
         if self.privacy:
             raise UsageError(
-                f"privacy={self.privacy}: noised uploads are simulated only. Over a network the noise would have to "
-                "come from a secret of each node, and the epsilon to count the nodes that did not answer; leave it out"
+                f"privacy={self.privacy}: noised uploads are simulated only. Over a network the noise "
+                "would have to come from a secret of each node, and the epsilon to count the nodes that did "
+                "not answer; leave it out"
             )
         if not all(c.isalnum() or c in "-_." for c in self.run) or self.run.startswith("."):
             raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')

@@ -1,4 +1,4 @@
-"""Files of a federation: the server's folder of a run, and a client's records on its own node. All are private."""
+"""Files of a federation: the server's folder of a run, and a client's records on its node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def started_before(runs: str, run: str, flower_run: int) -> bool:
 
 
 class ServerFolder:
-    """The server's files of one run: its checkpoint, a line per round, a mask per client. No client's record."""
+    """The server's files of one run: its checkpoint, a line per round, and a mask per client."""
 
     def __init__(self, runs: str, run: str, *, resume: bool) -> None:
         self.run = run
@@ -114,8 +114,7 @@ class ClientRecords:
         try:
             return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
         except (OSError, WireError) as error:
-            reason = getattr(error, "strerror", None) or error  # the server reads this: no path
-            raise RunError(f"{path.name} cannot be used: {reason}; restore the node's state-dir") from error
+            raise RunError(f"{path.name} cannot be used: {error}; restore the node's state-dir") from error
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after a round; of the earlier ones, only that of round `keep` stays."""

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from copfl.audit import audit as auditing
-from copfl.audit import replay, tables
-from copfl.audit.audit import Cache, even_shares, run_audit
-from copfl.audit.games import Sampling
+from copfl.audit import replay
+from copfl.audit.audit import Cache, relative_weights, run_audit
+from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
 from copfl.experiment.folder import RunFolder
+from copfl.tables import as_markdown
 from tests.audit.small import run_folder
 
 EXACT = Sampling(truncate=0)
@@ -26,13 +27,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(run: Path) -> auditing.Audit:
-    return run_audit(run, seeds=[5], sampling=EXACT, notes=run / "notes")
+    return run_audit(run, seeds=[5], sampling=EXACT, cache=run / "notes")
 
 
-def test_shares_by_hand() -> None:
+def test_relative_weights_by_hand() -> None:
     nan = math.nan
     rows = np.array([[1.0, 3.0, nan], [0.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(even_shares(rows), [[0.5, 1.5, nan], [1, 1, 1]])
+    np.testing.assert_array_equal(relative_weights(rows), [[0.5, 1.5, nan], [1, 1, 1]])
 
 
 def test_a_run_that_evaluated_less_is_refused(tmp_path: Path) -> None:
@@ -43,19 +44,19 @@ def test_a_run_that_evaluated_less_is_refused(tmp_path: Path) -> None:
         run_audit(short)
 
 
-def test_a_notebook_forgets_what_is_damaged(tmp_path: Path) -> None:
-    book = Cache(tmp_path / "new")
-    assert book.recall("a") is None
-    book.note("a", {"x": [1, None]})
-    assert Cache(tmp_path / "new").recall("a") == {"x": [1, None]}
+def test_a_damaged_result_is_computed_again(tmp_path: Path) -> None:
+    stored = Cache(tmp_path / "new")
+    assert stored.get("a") is None
+    stored.put("a", {"x": [1, None]})
+    assert Cache(tmp_path / "new").get("a") == {"x": [1, None]}
     (tmp_path / "new" / "a.json").write_text('{"x": [1, nu')
-    assert book.recall("a") is None
+    assert stored.get("a") is None
 
 
 def test_what_is_audited_is_the_run_of_the_folder(run: Path, found: auditing.Audit) -> None:
     first, second = found.seeds
     assert (first.seed, second.seed) == (0, 5)
-    assert (first.same, first.repeated, second.same, second.repeated) == (True, True, True, None)
+    assert (first.exact, first.reproduced, second.exact, second.reproduced) == (True, True, True, None)
     lines = (run / "rounds.jsonl").read_text().splitlines()
     weights = [json.loads(line)["per_client"]["weight"] for line in lines]
     np.testing.assert_allclose(first.scores["weight"], 3 * np.mean(weights, 0))
@@ -64,7 +65,9 @@ def test_what_is_audited_is_the_run_of_the_folder(run: Path, found: auditing.Aud
 def test_left_out_is_the_others_loss_of_accuracy(run: Path, found: auditing.Audit) -> None:
     e = experiment.reopen(RunFolder(run))
     whole, left = experiment.execute(e, None), replay.without(e, [1])
-    gain = (whole.accuracy - left.accuracy).mean(0)[[0, 2]]  # three rounds: the last five looks are all
+    gain = (whole.accuracy - left.accuracy).mean(0)[
+        [0, 2]
+    ]  # three rounds: all are among the last five evaluations
     assert found.seeds[0].values["leave_one_out_others"][1] == pytest.approx(gain.mean())
     assert found.seeds[0].errors["leave_one_out_others"][1] == pytest.approx(abs(gain[0] - gain[1]) / 2)
     gain = (whole.accuracy_global - left.accuracy_global).mean(0)
@@ -75,9 +78,9 @@ def test_the_shares_of_the_rounds_add_up_to_what_the_broadcast_gained(
     run: Path, found: auditing.Audit
 ) -> None:
     e = experiment.reopen(RunFolder(run))
-    worth = []
-    replay.watched(e, lambda _, moment: worth.append(moment.worth([frozenset(), frozenset(range(3))])))
-    gained = sum(after - before for before, after in worth)
+    values = []
+    replay.observed(e, lambda _, snapshot: values.append(snapshot.value([frozenset(), frozenset(range(3))])))
+    gained = sum(after - before for before, after in values)
     for place, way in enumerate(("global", "personal")):
         assert found.seeds[0].values[f"shapley_{way}"].sum() == pytest.approx(gained[place])
     np.testing.assert_array_equal(found.seeds[0].errors["shapley_global"], 0)
@@ -90,18 +93,18 @@ def test_an_audit_goes_on_where_it_was_stopped(
         pass
 
     done: list[object] = []
-    valid = replay.without
+    original = replay.without
 
     def stopping(*given: object) -> object:
-        if len(done) == 2:  # of four: FedCE, and without each client
+        if len(done) == 2:  # of three clients
             raise Stopped
         done.append(given)
-        return valid(*given)  # type: ignore[arg-type]
+        return original(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(replay, "without", stopping)
     with pytest.raises(Stopped):
-        run_audit(run, sampling=EXACT, notes=tmp_path)
-    monkeypatch.setattr(replay, "watched", None)  # never again
+        run_audit(run, sampling=EXACT, cache=tmp_path)
+    monkeypatch.setattr(replay, "observed", None)  # never again
     done.clear()
     ticks: list[int] = []
 
@@ -109,15 +112,15 @@ def test_an_audit_goes_on_where_it_was_stopped(
         ticks.append(-total)
         return ticks.append
 
-    last = run_audit(run, sampling=EXACT, notes=tmp_path, start=start)
-    assert len(done) == 2
+    last = run_audit(run, sampling=EXACT, cache=tmp_path, start=start)
+    assert len(done) == 1
     assert sum(ticks) == 0
-    for name in last.references:
+    for name in last.contributions:
         np.testing.assert_array_equal(last.seeds[0].values[name], found.seeds[0].values[name])
 
 
-def test_what_is_said_of_it(found: auditing.Audit) -> None:
-    content = json.loads(json.dumps(tables.as_json(found), allow_nan=False))
+def test_json_and_markdown(found: auditing.Audit) -> None:
+    content = json.loads(json.dumps(auditing.as_json(found), allow_nan=False))
     assert content["format"] == "copfl audit 2"
     assert [len(seed["values"]["shapley_personal"]) for seed in content["seeds"]] == [3, 3]
     assert {c["score"] for c in content["correlations"]} == {
@@ -125,16 +128,17 @@ def test_what_is_said_of_it(found: auditing.Audit) -> None:
     }  # fmt: skip
     for entry in content["correlations"]:
         assert len(entry["spearman"]) == len(entry["kendall"]) == 3
-    text = tables.as_markdown("Title", tables.sheets(found), tables.remarks(found))
+    parts = [*map(as_markdown, auditing.tables_of(found)), *auditing.remarks(found)]
+    text = "\n\n".join(parts)
     assert "| fedce: gradient part |" in text
     assert "Means over the seeds 0, 5." in text
     assert "Kendall" in text
     assert "another machine" not in text
 
 
-def test_no_retraining_no_rivals(run: Path, found: auditing.Audit) -> None:
-    less = run_audit(run, sampling=EXACT, notes=run / "notes", retrain=False, beside=[])
-    assert less.references == ["shapley_global", "shapley_personal"]
+def test_no_retraining_no_baselines(run: Path, found: auditing.Audit) -> None:
+    less = run_audit(run, sampling=EXACT, cache=run / "notes", retrain=False, baselines=[])
+    assert less.contributions == ["shapley_global", "shapley_personal"]
     assert less.scores == ["weight", "prediction_score", "gradient_score"]
 
 
@@ -146,9 +150,9 @@ def test_a_run_that_is_not_reproduced_is_named(run: Path, found: auditing.Audit,
     record = json.loads(lines[0])
     record["per_client"]["weight"][0] += 1e-9
     (other / "rounds.jsonl").write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
-    again = run_audit(other, sampling=EXACT, notes=run / "notes", retrain=False, beside=[])
-    assert again.seeds[0].repeated is False
-    assert any("did not come out here" in remark for remark in tables.remarks(again))
+    again = run_audit(other, sampling=EXACT, cache=run / "notes", retrain=False, baselines=[])
+    assert again.seeds[0].reproduced is False
+    assert any("was not reproduced here" in remark for remark in auditing.remarks(again))
 
 
 def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
@@ -157,5 +161,5 @@ def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     lines = (other / "rounds.jsonl").read_text().splitlines()
     (other / "rounds.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    with pytest.raises(RunError, match=r"has 2 of 3 rounds; `copfl resume .*` ends it"):
+    with pytest.raises(RunError, match=r"has 2 of 3 rounds; `copfl resume .*` completes it"):
         run_audit(other)

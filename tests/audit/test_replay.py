@@ -20,20 +20,20 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def moments_of(e: Experiment) -> list[replay.RoundSnapshot]:
-    """The rounds of a run; what their clients hold is that of the last."""
-    moments: list[replay.RoundSnapshot] = []
-    replay.watched(e, lambda number, moment: moments.append(moment))
-    return moments
+def snapshots_of(e: Experiment) -> list[replay.RoundSnapshot]:
+    """The rounds of a run; the records of their clients are those of the last."""
+    snapshots: list[replay.RoundSnapshot] = []
+    replay.observed(e, lambda number, snapshot: snapshots.append(snapshot))
+    return snapshots
 
 
-def worths_of(e: Experiment) -> tuple[list[Any], Result]:
-    """What nobody and everybody is worth in each round, and the run."""
-    worths: list[Any] = []
-    found = replay.watched(
-        e, lambda number, moment: worths.append(moment.worth([frozenset(), frozenset(moment.players)]))
+def values_of(e: Experiment) -> tuple[list[Any], Result]:
+    """The values of no client and of all in each round, and the run."""
+    values: list[Any] = []
+    found = replay.observed(
+        e, lambda number, snapshot: values.append(snapshot.value([frozenset(), frozenset(snapshot.players)]))
     )
-    return worths, found.result
+    return values, found.result
 
 
 def same(a: Any, b: Any) -> bool:
@@ -49,11 +49,11 @@ def same(a: Any, b: Any) -> bool:
         ("fedpac", "in chunks"),
     ],
 )
-def test_of_all_uploads_the_servers_own_step_comes_out_bit_by_bit(name: str, engine: str) -> None:
+def test_of_all_uploads_the_servers_own_step_comes_out_bit_for_bit(name: str, engine: str) -> None:
     e = experiment(ALGORITHMS[name](), **ENGINES[engine], rounds=3)
     seen: list[list[int]] = []
-    found = replay.watched(e, lambda number, moment: seen.append(moment.players))
-    assert found.same
+    found = replay.observed(e, lambda number, snapshot: seen.append(snapshot.players))
+    assert found.exact
     plain = execute(e, None)
     assert same(found.result.state.server, plain.state.server)
     assert found.result.records == plain.records
@@ -61,11 +61,11 @@ def test_of_all_uploads_the_servers_own_step_comes_out_bit_by_bit(name: str, eng
 
 
 def test_a_subsets_server_by_hand() -> None:
-    moment = moments_of(experiment(ALGORITHMS["fedavg"]()))[1]
-    parts = [heard.parts for heard in moment.heard]  # n · w and n, of one client each
+    snapshot = snapshots_of(experiment(ALGORITHMS["fedavg"]()))[1]
+    parts = [received.summands for received in snapshot.received]  # n · w and n, of one client each
     by_hand = (parts[0].w[0] + parts[2].w[0]) / (SIZES[0] + SIZES[2])
-    torch.testing.assert_close(moment.server_of(frozenset({0, 2})).w, by_hand)
-    assert moment.server_of(frozenset()) is moment.server
+    torch.testing.assert_close(snapshot.server_of(frozenset({0, 2})).w, by_hand)
+    assert snapshot.server_of(frozenset()) is snapshot.server
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "ditto"])
@@ -81,18 +81,18 @@ def test_without_nobody_is_the_run() -> None:
     assert replay.without(e, []).records == execute(e, None).records
 
 
-def test_the_worth_of_all_is_what_the_next_round_looks_at_before_it_trains() -> None:
+def test_the_value_of_all_is_the_next_rounds_accuracy_before_training() -> None:
     for how in ENGINES.values():
-        worth, result = worths_of(experiment(ALGORITHMS["copfl"](), **{**how, "participation": 1.0}))
-        before, broadcast = result.accuracy_before.mean(1), result.accuracy_global.mean(1)
-        np.testing.assert_allclose([w[1] for w in worth[:-1]], np.stack([broadcast, before], 1)[1:])
-        np.testing.assert_allclose(worth[1][0][0], worth[0][1][0])  # of nobody: the broadcast that there was
+        value, result = values_of(experiment(ALGORITHMS["copfl"](), **{**how, "participation": 1.0}))
+        before, shared = result.accuracy_before.mean(1), result.accuracy_global.mean(1)
+        np.testing.assert_allclose([w[1] for w in value[:-1]], np.stack([shared, before], 1)[1:])
+        np.testing.assert_allclose(value[1][0][0], value[0][1][0])  # of no client: the global model before
 
 
 def test_many_servers_at_once_are_as_sequential() -> None:
     for how in ENGINES.values():
-        (moment,) = moments_of(experiment(ALGORITHMS["copfl"](), **how, rounds=1))
+        (snapshot,) = snapshots_of(experiment(ALGORITHMS["copfl"](), **how, rounds=1))
         sets = [frozenset(), frozenset({0}), frozenset({1, 3}), frozenset(range(4))]
-        together = moment.worth(sets)
+        together = snapshot.value(sets)
         assert together.shape == (4, 2)
-        np.testing.assert_allclose(together, np.concatenate([moment.worth([who]) for who in sets]))
+        np.testing.assert_allclose(together, np.concatenate([snapshot.value([who]) for who in sets]))

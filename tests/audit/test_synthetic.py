@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from copfl.audit import study, synthetic, tables
-from copfl.audit.synthetic import DOUBLE, HELD_OUT, NAMES, PUBLISHED, RARE, RIDER, TWIN, WRONG
+from copfl.audit import synthetic
+from copfl.audit.synthetic import DUPLICATE, DUPLICATED, HELD_OUT, NAMES, PUBLISHED, RARE, RIDER, WRONG
 from copfl.core import tree
 from copfl.data import datasets
 from copfl.data.samples import Dataset
-from tests.audit.test_replay import moments_of
+from copfl.tables import as_markdown
+from tests.audit.test_replay import snapshots_of
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +22,20 @@ def digits() -> Dataset:
     return datasets.load("digits")
 
 
-def test_the_odd_clients_are_odd_and_the_others_are_not(digits: Dataset) -> None:
+def test_the_anomalous_clients_are_anomalous_and_the_others_are_not(digits: Dataset) -> None:
     data, who = synthetic.federation(digits, 0)
-    clean, same = synthetic.federation(digits, 0, odd=False)
+    clean, same = synthetic.federation(digits, 0, anomalous=False)
     wrong = [int((data.train.y[part] != digits.train.y[part]).sum()) for part in who.train]
     assert wrong == [13 if n == WRONG else 0 for n in range(len(NAMES))]  # 0.4 · 32
     np.testing.assert_array_equal(clean.train.y, digits.train.y)
     np.testing.assert_array_equal(data.test.y, digits.test.y)
-    np.testing.assert_array_equal(who.train[DOUBLE], who.train[TWIN])
-    held = np.concatenate([part for n, part in enumerate(who.train) if n != DOUBLE])
+    np.testing.assert_array_equal(who.train[DUPLICATE], who.train[DUPLICATED])
+    held = np.concatenate([part for n, part in enumerate(who.train) if n != DUPLICATE])
     assert len(np.unique(held)) == len(held)
     for n, part in enumerate(same.train):
         assert len(part) == 32
         assert bool({8, 9} & set(digits.train.y[part].tolist())) == (n == RARE)
-        if n != DOUBLE:
+        if n != DUPLICATE:
             np.testing.assert_array_equal(part, who.train[n])
     assert synthetic.federation(digits, 0)[1].fingerprint == who.fingerprint
 
@@ -44,8 +45,8 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
     assert isinstance(e.algorithm, synthetic.FreeRider)
     sent = {}  # [clients, D]
     for kind, algorithm in (("honest", e.algorithm.algorithm), ("riding", e.algorithm)):
-        (moment,) = moments_of(dataclasses.replace(e, algorithm=algorithm))
-        sent[kind] = tree.leaves(moment.heard[0].parts)[0]
+        (snapshot,) = snapshots_of(dataclasses.replace(e, algorithm=algorithm))
+        sent[kind] = tree.leaves(snapshot.received[0].summands)[0]
     others = [n for n in range(len(NAMES)) if n != RIDER]
     assert torch.equal(sent["honest"][others], sent["riding"][others])
     start = e.task.initial
@@ -55,18 +56,18 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
 
 
 def test_the_study_from_end_to_end() -> None:
-    found = study.study((0,), variants=(PUBLISHED, HELD_OUT), rounds=1, long=1)
+    found = synthetic.study((0,), variants=(PUBLISHED, HELD_OUT), rounds=1, long=1)
     assert [v.name for v in found.variants] == [PUBLISHED, HELD_OUT]
     for variant in found.variants:
-        np.testing.assert_allclose(variant.shares["weight"].sum(1), len(NAMES))
-        assert set(variant.gains) == set(synthetic.ODD)
-    published, trusted = (v.shares["weight"][0] for v in found.variants)
-    assert trusted[RIDER] < 0.9 < published[RIDER]
-    assert trusted[WRONG] < 0.95 < published[WRONG]
+        np.testing.assert_allclose(variant.weights["weight"].sum(1), len(NAMES))
+        assert set(variant.gains) == set(synthetic.ANOMALIES)
+    published, held_out = (v.weights["weight"][0] for v in found.variants)
+    assert held_out[RIDER] < 0.9 < published[RIDER]
+    assert held_out[WRONG] < 0.95 < published[WRONG]
     assert found.audit.scores[-1] == "trust=held_out weight"
-    text = tables.as_markdown(study.TITLE, study.sheets(found), tables.remarks(found.audit))
+    text = "\n".join(map(as_markdown, synthetic.tables_of(found)))
     assert "| trust=held_out | " in text
-    assert "rare classes" in study.as_json(found)["variants"][0]["gains"]
+    assert "rare classes" in synthetic.as_json(found)["variants"][0]["gains"]
 
 
 def test_the_page_says_what_was_found() -> None:
@@ -79,6 +80,6 @@ def test_the_page_says_what_was_found() -> None:
             for line in page.partition("## Trust")[0].splitlines()
             if line.startswith(f"| {variant['name']}")
         ]
-        for n in (WRONG, RIDER, DOUBLE, RARE, TWIN):
-            shares = np.array(variant["shares"]["weight"])[:, n]
+        for n in (WRONG, RIDER, DUPLICATE, RARE, DUPLICATED):
+            shares = np.array(variant["weights"]["weight"])[:, n]
             assert f"{shares.mean():.2f} ± {shares.std(ddof=1):.2f}" in line

@@ -20,8 +20,8 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     answer = called(capsys, "audit", run)
     assert (answer.code, answer.err) == (0, "")
     for words in (
-        "what each client is worth",
-        "Spearman's rho",
+        "Contribution of each client",
+        "Spearman's rank correlation",
         "client 2",
         "fedce: weight",
         "One seed was run",
@@ -38,12 +38,12 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
 
 def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
     pytest.importorskip("plotly", reason="the report is an extra")
-    assert called(capsys, "audit", run, "--quiet", "--no-retrain", "--beside", "none").code == 0
+    assert called(capsys, "audit", run, "--quiet", "--no-retrain", "--baselines", "none").code == 0
     assert called(capsys, "report", run).code == 0
     page = (run / "report.html").read_text()
-    for words in ("Do the weights match", "Rank by weight and by contribution", "Shapley: personal models"):
+    for words in ("Do the weights match", "Rank by weight and by contribution", "Shapley: personal"):
         assert words in page, words
-    assert "leave-one-out: other clients" not in page
+    assert "leave-one-out: others" not in page
     (run / "audit.json").write_text("{")
     answer = called(capsys, "report", run)
     assert answer.code == 2
@@ -53,11 +53,11 @@ def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name one run folder, or --planted"),
-        (["{run}", "--planted"], "name one run folder, or --planted"),
-        (["{run}", "--seeds", "0,x"], 'must be whole numbers from 0 on with commas between them, such as 0,1,2'),
+        ([], "name one run folder, or --synthetic"),
+        (["{run}", "--synthetic"], "name one run folder, or --synthetic"),
+        (["{run}", "--seeds", "0,x"], "write whole numbers such as 0,1,2"),
         (["{run}", "--orders", "0"], "orders=0 must be at least 1"),
-        (["{run}", "--beside", "fedcee"], 'did you mean "fedce"?'),
+        (["{run}", "--baselines", "fedcee"], 'did you mean "fedce"?'),
         (["nowhere"], "nowhere is not a run folder"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One run audited: what each client is worth, what the scores say, and what the two have in common."""
+"""The audit of one run: the contribution of each client, the scores, and their rank correlations."""
 
 from __future__ import annotations
 
@@ -8,79 +8,101 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from copfl import __version__, stats
-from copfl.audit import games, replay
-from copfl.audit.games import DEFAULT, Sampling
+from copfl.audit import replay
+from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.run import Experiment, OnRound, Result, prepare
+from copfl.experiment.run import Experiment, OnRound, Result, execute, prepare
 from copfl.files import write_bytes
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.report.sections import CONTRIBUTIONS
-from copfl.stats import Correlation
+from copfl.stats import Numbers, mean_of_known
+from copfl.tables import Table, as_markdown, number, percent, percent_with_spread, plain
 
-Numbers = NDArray[np.float64]
-FORMAT = AUDIT_FORMAT
-LAST = 5  # looks that an accuracy is the mean of
-
-REFERENCES = CONTRIBUTIONS
+LAST = 5  # evaluations that an accuracy is the mean of
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
+MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
+
+Metrics = dict[
+    str, Any
+]  # of a run: accuracy and accuracy_global, [clients], and scores, [rounds, clients] each
+Tick = Callable[[int], None]  # takes the number of rounds that are done since the last call
 
 
 class Cache:
-    """What was worked out already, a small file each, so that a stopped audit goes on where it was."""
+    """Results as small JSON files, so that an interrupted audit continues; without a folder, in memory."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.memory = folder, dict[str, Any]()
+    def __init__(self, folder: Path | None = None, tick: Tick = lambda rounds: None) -> None:
+        self.folder, self.tick, self.memory = folder, tick, dict[str, Any]()
 
-    def recall(self, name: str) -> Any:
-        """What was noted under this name; None if nothing was."""
+    def get(self, name: str) -> Any:
+        """The result of this name; None if there is none."""
         if self.folder is None:
             return self.memory.get(name)
         try:
             return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # not there, or cut short: it is worked out again
+        except (OSError, ValueError):  # missing or damaged: it is computed again
             return None
 
-    def note(self, name: str, content: Any) -> None:
-        if self.folder is None:
-            self.memory[name] = content
-        else:
-            self.folder.mkdir(parents=True, exist_ok=True)
+    def put(self, name: str, content: Any) -> Any:
+        self.memory[name] = content
+        if self.folder is not None:
             write_bytes(self.folder / f"{name}.json", json.dumps(content).encode(), durable=False)
+        return content
+
+    def run(self, name: str, rounds: int, work: Callable[[OnRound], Result]) -> Metrics:
+        """The metrics of a run, which `work` carries out if they are not stored."""
+        known = self.get(f"{name}-{rounds}")
+        if known is None:
+            return dict(self.put(f"{name}-{rounds}", metrics_of(work(lambda round, seconds: self.tick(1)))))
+        self.tick(rounds)
+        return dict(known)
 
 
-@dataclass(frozen=True, eq=False)
-class Seed:
-    """What one seed's runs show, [clients] each. A score is the mean over rounds of share times clients: 1 is even."""
+def metrics_of(result: Result) -> Metrics:
+    """The metrics of a run that an audit needs: accuracies of the last evaluations, and the scores of every round."""
+
+    def last(table: Numbers) -> Numbers:
+        return mean_of_known(table[~np.isnan(table).all(1)][-LAST:])
+
+    names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
+    scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
+    found = {
+        "accuracy": last(result.accuracy),
+        "accuracy_global": last(result.accuracy_global),
+        "scores": scores,
+    }
+    return dict(plain(found))
+
+
+class Seed(NamedTuple):
+    """The results of one seed, [clients] each. A score is the mean over rounds of its relative weight, see below."""
 
     seed: int
-    same: bool  # whether the servers that were rebuilt are the run's own, bit by bit
-    repeated: bool | None  # whether the run came out as its folder says; None where it has no folder
-    accuracy: Numbers  # after training, on the client's own test samples
-    broadcast: Numbers  # of the broadcast alone
-    scores: dict[str, Numbers]  # by score, and by "algorithm score" of those run beside it
-    values: dict[str, Numbers]  # by reference
+    exact: bool  # whether the rebuilt servers are the run's own, bit for bit
+    reproduced: bool | None  # whether the run has the numbers of its folder; None where it has no folder
+    orders: int  # that Shapley values were sampled from, in all rounds; 0: every set was valued
+    scores: dict[str, Numbers]  # by score, and by "algorithm score" of the baselines
+    values: dict[str, Numbers]  # contributions, by the names in CONTRIBUTIONS
     errors: dict[str, Numbers]  # standard errors of the values
     next_round: dict[str, float]  # by score: rank correlation from one round to the next
-    halves: dict[str, float]  # and of the first half of the rounds with the second
-    orders: int  # that Shapley values were sampled from, in all rounds; 0: every set was valued
+    halves: dict[str, float]  # by score: rank correlation of the first half of the rounds with the second
+    accuracy: Numbers  # after training, on the client's own test samples
+    accuracy_global: Numbers  # of the global model
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What an audit found."""
+    """The results of an audit."""
 
     title: str
-    clients: int
     rounds: int
     names: list[str]  # of the clients
     sampling: Sampling
@@ -91,100 +113,91 @@ class Audit:
         return list(self.seeds[0].scores)
 
     @property
-    def references(self) -> list[str]:
-        return [name for name in REFERENCES if name in self.seeds[0].values]
+    def contributions(self) -> list[str]:
+        return [name for name in CONTRIBUTIONS if name in self.seeds[0].values]
 
     def mean(self, kind: str, name: str) -> Numbers:
         """Over the seeds, [clients]; kind is "scores", "values" or "errors"."""
         found = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
-        return np.sqrt((found**2).sum(0)) / len(found) if kind == "errors" else _mean(found)
+        return np.sqrt((found**2).sum(0)) / len(found) if kind == "errors" else mean_of_known(found)
 
-    def correlation(self, measure: stats.Measure, score: str, reference: str) -> Correlation:
-        """Of the score with the reference, over the clients."""
-        return stats.correlation(
-            measure, [s.scores[score] for s in self.seeds], [s.values[reference] for s in self.seeds]
-        )
+    def correlation(self, measure: stats.Measure, score: str, contribution: str) -> stats.Correlation:
+        """Of a score with a contribution, over the clients."""
+        left, right = ([s.scores[score] for s in self.seeds], [s.values[contribution] for s in self.seeds])
+        return stats.correlation(measure, left, right)
 
-    def over_seeds(self, kind: str, name: str) -> float:
-        """How alike the seeds rank the clients; nan of one seed."""
+    def between_seeds(self, kind: str, name: str) -> float:
+        """The rank correlation of the clients between seeds; nan of one seed."""
         return stats.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
 
-    def over_rounds(self, name: str) -> tuple[float, float]:
-        """How alike a score ranks the clients from one round to the next, and in the two halves of the run."""
-        return (
-            float(_mean(np.array([s.next_round[name] for s in self.seeds]))),
-            float(_mean(np.array([s.halves[name] for s in self.seeds]))),
-        )
-
-
-Tick = Callable[[int], None]  # so many more rounds are done
+    def mean_of(self, kind: str, name: str) -> float:
+        """The mean over seeds of a number of each score; kind is "next_round" or "halves"."""
+        return float(mean_of_known(np.array([getattr(seed, kind)[name] for seed in self.seeds])))
 
 
 def run_audit(
     path: Path,
     *,
     seeds: Sequence[int] = (),
-    beside: Sequence[str] | None = None,
+    baselines: Sequence[str] | None = None,
     retrain: bool = True,
     sampling: Sampling = DEFAULT,
-    notes: Path | None = None,
+    cache: Path | None = None,
     start: Callable[[int], Tick] | None = None,
     **values: Any,
 ) -> Audit:
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
-    `beside` names algorithms whose scores are tried on the same clients; FedCE's by default, or CO-PFL's. `start` is
-    told how many rounds will be run and gives what to call as they are. What was passed to `run` as a value
-    (`algorithm`, `data`, `model`) is passed again.
+    `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for a run of
+    FedCE. `start` receives the number of rounds to run and returns the function to call as they are done. Values that
+    were passed to `run` (`algorithm`, `data`, `model`) are passed again.
     """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
-    done, planned = len(records.read(path / "rounds.jsonl")), int(tables["run"]["rounds"])
-    if done < planned:
+    lines, rounds = records.read(path / "rounds.jsonl"), int(tables["run"]["rounds"])
+    if len(lines) < rounds:
         raise RunError(
-            f"{path} has {done} of {planned} rounds; `copfl resume {path}` ends it, then it can be audited"
+            f"{path} has {len(lines)} of {rounds} rounds; `copfl resume {path}` completes it, then audit it"
         )
-    if (tried := tables["run"].get("eval_models", "all")) != "all":
+    if (evaluated := tables["run"].get("eval_models", "all")) != "all":
         raise UsageError(
-            f'{path} evaluated less than an audit needs (eval_models="{tried}"); run it again with '
+            f'{path} evaluated less than an audit needs (eval_models="{evaluated}"); run it again with '
             "--set run.eval_models=all"
         )
-    own = str(tables["algorithm"].get("name", ""))
-    if beside is None:
-        beside = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
-    if beside and not own:
+    own, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
+    if baselines is None:
+        baselines = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
+    if baselines and not own:
         raise UsageError(
-            "the run's algorithm is a Python value, so nothing can be run beside it; leave out --beside"
+            "the run's algorithm is a Python value, so baselines cannot be run; use --baselines none"
         )
-    seed = int(tables["run"]["seed"])
-    seeds = list(dict.fromkeys([seed, *seeds]))
-    # One process, and states in memory: the result is the same, and the door stands open.
-    here = {"workers": 1, "store": "memory"}
 
-    def experiment(seed: int, algorithm: str | None = None) -> Experiment:
-        layers = [tables, {"run": {**here, "seed": seed}}]
-        if algorithm is not None and algorithm != own:  # with the run's optimizer: the score is what differs
+    def make(seed: int, algorithm: str = own) -> Experiment:
+        # One process, with states in memory: the numbers are the same, and uploads can be intercepted.
+        layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
+        if algorithm != own:  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
         return prepare(layers, partition=partition, **values)
 
-    first = experiment(seed)
-    fingerprints = {**first.fingerprints(), "rounds": planned, "copfl": __version__, "format": FORMAT}
-    mark = hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()[:12]
-    book = Cache((notes or path / "audit") / mark)
-    found = audit(
-        experiment,
-        seeds,
-        beside={name: partial(experiment, algorithm=name) for name in beside},
-        retrain=retrain,
-        sampling=sampling,
-        notebook=book,
-        start=start,
-    )
-    wanted = records.table(records.read(path / "rounds.jsonl"), "weight", first.clients)
-    weights = _numbers(book.recall(f"seed-{seed}-run-{planned}")["figures"]["weight"])
-    known = bool(np.array_equal(wanted, weights, equal_nan=True))
+    first = make(seed)
+    seeds = list(dict.fromkeys([seed, *seeds]))
+    fingerprints = {**first.fingerprints(), "rounds": rounds, "copfl": __version__, "format": AUDIT_FORMAT}
+    digest = hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()[:12]
+    runs = 1 + len(baselines) + retrain * first.clients
+    tick = (lambda done: None) if start is None else start(len(seeds) * runs * rounds)
+    stored = Cache((cache or path / "audit") / digest, tick)
+    others = {
+        name: lambda seed, name=name: stored.run(
+            f"seed-{seed}-{name}", rounds, lambda on_round: execute(make(seed, name), None, on_round)
+        )
+        for name in baselines
+    }
+    found = audit(make, seeds, baselines=others, retrain=retrain, sampling=sampling, cache=stored)
+    weights = np.array(stored.get(f"seed-{seed}-run-{rounds}")["scores"]["weight"], np.float64)
+    recorded = records.table(lines, "weight", first.clients)
+    reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
     return dataclasses.replace(
-        found, seeds=[dataclasses.replace(s, repeated=known) if s.seed == seed else s for s in found.seeds]
+        found, seeds=[found.seeds[0]._replace(reproduced=reproduced), *found.seeds[1:]]
     )
 
 
@@ -192,158 +205,97 @@ def audit(
     make: Callable[[int], Experiment],
     seeds: Sequence[int],
     *,
-    beside: Mapping[str, Callable[[int], Experiment]] | None = None,
+    baselines: Mapping[str, Callable[[int], Metrics]],
     retrain: bool = True,
     sampling: Sampling = DEFAULT,
-    notebook: Cache | None = None,
-    start: Callable[[int], Tick] | None = None,
-    names: Sequence[str] | None = None,
+    cache: Cache,
+    names: Sequence[str] = (),
     title: str = "",
 ) -> Audit:
-    """The audit of the runs that `make` gives for each seed."""
-    book, others = notebook or Cache(None), beside or {}
-    first = make(seeds[0])
-    runs = 1 + (first.clients if retrain else 0) + len(others)
-    tick = (lambda rounds: None) if start is None else start(len(seeds) * runs * first.loop.rounds)
+    """The audit of the runs that `make` returns for each seed; `baselines` return metrics for each seed."""
     found = []
     for seed in seeds:
-        e = first if seed == seeds[0] else make(seed)
-        found.append(_one_seed(e, seed, others, retrain, sampling, book, tick))
-    return Audit(
-        title or first.title,
-        first.clients,
-        first.loop.rounds,
-        list(names or [f"client {n}" for n in range(first.clients)]),
-        sampling,
-        found,
-    )
+        experiment = make(seed)
+        others = {name: metrics(seed) for name, metrics in baselines.items()}
+        found.append(_one_seed(experiment, seed, others, retrain, sampling, cache))
+    names = list(names) or [f"client {client}" for client in range(experiment.clients)]
+    return Audit(title or experiment.title, experiment.loop.rounds, list(names), sampling, found)
 
 
 def _one_seed(
     e: Experiment,
     seed: int,
-    others: Mapping[str, Callable[[int], Experiment]],
+    baselines: Mapping[str, Metrics],
     retrain: bool,
     sampling: Sampling,
-    book: Cache,
-    tick: Tick,
+    cache: Cache,
 ) -> Seed:
-    def run(experiment: Experiment, gone: Sequence[int], name: str) -> Any:
-        """The figures of a run that nothing from those who are gone reaches."""
-        return noted(
-            book,
-            f"seed-{seed}-{name}",
-            e.loop.rounds,
-            tick,
-            lambda on: figures_of(replay.without(experiment, gone, on)),
-        )
-
-    whole = _watched(e, seed, sampling, book, tick)
-    figures = {name: _numbers(rows) for name, rows in whole["figures"].items()}
-    for name, make in others.items():
-        beside = run(make(seed), [], f"beside-{name}")
-        figures |= {f"{name} {score}": _numbers(rows) for score, rows in beside["figures"].items()}
-    accuracy, broadcast = _numbers(whole["accuracy"]), _numbers(whole["broadcast"])
-    shapley = [np.array(part) for part in (whole["shapley"]["value"], whole["shapley"]["error"])]
-    values = {f"shapley_{way}": shapley[0][:, place] for place, way in enumerate(("global", "personal"))}
-    errors = {f"shapley_{way}": shapley[1][:, place] for place, way in enumerate(("global", "personal"))}
-    if retrain:
-        for name in ("leave_one_out_others", "leave_one_out_global"):
-            values[name], errors[name] = np.zeros(e.clients), np.zeros(e.clients)
-        for n in range(e.clients):
-            left = run(e, [n], f"without-{n}")
-            gain = np.delete(accuracy - _numbers(left["accuracy"]), n)
-            values["leave_one_out_others"][n], errors["leave_one_out_others"][n] = _with_error(gain)
-            gain = broadcast - _numbers(left["broadcast"])
-            values["leave_one_out_global"][n], errors["leave_one_out_global"][n] = _with_error(gain)
-    shares = {name: even_shares(rows) for name, rows in figures.items()}
+    rounds = e.loop.rounds
+    run = _observed(e, seed, sampling, cache)
+    shapley_of = [cache.get(_round_name(seed, sampling, number)) for number in range(rounds)]
+    value, square = np.zeros((e.clients, 2)), np.zeros((e.clients, 2))
+    for one in shapley_of:
+        value[one["players"]] += np.array(one["value"])
+        square[one["players"]] += np.array(one["error"]) ** 2
+    values = {"shapley_global": value[:, 0], "shapley_personal": value[:, 1]}
+    errors = {"shapley_global": np.sqrt(square[:, 0]), "shapley_personal": np.sqrt(square[:, 1])}
+    accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
+    for client in range(e.clients) if retrain else ():
+        name = f"seed-{seed}-without-{client}"
+        left = cache.run(name, rounds, lambda on_round, gone=client: replay.without(e, [gone], on_round))  # type: ignore[misc]
+        gains = {name: own - np.array(left[name], np.float64) for name, own in accuracies.items()}
+        gains["accuracy"] = np.delete(gains["accuracy"], client)
+        for name, kind in (("leave_one_out_others", "accuracy"), ("leave_one_out_global", "accuracy_global")):
+            mean, error = _with_error(gains[kind])
+            values.setdefault(name, np.zeros(e.clients))[client] = mean
+            errors.setdefault(name, np.zeros(e.clients))[client] = error
+    scores = run["scores"] | {
+        f"{name} {score}": rows
+        for name, metrics in baselines.items()
+        for score, rows in metrics["scores"].items()
+    }
+    weights = {name: relative_weights(np.array(rows, np.float64)) for name, rows in scores.items()}
     return Seed(
-        seed,
-        bool(whole["same"]),
-        None,
-        accuracy,
-        broadcast,
-        {name: _mean(rows) for name, rows in shares.items()},
-        values,
-        errors,
-        {name: stats.successive_agreement(rows) for name, rows in shares.items()},
-        {name: _halves(rows) for name, rows in shares.items()},
-        int(whole["shapley"]["orders"]),
+        seed=seed,
+        exact=bool(run["exact"]),
+        reproduced=None,
+        orders=sum(int(one["orders"]) for one in shapley_of),
+        scores={name: mean_of_known(rows) for name, rows in weights.items()},
+        values=values,
+        errors=errors,
+        next_round={name: stats.successive_agreement(rows) for name, rows in weights.items()},
+        halves={name: _halves(rows) for name, rows in weights.items()},
+        **accuracies,
     )
 
 
-def noted(book: Cache, name: str, rounds: int, tick: Tick, work: Callable[[OnRound], Any]) -> Any:
-    """What the work of so many rounds gives, or gave when it was done before."""
-    known = book.recall(f"{name}-{rounds}")
-    if known is not None:
-        tick(rounds)
-        return known
-    found = work(lambda round, seconds: tick(1))
-    book.note(f"{name}-{rounds}", found)
-    return found
+def _round_name(seed: int, sampling: Sampling, number: int) -> str:
+    return f"seed-{seed}-shapley-{hashlib.sha256(repr(sampling).encode()).hexdigest()[:8]}-round-{number}"
 
 
-def _watched(e: Experiment, seed: int, sampling: Sampling, book: Cache, tick: Tick) -> Any:
-    """The run, and the Shapley values of its rounds; each round's are noted as they are found."""
-    label = hashlib.sha256(repr(sampling).encode()).hexdigest()[:8]
-    run, values = f"seed-{seed}-run-{e.loop.rounds}", f"seed-{seed}-shapley-{label}-{e.loop.rounds}"
-    known, total = book.recall(run), book.recall(values)
-    if known is not None and total is not None:
-        tick(e.loop.rounds)
-        return {**known, "shapley": total}
-    value, square, orders = np.zeros((e.clients, 2)), np.zeros((e.clients, 2)), 0
+def _observed(e: Experiment, seed: int, sampling: Sampling, cache: Cache) -> Metrics:
+    """The metrics of the run; the Shapley values of each round are in the cache afterwards."""
+    name, rounds = f"seed-{seed}-run-{e.loop.rounds}", e.loop.rounds
+    known = cache.get(name)
+    stored = all(cache.get(_round_name(seed, sampling, number)) for number in range(rounds))
+    if known is not None and "exact" in known and stored:
+        cache.tick(rounds)
+        return dict(known)
 
-    def see(number: int, moment: replay.RoundSnapshot) -> None:
-        nonlocal orders
-        name = f"seed-{seed}-shapley-{label}-round-{number}"
-        found = book.recall(name)
-        if found is None:
-            how = sampling._replace(seed=sampling.seed + number)
-            shares = games.shapley(moment.worth, moment.players, how)
-            found = {"value": shares.value.tolist(), "error": shares.error.tolist(), "orders": shares.orders}
-            book.note(name, found)
-        players = moment.players
-        value[players] += np.array(found["value"])
-        square[players] += np.array(found["error"]) ** 2
-        orders += int(found["orders"])
-        tick(1)
+    def observe(number: int, snapshot: replay.RoundSnapshot) -> None:
+        round_name = _round_name(seed, sampling, number)
+        if cache.get(round_name) is None:
+            players = snapshot.players
+            found = shapley(snapshot.value, players, sampling._replace(seed=sampling.seed + number))
+            cache.put(round_name, plain({"players": players, **found._asdict()}))
+        cache.tick(1)
 
-    seen = replay.watched(e, see)
-    known = {**figures_of(seen.result), "same": seen.same}
-    total = {"value": value.tolist(), "error": np.sqrt(square).tolist(), "orders": orders}
-    book.note(run, known)
-    book.note(values, total)
-    return {**known, "shapley": total}
+    seen = replay.observed(e, observe)
+    return dict(cache.put(name, {**metrics_of(seen.result), "exact": seen.exact}))
 
 
-def figures_of(result: Result) -> dict[str, Any]:
-    """What an audit needs of a run: accuracies, the mean of the last looks, and the scores of every round."""
-    names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
-    return {
-        "accuracy": _plain(_last(result.accuracy)),
-        "broadcast": _plain(_last(result.accuracy_global)),
-        "figures": {
-            name: [_plain(row) for row in result.metric(name)] for name in sorted(names, reverse=True)
-        },
-    }
-
-
-def _last(table: Numbers) -> Numbers:
-    """Each client's mean over the last looks at it."""
-    looks = table[~np.isnan(table).all(1)]
-    return _mean(looks[-LAST:]) if len(looks) else np.full(table.shape[1], np.nan)
-
-
-def _plain(row: Numbers) -> list[float | None]:
-    return [None if math.isnan(v) else float(v) for v in row]
-
-
-def _numbers(rows: Any) -> Numbers:
-    return np.array(rows, np.float64)  # None becomes nan
-
-
-def even_shares(rows: Numbers) -> Numbers:
-    """Scores as shares of their round, times the clients in it: 1 where everybody counts the same."""
+def relative_weights(rows: Numbers) -> Numbers:
+    """Scores divided by their mean in each round, [rounds, clients]: 1 is an equal weight."""
     known = ~np.isnan(rows)
     total = np.where(known, rows, 0).sum(1, keepdims=True)
     count = known.sum(1, keepdims=True)
@@ -352,15 +304,8 @@ def even_shares(rows: Numbers) -> Numbers:
 
 def _halves(rows: Numbers) -> float:
     half = len(rows) // 2
-    return stats.agreement(np.stack([_mean(rows[:half]), _mean(rows[half:])])) if half else math.nan
-
-
-def _mean(rows: Numbers) -> Numbers:
-    """Over the first axis, of what is known; nan where nothing is."""
-    known = ~np.isnan(rows)
-    count = known.sum(0)
-    total = np.where(known, rows, 0).sum(0)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+    means = np.stack([mean_of_known(rows[:half]), mean_of_known(rows[half:])])
+    return stats.agreement(means) if half else math.nan
 
 
 def _with_error(gains: Numbers) -> tuple[float, float]:
@@ -368,6 +313,138 @@ def _with_error(gains: Numbers) -> tuple[float, float]:
     gains = gains[~np.isnan(gains)]
     if not len(gains):
         return math.nan, math.nan
-    return float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains))) if len(
-        gains
-    ) > 1 else math.nan
+    mean, spread = stats.spread_of(gains)
+    return mean, spread / math.sqrt(len(gains))
+
+
+# Tables, Markdown, JSON
+
+
+def label(score: str) -> str:
+    """Such as "weight", or "fedce: gradient part"."""
+    algorithm, _, name = score.rpartition(" ")
+    return f"{algorithm}: {SCORES.get(name, name)}" if algorithm else SCORES.get(name, name)
+
+
+def tables_of(found: Audit, details: bool = True) -> list[Table]:
+    """The tables of an audit; Kendall's correlations are details."""
+    measures = [_correlations(found, name) for name in MEASURES if details or name == "Spearman"]
+    return [_clients(found), *measures, _stability(found)]
+
+
+def _clients(found: Audit) -> Table:
+    weight = found.mean("scores", "weight")
+    rank = stats.ranked(-weight)
+    accuracy = mean_of_known(np.stack([seed.accuracy for seed in found.seeds]))
+    means = [(found.mean("values", name), found.mean("errors", name)) for name in found.contributions]
+    rows = []
+    for n, name in enumerate(found.names):
+        gains = [percent_with_spread(value[n], error[n], "+.1f") for value, error in means]
+        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *gains, percent(accuracy[n])])
+    return Table(
+        f"Contribution of each client in points of accuracy, {found.title}",
+        ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), "accuracy"],
+        rows,
+        [
+            "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: what the others' "
+            "personal accuracy, or the global model's on all test samples, gains from the client, from training again "
+            "without it. Shapley: the client's Shapley value of each round's uploads, summed over the rounds, for the "
+            "global model and for the personal models. ± standard error, over the clients who gain, and over the "
+            f"sampled orders.{_seeds(found)}"
+        ],
+    )
+
+
+def _correlations(found: Audit, measure: str) -> Table:
+    def cell(score: str, contribution: str) -> str:
+        value, low, high = found.correlation(MEASURES[measure], score, contribution)
+        bounds = f" [{number(low, '+.2f')}, {number(high, '+.2f')}]"
+        return number(value, "+.2f") + ("" if math.isnan(value) else bounds)
+
+    return Table(
+        f"{measure}'s rank correlation between the scores and the measured contributions",
+        ["", *(CONTRIBUTIONS[name] for name in found.contributions)],
+        [[label(score), *(cell(score, name) for name in found.contributions)] for score in found.scores],
+        [
+            "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of the values when the "
+            f"{len(found.names)} clients are resampled: an interval that contains 0 is inconclusive.{_seeds(found)}"
+        ],
+    )
+
+
+def _stability(found: Audit) -> Table:
+    rows = []
+    for name in (*found.scores, *found.contributions):
+        kind = "values" if name in CONTRIBUTIONS else "scores"
+        rounds = [
+            found.mean_of(part, name) if kind == "scores" else None for part in ("next_round", "halves")
+        ]
+        numbers = [*rounds, found.between_seeds(kind, name)]
+        rows.append([CONTRIBUTIONS.get(name) or label(name), *(number(value, "+.2f") for value in numbers)])
+    note = "Of the clients' ranks in a round and the next, in the halves of the run, and under two seeds."
+    if len(found.seeds) < 2:
+        note += " One seed was run; --seeds 0,1,2 measures the variation between seeds."
+    head = ["", "from round to round", "first half, second half", "between seeds"]
+    return Table("Stability of the ranks: Spearman's rank correlation", head, rows, [note])
+
+
+def _seeds(found: Audit) -> str:
+    seeds = ", ".join(str(seed.seed) for seed in found.seeds)
+    return f" Means over the seeds {seeds}." if len(found.seeds) > 1 else ""
+
+
+def remarks(found: Audit) -> list[str]:
+    """Remarks on the method that a reader needs."""
+    lines = []
+    if not all(seed.exact for seed in found.seeds):
+        lines.append(
+            "The servers rebuilt from the uploads are not the run's bit for bit; expect small differences."
+        )
+    if any(seed.reproduced is False for seed in found.seeds):
+        lines.append(
+            "The run was not reproduced here with the numbers of its folder (another machine or version?): the "
+            "repetition is audited."
+        )
+    points = f"{100 * found.sampling.truncate:g} points"
+    if orders := sum(seed.orders for seed in found.seeds):
+        return [*lines, f"Shapley values come from {orders} sampled orders, truncated within {points}."]
+    return [*lines, f"Shapley values are exact within each round; rounds that gain under {points} count 0."]
+
+
+def as_json(found: Audit) -> dict[str, Any]:
+    """All results; numbers that are not finite are null."""
+    kinds = {"scores": found.scores, "values": found.contributions, "errors": found.contributions}
+    content = {
+        "format": AUDIT_FORMAT,
+        "title": found.title,
+        "clients": found.names,
+        "rounds": found.rounds,
+        "sampling": found.sampling._asdict(),
+        "seeds": [seed._asdict() for seed in found.seeds],
+        "mean": {kind: {name: found.mean(kind, name) for name in names} for kind, names in kinds.items()},
+        "correlations": [
+            {
+                "score": score,
+                "contribution": name,
+                **{measure.lower(): found.correlation(f, score, name) for measure, f in MEASURES.items()},
+            }
+            for score in found.scores
+            for name in found.contributions
+        ],
+        "between_seeds": {
+            name: found.between_seeds(kind, name) for kind in ("scores", "values") for name in kinds[kind]
+        },
+        "remarks": remarks(found),
+    }
+    return dict(plain(content))
+
+
+def write(
+    folder: Path, title: str, tables: Sequence[Table], lines: Sequence[str], content: Any
+) -> list[Path]:
+    """The paths of audit.json and audit.md, once they are written."""
+    parts = [f"# {title}", *map(as_markdown, tables), *lines]
+    texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(parts)}
+    for name, text in texts.items():
+        write_bytes(folder / name, f"{text}\n".encode(), durable=False)
+    return [folder / name for name in texts]

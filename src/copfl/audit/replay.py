@@ -1,8 +1,8 @@
-"""A run again, with the door to its server open.
+"""A run repeated with its uploads intercepted.
 
-Every engine hands the server what each client adds to a round's total. Standing at that door one can keep a client's
-part away, which is a run without it, or note the parts down and work out the servers that any subset of them would
-have made. Neither needs to know the algorithm: totals add up.
+Every engine gives the server the summand of each client. Interception can replace a client's summand by zeros, which is
+a run without the client. It can also store the summands, from which the server of any subset of clients is rebuilt.
+Neither depends on the algorithm, because totals are sums.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core import tree
@@ -21,155 +20,155 @@ from copfl.core.task import with_statistics
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, Submission
 from copfl.experiment.run import Experiment, OnRound, Result, execute
+from copfl.stats import Numbers
 
-Numbers = NDArray[np.float64]
 
-
-class Heard(NamedTuple):
-    """What some clients, trained side by side, brought to the server: trees of rows."""
+class Received(NamedTuple):
+    """The uploads of some clients that trained as one batch: trees of rows."""
 
     ids: Tensor
-    parts: Any  # what each adds to the total
-    clients: Any  # their own records afterwards
+    summands: Any
+    clients: Any  # their records after training
 
 
-def at_the_door(engine: Mapping, hear: Callable[[Heard], Any]) -> Mapping:
-    """The engine, with `hear` called for what its clients bring; what it gives back is what the server gets."""
-    if engine.name == "cuda_graph":  # a recording is played back without anybody standing there
+def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> Experiment:
+    """The experiment in which the server gets the summands that `receive` returns."""
+    engine: Mapping = experiment.engine
+    if engine.name == "cuda_graph":  # a recorded graph cannot call Python
         engine = mapping.vmap(engine.chunk)
 
     def over(f: Callable[[Any], Any], rows: Any) -> Any:
-        found = engine.over(f, rows)
-        return hear(Heard(rows.id, found, rows.client)) if isinstance(rows, Submission) else found
+        result = engine.over(f, rows)
+        return receive(Received(rows.id, result, rows.client)) if isinstance(rows, Submission) else result
 
-    return engine._replace(over=over)
+    return dataclasses.replace(experiment, engine=engine._replace(over=over))
 
 
-def silenced(parts: Any, keep: Tensor) -> Any:
-    """The parts with zeros for those who are not kept, as for a client whose numbers are not finite."""
+def zeroed(summands: Any, keep: Tensor) -> Any:
+    """The summands with zeros for all but the clients in `keep`, as for updates that are not finite."""
     return tree.each(
-        lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), parts
+        lambda t: torch.where(keep.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)), summands
     )
 
 
-def without(experiment: Experiment, gone: Sequence[int], on_round: OnRound | None = None) -> Result:
-    """The run in which nothing that these clients send arrives; same seed, same batches.
+def without(experiment: Experiment, clients: Sequence[int], on_round: OnRound | None = None) -> Result:
+    """The run in which no upload of these clients arrives; same seed, same batches.
 
-    They still receive and train, so their own figures are those of a client that takes and does not give.
+    They still receive the global model and train, so their metrics are those of a client that only receives.
     """
-    missing = torch.tensor(list(gone), dtype=torch.int64, device=experiment.task.device)
+    missing = torch.tensor(list(clients), dtype=torch.int64, device=experiment.task.device)
 
-    def hear(heard: Heard) -> Any:
-        return silenced(heard.parts, ~torch.isin(heard.ids, missing))
+    def receive(received: Received) -> Any:
+        return zeroed(received.summands, ~torch.isin(received.ids, missing))
 
-    return execute(
-        dataclasses.replace(experiment, engine=at_the_door(experiment.engine, hear)), None, on_round
-    )
+    return execute(intercepted(experiment, receive), None, on_round)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundSnapshot:
-    """A round between the clients' training and the server's step."""
+    """A round between the clients' training and the server's update."""
 
     experiment: Experiment
     server: Any  # before the round
-    heard: list[Heard]
+    received: list[Received]
     clients: Any  # every client's record after the round, a tree of rows
 
     @property
     def players(self) -> list[int]:
-        """Who took part."""
-        return [int(n) for heard in self.heard for n in heard.ids]
+        """The clients that took part."""
+        return [int(client) for received in self.received for client in received.ids]
 
-    def server_of(self, who: frozenset[int]) -> Any:
-        """The server that these clients' uploads alone would have made; of nobody's, the one there was.
+    def server_of(self, players: frozenset[int]) -> Any:
+        """The server that the uploads of these clients alone give; the server before the round if there are none.
 
-        The parts are added up as the engine does, the others' as zeros: of all clients it is the run's own, bit by bit.
+        Summands are added as the engine adds them, the others as zeros: with all clients the result is the run's own
+        server, bit for bit.
         """
-        if not who:
+        if not players:
             return self.server
-        fingerprints = [
-            torch.tensor([int(n) in who for n in heard.ids], device=heard.ids.device) for heard in self.heard
-        ]
-        parts = (
-            tree.total(silenced(heard.parts, keep))
-            for heard, keep in zip(self.heard, fingerprints, strict=True)
-        )
-        e = self.experiment
+        parts = []
+        for received in self.received:
+            keep = torch.tensor(
+                [int(client) in players for client in received.ids], device=received.ids.device
+            )
+            parts.append(tree.total(zeroed(received.summands, keep)))
         with torch.no_grad():
-            return e.algorithm.server_update(e.task, self.server, tree.summed(parts))[0]
+            algorithm, task = self.experiment.algorithm, self.experiment.task
+            return algorithm.server_update(task, self.server, tree.summed(parts))[0]
 
-    def worth(self, sets: Sequence[frozenset[int]]) -> Numbers:
-        """How good each set's server would be, [sets, 2]: the mean accuracy over all clients of its broadcast alone,
-        and of what each client predicts with once it has the broadcast.
+    def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
+        """The value of each set of clients, [sets, 2]: the mean accuracy over all clients of the global model that
+        the set gives, and of the clients' personal models with it.
         """
-        found = accuracies(self.experiment, [self.server_of(who) for who in sets], self.clients)
-        return np.stack([np.nanmean(one, 1) for one in found], 1)
+        servers = [self.server_of(players) for players in sets]
+        return np.stack([np.nanmean(one, 1) for one in accuracies(self.experiment, servers, self.clients)], 1)
 
 
 def accuracies(e: Experiment, servers: Sequence[Any], clients: Any) -> tuple[Numbers, Numbers]:
-    """Every client's accuracy on its own test samples with a server's broadcast alone, and with its own part as well,
+    """Every client's accuracy on its test samples with each server's global model, and with its personal model,
     [servers, clients] each.
 
-    A broadcast is tried with the client's own batch-norm statistics where those are not shared.
+    A global model is evaluated with the client's own batch-norm statistics where those are not shared.
     """
     algorithm, task = e.algorithm, e.task
 
-    def look(given: tuple[Any, Any, Any]) -> tuple[Tensor, Tensor]:
+    def evaluate(given: tuple[Any, Any, Any]) -> tuple[Tensor, Tensor]:
         client, down, test = given
         personal = algorithm.personal_model(task, client, down)
-        everybody = algorithm.personal_model(task, algorithm.client_init(task), down)
+        shared = algorithm.personal_model(task, algorithm.client_init(task), down)
         if task.buffers == "local":
-            everybody = with_statistics(task, everybody, personal)
-        broadcast, own = (task.evaluate(model, test)[1].double() for model in (everybody, personal))
-        known = test.size > 0
-        return torch.where(known, broadcast, torch.nan), torch.where(known, own, torch.nan)
+            shared = with_statistics(task, shared, personal)
+        pair = (task.evaluate(model, test)[1].double() for model in (shared, personal))
+        first, second = (torch.where(test.size > 0, accuracy, torch.nan) for accuracy in pair)
+        return first, second
 
     chunk = e.engine.chunk
-    # Small models are looked at many at a time: what costs is the call, not the arithmetic.
+    # Small models are evaluated many at a time, because the call costs more than the arithmetic.
     many = 1 if e.engine.name == "sequential" else max(1, min(256, 2**24 // task.d) // min(chunk, e.clients))
-    found = []
+    blocks = []
     for start in range(0, len(servers), many):
         block = servers[start : start + many]
         columns = []
         for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
             ids = torch.from_numpy(part).to(task.device)
             down = tree.concatenate([algorithm.downlink(server, ids) for server in block])
-            own, test = tree.rows(clients, ids), e.federation.test.rows(part)
-            own, test = (tree.concatenate([each] * len(block)) for each in (own, test))
+            rows, test = (
+                tree.concatenate([each] * len(block))
+                for each in (tree.rows(clients, ids), e.federation.test.rows(part))
+            )
             with torch.no_grad():
-                pair = e.engine.over(look, (own, down, test))
+                pair = e.engine.over(evaluate, (rows, down, test))
             columns.append(tuple(t.view(len(block), -1) for t in pair))  # [servers, clients of the chunk]
-        found.append(tuple(torch.cat(parts, 1) for parts in zip(*columns, strict=True)))
-    broadcast, personal = (t.cpu().numpy() for t in tree.concatenate(found))
-    return broadcast, personal
+        blocks.append(tuple(torch.cat(parts, 1) for parts in zip(*columns, strict=True)))
+    shared, personal = (t.cpu().numpy() for t in tree.concatenate(blocks))
+    return shared, personal
 
 
-class Watched(NamedTuple):
-    """A run that was watched."""
+class Observed(NamedTuple):
+    """A run whose rounds were observed."""
 
     result: Result
-    same: bool  # whether the server that was worked out along the way is the run's own, bit by bit
+    exact: bool  # whether the server that was rebuilt round by round is the run's own, bit for bit
 
 
-def watched(experiment: Experiment, see: Callable[[int, RoundSnapshot], None]) -> Watched:
-    """The run once more, with `see` called for every round (from 0) before the next begins."""
-    e = experiment
-    server, heard = e.algorithm.server_init(e.task, e.clients), list[Heard]()
-    clients = tree.each(torch.clone, tree.repeat(e.algorithm.client_init(e.task), e.clients))
+def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> Observed:
+    """The run repeated, with `observe` called for every round (from 0) before the next begins."""
+    algorithm, task = experiment.algorithm, experiment.task
+    server, uploads = algorithm.server_init(task, experiment.clients), list[Received]()
+    clients = tree.each(torch.clone, tree.repeat(algorithm.client_init(task), experiment.clients))
 
-    def hear(one: Heard) -> Any:
-        heard.append(Heard(one.ids, one.parts, None))
-        tree.put_rows(clients, one.ids, one.clients)
-        return one.parts
+    def receive(received: Received) -> Any:
+        uploads.append(received._replace(clients=None))
+        tree.put_rows(clients, received.ids, received.clients)
+        return received.summands
 
     def on_round(round: Any, seconds: float) -> None:
         nonlocal server
-        moment = RoundSnapshot(e, server, list(heard), clients)
-        see(round.number, moment)
-        server = moment.server_of(frozenset(moment.players))
-        heard.clear()
+        snapshot = RoundSnapshot(experiment, server, list(uploads), clients)
+        observe(round.number, snapshot)
+        server = snapshot.server_of(frozenset(snapshot.players))
+        uploads.clear()
 
-    result = execute(dataclasses.replace(e, engine=at_the_door(e.engine, hear)), None, on_round)
+    result = execute(intercepted(experiment, receive), None, on_round)
     pairs = zip(tree.leaves(server), tree.leaves(result.state.server), strict=True)
-    return Watched(result, all(torch.equal(a, b) for a, b in pairs))
+    return Observed(result, all(torch.equal(a, b) for a, b in pairs))

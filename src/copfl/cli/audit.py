@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,95 +12,91 @@ from typing import Annotated
 
 import typer
 
+from copfl.cli.options import OUTPUT, TRAINING, AsJson, Quiet, option
+
 
 def audit(
-    run: Annotated[Path | None, typer.Argument(help="The folder of a run that has ended.")] = None,
-    planted: Annotated[
+    *,
+    run: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    synthetic: Annotated[
         bool,
-        typer.Option(
-            "--planted", help="Instead of a run: digits with four clients that are known to be odd."
+        option(
+            TRAINING,
+            "Audit digits with four anomalous clients in place of a run; default: off.",
+            "--synthetic",
         ),
     ] = False,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Such as 0,1,2: the same clients under more seeds. --planted: default 0,1,2."),
+        option(TRAINING, "More seeds for the same clients, such as 0,1,2; default: the run's, or 0,1,2."),
     ] = None,
-    beside: Annotated[
-        str | None, typer.Option(help="Algorithms whose scores are tried too; default: fedce. Or none.")
+    baselines: Annotated[
+        str | None,
+        option(TRAINING, "Algorithms whose scores are computed too, such as fedce, or none; default: fedce."),
     ] = None,
     retrain: Annotated[
         bool,
-        typer.Option(
-            "--retrain/--no-retrain", help="Train again without each client; a run for each of them."
-        ),
+        option(TRAINING, "Train again without each client; default: on.", "--retrain/--no-retrain"),
     ] = True,
-    orders: Annotated[int, typer.Option(help="Sampled orders a round for Shapley values, at most.")] = 40,
+    orders: Annotated[
+        int, option(TRAINING, "Sampled orders per round for Shapley values, at least 1; default: 40.")
+    ] = 40,
     truncate: Annotated[
-        float, typer.Option(help="What gains less accuracy than this gains nothing.")
+        float, option(TRAINING, "Gains in accuracy below this count as 0, from 0 to below 1; default: 0.002.")
     ] = 0.002,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for audit.json and audit.md; default: the run's own."),
+        option(OUTPUT, "Folder for audit.json and audit.md; default: the run folder.", "--out", "-o"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Ask whether the weight is deserved: what each client is worth, beside what the scores say."""
+    """Measure the contribution of each client, and compare it with the scores that weight the clients."""
     from copfl.audit import audit as auditing
-    from copfl.audit import study as studying
-    from copfl.audit import tables
-    from copfl.audit.games import Sampling
+    from copfl.audit import synthetic as studying
+    from copfl.audit.shapley import Sampling
+    from copfl.comparison.entries import seeds_of
     from copfl.errors import AGAIN, UsageError, stoppable
+    from copfl.tables import as_text
 
-    if (run is None) != planted:
-        raise UsageError("name one run folder, or --planted for a federation made to be audited")
+    if (run is None) != synthetic:
+        raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
     if orders < 1 or not 0 <= truncate < 1:
         raise UsageError(f"orders={orders} must be at least 1, and truncate={truncate} from 0 to below 1")
-    sampling, more = Sampling(orders, truncate), _seeds(seeds)
+    sampling, more = Sampling(orders, truncate), [] if seeds is None else seeds_of(seeds)
+    folder = out or run or Path("runs") / "audit-synthetic"
     with stoppable(AGAIN), _progress(quiet or as_json) as start:
         if run is None:
-            folder = out or Path("runs") / "audit-planted"
-            study = studying.study(more or (0, 1, 2), sampling=sampling, notes=folder / "audit", start=start)
-            title, grids, said = studying.TITLE, studying.sheets(study), tables.remarks(study.audit)
-            content = studying.as_json(study)
+            cache = folder / "audit"
+            study = studying.study(more or (0, 1, 2), sampling=sampling, cache=cache, start=start)
+            title, found, content = studying.TITLE, study.audit, studying.as_json(study)
+            tables, shown = studying.tables_of(study), studying.tables_of(study, details=False)
         else:
-            folder = out or run
-            names = None if beside is None else [] if beside == "none" else beside.split(",")
+            names = None if baselines is None else [] if baselines == "none" else baselines.split(",")
             found = auditing.run_audit(
                 run,
                 seeds=more,
-                beside=names,
+                baselines=names,
                 retrain=retrain,
                 sampling=sampling,
-                notes=folder / "audit",
+                cache=folder / "audit",
                 start=start,
             )
-            title, grids, said = f"Audit: {found.title}", tables.sheets(found), tables.remarks(found)
-            content = tables.as_json(found)
-    paths = tables.write(folder, title, grids, said, content)
+            title, content = f"Audit: {found.title}", auditing.as_json(found)
+            tables, shown = auditing.tables_of(found), auditing.tables_of(found, details=False)
+    remarks = auditing.remarks(found)
+    paths = auditing.write(folder, title, tables, remarks, content)
     if as_json:
         print(json.dumps(content))
     elif not quiet:
-        tables.show(grids, [*said, f"Files: {', '.join(map(str, paths))}"], sys.stdout)
-
-
-def _seeds(text: str | None) -> list[int]:
-    from copfl.errors import UsageError
-
-    try:
-        found = [int(part) for part in (text or "").split(",") if part.strip()]
-    except ValueError:
-        found = [-1]
-    if any(seed < 0 for seed in found):
-        raise UsageError(
-            f'--seeds "{text}" must be whole numbers from 0 on with commas between them, such as 0,1,2'
-        )
-    return found
+        width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+        print("\n\n".join([*(as_text(table, width) for table in shown), *remarks]))
+        print(f"Files: {', '.join(map(str, paths))}")
 
 
 @contextlib.contextmanager
 def _progress(silent: bool) -> Iterator[Callable[[int], Callable[[int], None]] | None]:
-    """What is told how much there is to do and gives what to tell of each round; None where nobody looks."""
+    """A function that starts a progress bar of so many rounds and returns its update; None without a terminal."""
     if silent or not sys.stderr.isatty():
         yield None
         return

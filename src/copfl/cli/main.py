@@ -189,7 +189,7 @@ app.command()(compare.compare)
 app.command()(compare.sweep)
 app.command()(reproducing.reproduce)
 reporting.add_to(app)
-app.command()(auditing.audit)
+app.command(cls=options.Command)(auditing.audit)
 
 
 @data_app.command("check")

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from copfl.experiment.inference import Answers
+from copfl.cli import options
+from copfl.cli.options import DATA, MODEL, OUTPUT, TRAINING, AsJson, Quiet, option
 
-Runs = Annotated[
-    list[Path], typer.Argument(help="Run folders; the first is what the others are compared with.")
+Runs = Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")]
+Run = Annotated[Path, typer.Argument(help="A run folder.")]
+Client = Annotated[
+    int, option(MODEL, "The number of the client whose model is used, from 0; required.", "--client")
 ]
-Run = Annotated[Path, typer.Argument(help="The run folder.")]
-Client = Annotated[int, typer.Option("--client", help="Which client's model, from 0.")]
-Format = Annotated[str, typer.Option("--format", help="safetensors, torch or onnx.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Format = Annotated[str, option(OUTPUT, "safetensors, torch or onnx; default: safetensors.", "--format")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds the commands that look at a run, or use it."""
+    """Adds the commands that read a finished run."""
     for command in (report, watch, export, predict, personalize):
-        app.command()(command)
+        app.command(cls=options.Command)(command)
 
 
 def report(
+    *,
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Default: report.html in the run's folder.")
+        Path | None,
+        option(OUTPUT, "The file to write; default: report.html in the run folder.", "--out", "-o"),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for each figure as PNG and SVG, for papers.")
+        Path | None, option(OUTPUT, "Folder for each chart as PNG and SVG; default: none are written.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Write a page to look at: one HTML file, of one run or of several side by side."""
+    """Write a report of one or several runs as one HTML file."""
     from copfl import charts
     from copfl.files import write_bytes
     from copfl.report import page, run_data
@@ -56,16 +58,19 @@ def report(
 
 
 def watch(
+    *,
     runs: Runs,
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8383,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    port: Annotated[
+        int, option(OUTPUT, "The port to listen on, or 0 for any free one; default: 8383.")
+    ] = 8383,
+    browse: Annotated[bool, option(OUTPUT, "Open the page in the browser; default: off.", "--open")] = False,
 ) -> None:
-    """Serve the report, live while a run goes on, to this machine alone; Ctrl-C ends it."""
+    """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
     from copfl.errors import UsageError
     from copfl.report import watch as watching
 
     pages = watching.Watch(runs)
-    pages.html()  # what is wrong with the folders is said here and not in the browser
+    pages.html()  # an unreadable folder is reported here, not in the browser
     try:
         server = watching.server(pages, port)
     except (OSError, OverflowError) as error:
@@ -73,8 +78,8 @@ def watch(
             f"cannot listen on port {port} ({error}); name another with --port, 0 for any"
         ) from error
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
-    print(f"{address}  (Ctrl-C ends it)", flush=True)
-    if show:
+    print(f"{address}  (Ctrl-C stops the server)", flush=True)
+    if browse:
         import webbrowser
 
         webbrowser.open(address)
@@ -87,12 +92,13 @@ def watch(
 
 
 def export(
+    *,
     run: Run,
     client: Client,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    out: Annotated[Path, option(OUTPUT, "The file to write; required.", "--out", "-o")],
     format: Format = "safetensors",
 ) -> None:
-    """Write one client's model as a file for elsewhere."""
+    """Write one client's model to a file."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
@@ -101,52 +107,60 @@ def export(
 
 
 def predict(
+    *,
     run: Run,
     client: Client,
     data: Annotated[
-        Path, typer.Option("--data", help="An .npz file with x, and y where the labels are known.")
+        Path, option(DATA, "An .npz file with x, and y if the labels are known; required.", "--data")
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="An .npz file for classes and probabilities.")
+        Path | None,
+        option(OUTPUT, "An .npz file for classes and probabilities; default: print them.", "--out", "-o"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask one client's model: a line per sample with its class and how sure the model is."""
+    """Classify samples with one client's model: a line per sample with its class and probability."""
+    import numpy as np
+
     from copfl.experiment import inference
+    from copfl.files import write_bytes
 
     found = inference.load(run)
     samples, labelled = found.samples(data, labelled=False)
     answers = found.answers(found.client(client), samples.train.x, samples.train.y if labelled else None)
-    names = found.experiment.federation.dataset.classes
+    classes = [found.experiment.federation.dataset.classes[label] for label in answers.classes]
+    probabilities = answers.probabilities.max(1).tolist()
     if out is not None:
-        _write_answers(answers, out)
+        content = io.BytesIO()
+        np.savez_compressed(content, classes=answers.classes, probabilities=answers.probabilities)
+        write_bytes(out, content.getvalue(), durable=False)
     if as_json:
-        sure = answers.probabilities.max(1).tolist()
-        print(
-            json.dumps(
-                {"accuracy": answers.accuracy, "classes": [names[c] for c in answers.classes], "sure": sure}
-            )
-        )
-    elif out is None:
-        for number, (label, row) in enumerate(zip(answers.classes, answers.probabilities, strict=True)):
-            print(f"{number}\t{names[label]}\t{row.max():.3f}")
-    if answers.accuracy is not None and not as_json:
-        print(f"accuracy {100 * answers.accuracy:.1f} % of {len(answers.classes)} samples", file=sys.stderr)
+        print(json.dumps({"accuracy": answers.accuracy, "classes": classes, "sure": probabilities}))
+        return
+    for number, (name, probability) in enumerate(
+        zip(classes, probabilities, strict=True) if out is None else ()
+    ):
+        print(f"{number}\t{name}\t{probability:.3f}")
+    if answers.accuracy is not None:
+        print(f"accuracy {100 * answers.accuracy:.1f} % of {len(classes)} samples", file=sys.stderr)
 
 
 def personalize(
+    *,
     run: Run,
     data: Annotated[
-        Path, typer.Option("--data", help="An .npz file with x and y; every fifth is for testing.")
+        Path, option(DATA, "An .npz file with x and y; a fifth is for testing; required.", "--data")
     ],
-    epochs: Annotated[int, typer.Option(help="Times over the newcomer's data.")] = 5,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; default: the run's own.")] = None,
-    seed: Annotated[int, typer.Option(help="The order of the samples follows from it.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file for the model.")] = None,
+    epochs: Annotated[int, option(TRAINING, "Passes over the new client's data; default: 5.")] = 5,
+    lr: Annotated[float | None, option(TRAINING, "Learning rate, above 0; default: the run's.")] = None,
+    seed: Annotated[int, option(TRAINING, "Seed of the order of the samples, from 0; default: 0.")] = 0,
+    out: Annotated[
+        Path | None, option(OUTPUT, "A file for the model; default: it is not written.", "--out", "-o")
+    ] = None,
     format: Format = "safetensors",
     as_json: AsJson = False,
 ) -> None:
-    """Fit the model to a client that was not there: from the server's newcomer model, on its data alone."""
+    """Train a model for a new client on its data, starting from the server's model for new clients."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
@@ -163,15 +177,3 @@ def personalize(
         f"accuracy {100 * before:.1f} % before, {100 * after:.1f} % after {epochs} epochs on {fitted.train} samples, "
         f"tested on {fitted.test} others" + (f"; model: {out}" if out is not None else "")
     )
-
-
-def _write_answers(answers: Answers, path: Path) -> None:
-    import io
-
-    import numpy as np
-
-    from copfl.files import write_bytes
-
-    content = io.BytesIO()
-    np.savez_compressed(content, classes=answers.classes, probabilities=answers.probabilities)
-    write_bytes(path, content.getvalue(), durable=False)

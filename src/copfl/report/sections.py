@@ -40,10 +40,10 @@ SHARED = {
     "shared_by_all": "shared by all",
 }
 CONTRIBUTIONS = {  # in audit.json, see copfl.audit
-    "leave_one_out_others": "leave-one-out: other clients",
-    "leave_one_out_global": "leave-one-out: global model",
-    "shapley_global": "Shapley: global model",
-    "shapley_personal": "Shapley: personal models",
+    "leave_one_out_others": "leave-one-out: others",
+    "leave_one_out_global": "leave-one-out: global",
+    "shapley_global": "Shapley: global",
+    "shapley_personal": "Shapley: personal",
 }
 BAND = "The band reaches from the lowest to the highest tenth of the clients."
 EQUAL = 1e-7  # points of accuracy; smaller differences are rounding

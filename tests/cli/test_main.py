@@ -212,7 +212,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --dataset empty", r"no images; expected <class>/\*\.png"),
         ("run --dataset some/photos", "some/photos does not exist; give a"),
         ("run --dataset mypackage.things:lod", 'no data in mypackage.things "lod"; did you mean "load"?'),
-        ("run --dataset mypackage.gone:load", r"there is no module mypackage\.gone; copfl looks"),
+        ("run --dataset mypackage.gone:load", r"there is no module mypackage\.gone; copfl searches"),
         ("run --dataset mypackage.things:wrong", "data of your own is a copfl Dataset, .*, not int"),
         ("run --dataset mypackage.things:load -s data.cont=3", "loading it raised TypeError: .*'cont'"),
         (
@@ -255,7 +255,7 @@ def test_a_model_and_data_of_one_s_own(
             "run --out notes.txt",
             r"cannot write into notes\.txt: Not a directory; name another folder with --out",
         ),
-        ("run --out mypackage", r"not empty \(it holds .*things\.py.*\); name a new folder with --out"),
+        ("run --out mypackage", r"not empty \(it contains .*things\.py.*\); name a new folder with --out"),
         ("resume gone", "there is no folder gone"),
         ("resume mypackage", r"mypackage is not a run folder: it has no run\.toml"),
         ("resume notes.txt", r"there is no folder notes\.txt"),

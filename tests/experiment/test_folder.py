@@ -119,7 +119,9 @@ def test_new_folders_never_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(RunError, match=r"not empty \(it holds thesis\.tex\); name a new folder with --out"):
+    with pytest.raises(
+        RunError, match=r"not empty \(it contains thesis\.tex\); name a new folder with --out"
+    ):
         copfl.run("copfl", **TINY, out=tmp_path)
     assert files(tmp_path) == {"thesis.tex": b"ten years of work"}
     (tmp_path / "file").touch()
@@ -129,7 +131,7 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Pa
 
 def test_a_run_is_not_written_over(run: Path) -> None:
     before = files(run)
-    with pytest.raises(RunError, match=f"already holds a run; use `copfl resume {run}`, or name another"):
+    with pytest.raises(RunError, match=f"already contains a run; use `copfl resume {run}`, or name another"):
         copfl.run("copfl", **TINY, out=run)
     assert files(run) == before
 

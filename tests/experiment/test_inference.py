@@ -30,16 +30,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(run: Path) -> dict[str, Any]:
-    """Client 1's test samples, and its share of them that its model gets right by the records."""
+    """Client 1's test samples, and their labels."""
     found = inference.load(run).experiment.federation
     chosen = found.partition.test[1]
     return {"x": found.dataset.test.x[chosen], "y": found.dataset.test.y[chosen]}
 
 
-def test_a_clients_answers_are_those_of_the_run(run: Path, data: dict[str, Any]) -> None:
+def test_a_clients_predictions_are_those_of_the_run(run: Path, data: dict[str, Any]) -> None:
     result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
     found = inference.load(run)
-    answers = found.answers(found.client(1), **data)
+    answers = found.predict(found.client(1), **data)
     # What client 1 has after two rounds is what it has before it trains in the third.
     assert answers.accuracy == pytest.approx(result.accuracy_before[2, 1])
     assert answers.probabilities.sum(1) == pytest.approx(1, abs=1e-6)
@@ -48,24 +48,24 @@ def test_a_clients_answers_are_those_of_the_run(run: Path, data: dict[str, Any])
 def test_using_a_run_changes_nothing_in_its_folder(run: Path, data: dict[str, Any]) -> None:
     before = files(run)
     found = inference.load(run)
-    found.answers(found.client(0), data["x"])
+    found.predict(found.client(0), data["x"])
     found.new_client()
     assert files(run) == before
 
 
-def test_a_newcomer_starts_from_the_broadcast_and_learns(run: Path) -> None:
+def test_a_new_client_starts_from_the_global_model_and_learns(run: Path) -> None:
     found = inference.load(run)
     result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
     dataset = found.experiment.federation.dataset
     fitted = found.personalize(dataset, epochs=3, lr=0.01)
     assert len(fitted.accuracy) == 4
     assert fitted.accuracy[-1] > fitted.accuracy[0] + 0.3
-    assert found.answers(found.new_client(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(
+    assert found.predict(found.new_client(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(
         fitted.accuracy[0]
     )
     split = result.experiment.federation
     own = split.dataset.test.x[split.partition.test[2]], split.dataset.test.y[split.partition.test[2]]
-    assert found.answers(found.new_client(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
+    assert found.predict(found.new_client(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
     again = found.personalize(dataset, epochs=3, lr=0.01)
     assert isinstance(again.model, torch.Tensor)
     assert isinstance(fitted.model, torch.Tensor)
@@ -79,7 +79,7 @@ def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str,
     net.load_state_dict(torch.load(path, weights_only=True))
     with torch.no_grad():
         ours = net.eval()(found.experiment.task.numbers(torch.from_numpy(data["x"]))).softmax(1)
-    assert ours.numpy() == pytest.approx(found.answers(found.client(1), data["x"]).probabilities, abs=1e-6)
+    assert ours.numpy() == pytest.approx(found.predict(found.client(1), data["x"]).probabilities, abs=1e-6)
 
 
 def test_batch_norm_models_load_into_the_users_own_class(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
         for count in (1, len(data["x"])):  # any number of samples
             (answers,) = session.run(None, {"x": data["x"][:count]})
             assert answers == pytest.approx(
-                found.answers(found.client(1), data["x"][:count]).probabilities, abs=1e-5
+                found.predict(found.client(1), data["x"][:count]).probabilities, abs=1e-5
             )
 
 
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
     with pytest.raises(UsageError, match="epochs=0"):
         found.personalize(found.experiment.federation.dataset, epochs=0)
     np.savez(tmp_path / "small.npz", x=data["x"][..., :4])
-    with pytest.raises(DataError, match=r"the run's are uint8 \[1, 8, 8\]"):
+    with pytest.raises(DataError, match=r"one of the run is uint8 \[1, 8, 8\]"):
         found.samples(tmp_path / "small.npz", labelled=False)
     with pytest.raises(DataError, match="lacks the array y"):
         found.samples(tmp_path / "small.npz", labelled=True)
@@ -176,7 +176,7 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
         inference.load(tmp_path / "run").client(0)
 
 
-def test_a_server_with_nothing_for_newcomers_says_so(tmp_path: Path) -> None:
+def test_a_server_with_nothing_for_new_clients_says_so(tmp_path: Path) -> None:
     copfl.run("apfl", **SETTINGS, out=tmp_path / "run")
     with pytest.raises(UsageError, match="mixture of models"):
         inference.load(tmp_path / "run").new_client()

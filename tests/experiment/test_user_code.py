@@ -70,7 +70,11 @@ def test_modules_of_a_named_folder_are_found_from_elsewhere(here: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reference", "message"),
     [
-        ("", "mine_gone:Net", "there is no module mine_gone; .*start it in the folder that holds mine_gone"),
+        (
+            "",
+            "mine_gone:Net",
+            "there is no module mine_gone; .*start it in the folder that contains mine_gone",
+        ),
         (
             "import not_installed_at_all",
             "mine:Net",

@@ -127,7 +127,7 @@ def predict(
 
     found = inference.load(run)
     samples, labelled = found.samples(data, labelled=False)
-    answers = found.answers(found.client(client), samples.train.x, samples.train.y if labelled else None)
+    answers = found.predict(found.client(client), samples.train.x, samples.train.y if labelled else None)
     classes = [found.experiment.federation.dataset.classes[label] for label in answers.classes]
     probabilities = answers.probabilities.max(1).tolist()
     if out is not None:

@@ -1,4 +1,4 @@
-"""One client's model as a file for elsewhere: safetensors, a torch state dict, or ONNX."""
+"""One client's model as a file for other programs: safetensors, a torch state dict, or ONNX."""
 
 from __future__ import annotations
 
@@ -18,47 +18,43 @@ import torch
 from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, one_of
 from copfl.experiment.folder import named_tensors
-from copfl.experiment.inference import Trained
+from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
 
 FORMATS = ("safetensors", "torch", "onnx")
-MISSING = "ONNX needs {}, which is not installed; `pip install 'copfl[onnx]'` brings it"
-CLOSE = 1e-5  # how near the file's probabilities must come to ours
+TOLERANCE = 1e-5  # of the file's probabilities
 
 
-def write(trained: Trained, model: Personal, format: str, path: Path) -> Path:
+def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     """The path, once the model is there.
 
     safetensors   the tensors by name, and as metadata the classes and how samples are normalised
     torch         a state dict: `net.load_state_dict(torch.load(path))`
-    onnx          raw samples in, probabilities out; checked against our own before it is written
+    onnx          raw samples in, probabilities out; compared with our own before it is written
     """
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    one_of(FORMATS, format=format)
     encode = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}[format]
-    write_bytes(path, encode(trained, model), durable=False)
+    write_bytes(path, encode(models, model), durable=False)
     return path
 
 
-def _safetensors(trained: Trained, model: Personal) -> bytes:
+def _safetensors(models: RunModels, model: Personal) -> bytes:
     from safetensors.torch import save
 
-    data = trained.experiment.federation.dataset
+    data = models.experiment.federation.dataset
     about = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
     # One entry: safetensors writes several in any order, and the same model should be the same bytes.
-    content: bytes = save(named_tensors(trained.experiment.task, model), {"copfl": json.dumps(about)})
+    content: bytes = save(named_tensors(models.experiment.task, model), {"copfl": json.dumps(about)})
     return content
 
 
-def _torch(trained: Trained, model: Personal) -> bytes:
+def _torch(models: RunModels, model: Personal) -> bytes:
     if isinstance(model, Experts):
-        raise UsageError(
-            "the client predicts with a mixture of models, which no one state dict holds; use onnx"
-        )
+        raise UsageError("the client predicts with a mixture of models, not with one state dict; use onnx")
     file = io.BytesIO()
-    torch.save(named_tensors(trained.experiment.task, model), file)
+    torch.save(named_tensors(models.experiment.task, model), file)
     return file.getvalue()
 
 
@@ -68,46 +64,56 @@ class Predictor(nn.Module):
     def __init__(self, task: Task, model: Personal) -> None:
         super().__init__()
         self.task = task
-        weights = model.w if isinstance(model, Experts) else model[None]
-        share = model.share if isinstance(model, Experts) else weights.new_ones(1)
-        self.register_buffer("share", share.clone())
+        experts = model if isinstance(model, Experts) else Experts(model[None], model.new_ones(1))
+        self.register_buffer("fractions", experts.share.clone())
         self.nets = nn.ModuleList()
-        for w in weights:
+        for w in experts.w:
             net = copy.deepcopy(task.module)
-            net.load_state_dict(
-                named_tensors(task, w), strict=False
-            )  # whole-number buffers keep their values
+            net.load_state_dict(named_tensors(task, w), strict=False)  # integer buffers keep their values
             self.nets.append(net)
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.task.numbers(x)
-        parts = [torch.softmax(net(x), 1) for net in self.nets]
-        shares = self.get_buffer("share")
-        return torch.stack([part * shares[number] for number, part in enumerate(parts)]).sum(0)
+        x, fractions = self.task.numbers(x), self.get_buffer("fractions")
+        parts = [torch.softmax(net(x), 1) * fractions[number] for number, net in enumerate(self.nets)]
+        return torch.stack(parts).sum(0)
 
 
-def _onnx(trained: Trained, model: Personal) -> bytes:
+def _onnx(models: RunModels, model: Personal) -> bytes:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
-            raise UsageError(MISSING.format(name))
-    task, split = trained.experiment.task, trained.experiment.federation.dataset.train
-    predictor = Predictor(task, model)
-    x = torch.from_numpy(np.ascontiguousarray(split.x[:3]))
-    with tempfile.TemporaryDirectory() as folder, _in_silence():
+            raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")
+    x = np.ascontiguousarray(models.experiment.federation.dataset.train.x[:50])
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "model.onnx"
         torch.onnx.export(
-            predictor, (x,), path, input_names=["x"], output_names=["probabilities"], dynamo=True, verbose=False,
-            external_data=False, dynamic_shapes={"x": {0: torch.export.Dim("samples", min=1)}},
-        )  # fmt: skip
+            Predictor(models.experiment.task, model),
+            (torch.from_numpy(x[:3]),),
+            path,
+            input_names=["x"],
+            output_names=["probabilities"],
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            dynamic_shapes={"x": {0: torch.export.Dim("samples", min=1)}},
+        )
         content = path.read_bytes()
-    _check(trained, model, content, split.x[:50])
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    (probabilities,) = session.run(None, {"x": x})
+    difference = float(np.abs(probabilities - models.predict(model, x).probabilities).max())
+    if not difference <= TOLERANCE:
+        raise UsageError(
+            f"the ONNX file's probabilities differ from the model's by {difference:.2g}; export as safetensors "
+            "or torch"
+        )
     return content
 
 
 @contextlib.contextmanager
-def _in_silence() -> Iterator[None]:
-    """Without what torch's exporter says of itself: libraries that it could use, names that it will drop."""
+def _quiet() -> Iterator[None]:
+    """Without the exporter's log and warnings about torch itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -116,18 +122,3 @@ def _in_silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _check(
-    trained: Trained, model: Personal, content: bytes, x: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
-) -> None:
-    """Nothing, if onnxruntime gives our own probabilities."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": np.ascontiguousarray(x)})
-    off = float(np.abs(found - trained.answers(model, x).probabilities).max())
-    if not off <= CLOSE:
-        raise UsageError(
-            f"the ONNX file's answers differ from the model's by {off:.2g}; export as safetensors or torch"
-        )

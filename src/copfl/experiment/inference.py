@@ -1,4 +1,4 @@
-"""What a finished run is good for: a client's model to take away, its answers, and a model for a newcomer."""
+"""The models of a finished run: a client's model, its predictions, and a model for a new client."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from copfl.data.samples import Dataset
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.migration import renamed_tensor
 from copfl.experiment.run import Experiment, prepare
 
+BATCH = 500  # samples that are predicted at once
 
-class Answers(NamedTuple):
-    """What a model says to some samples."""
+
+class Predictions(NamedTuple):
+    """The predictions of a model for some samples."""
 
     classes: NDArray[np.int64]  # [n]
     probabilities: NDArray[np.float64]  # [n, classes]
-    accuracy: float | None  # where the labels were given
+    accuracy: float | None  # if labels were given
 
 
 class NewClient(NamedTuple):
-    """A model fitted to a client that was not there, and its accuracy on that client's own test samples."""
+    """A model fine-tuned for a client that did not take part, and its accuracy on that client's test samples."""
 
     model: Personal
     accuracy: list[float]  # before, and after each epoch
@@ -43,14 +46,14 @@ class NewClient(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A run whose models are there; nothing in its folder is changed."""
+class RunModels:
+    """The models of a finished run; its folder is only read."""
 
     path: Path
     experiment: Experiment
 
     def client(self, number: int) -> Personal:
-        """What this client predicts with."""
+        """The personal model of this client."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -60,118 +63,109 @@ class Trained:
         path = self.path / "models" / f"client-{number:04d}.safetensors"
         if not path.is_file():
             raise RunError(
-                f"{path} is not there: models are saved when a run ends, unless run.save_models is off. "
+                f"{path} does not exist: models are saved when a run ends, unless run.save_models is off. "
                 f"`copfl resume {self.path}` ends it"
             )
         try:
-            return self._flat(load_file(path))
+            return self._joined(load_file(path))
         except (SafetensorError, KeyError, ValueError) as error:
             raise RunError(f"{path} is damaged or of another model ({error}); start the run again") from error
 
-    def _flat(self, tensors: dict[str, torch.Tensor]) -> Personal:
+    def _joined(self, tensors: dict[str, torch.Tensor]) -> Personal:
+        layout = self.experiment.task.layout
         if "share" not in tensors:
-            return self.experiment.task.layout.join(tensors)
+            return layout.join(tensors)
         parts: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             number, slash, rest = name.partition("/")
             if slash:
                 parts.setdefault(int(number), {})[rest] = tensor
-        experts = [self.experiment.task.layout.join(parts[number]) for number in sorted(parts)]
-        return Experts(torch.stack(experts), tensors["share"])
+        return Experts(torch.stack([layout.join(parts[n]) for n in sorted(parts)]), tensors["share"])
 
     def new_client(self) -> torch.Tensor:
-        """The model that a client which has never taken part gets from the server."""
-        e = self.experiment
-        like = {"server": e.algorithm.server_init(e.task, e.clients)}
-        server = checkpoint.load(self.path / "checkpoint" / "state.safetensors", like)[0]["server"]
-        down = e.algorithm.downlink(server, torch.arange(min(2, e.clients)))
-        fresh = e.algorithm.client_init(e.task)
-        models = []
-        for row in range(min(2, e.clients)):
-            model = e.algorithm.personal_model(e.task, fresh, tree.row(down, row))
-            if isinstance(model, Experts):
-                raise UsageError(
-                    "this algorithm's clients predict with a mixture of models; there is no single one to fit"
-                )
-            models.append(model)
-        if not torch.equal(models[0], models[-1]):
+        """The model that a client which has never taken part receives from the server."""
+        algorithm, task, clients = self.experiment.algorithm, self.experiment.task, self.experiment.clients
+        like = {"server": algorithm.server_init(task, clients)}
+        path = self.path / "checkpoint" / "state.safetensors"
+        server = checkpoint.load(path, like, renamed_tensor)[0]["server"]
+        ids = torch.arange(min(2, clients))
+        down, client = algorithm.downlink(server, ids), algorithm.client_init(task)
+        first, *others = (algorithm.personal_model(task, client, tree.row(down, row)) for row in ids.tolist())
+        if isinstance(first, Experts):
             raise UsageError(
-                "this algorithm's server sends every client something else, and has nothing for a newcomer"
+                "its clients predict with a mixture of models; there is no single one to fine-tune"
             )
-        return models[0]
+        if any(not torch.equal(first, other) for other in others):
+            raise UsageError(
+                "this algorithm's server sends each client a model of its own, and has none for a new client"
+            )
+        return first
 
-    def answers(self, model: Personal, x: NDArray[Any], y: NDArray[Any] | None = None) -> Answers:
-        """What the model says to raw samples, as many and as shaped as in the run's data."""
-        logs = []
-        for start in range(0, len(x), 500):
-            with torch.no_grad():
-                logs.append(
-                    self.experiment.task.answers(
-                        model, torch.from_numpy(np.ascontiguousarray(x[start : start + 500]))
-                    )
-                )
-        probabilities = torch.cat(logs).double().exp().numpy()
+    def predict(self, model: Personal, x: NDArray[Any], y: NDArray[Any] | None = None) -> Predictions:
+        """The predictions of the model for raw samples, shaped as in the run's data."""
+        batches = [torch.from_numpy(np.ascontiguousarray(x[i : i + BATCH])) for i in range(0, len(x), BATCH)]
+        with torch.no_grad():
+            logs = torch.cat([self.experiment.task.answers(model, batch) for batch in batches])
+        probabilities = logs.double().exp().numpy()
         classes = probabilities.argmax(1)
-        return Answers(classes, probabilities, None if y is None else float((classes == y).mean()))
+        return Predictions(classes, probabilities, None if y is None else float((classes == y).mean()))
 
     def personalize(
         self, dataset: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0
     ) -> NewClient:
-        """The newcomer's model, trained on the train samples of this data set alone, for some epochs."""
-        e = self.experiment
+        """The new client's model, fine-tuned on the train samples of this data set."""
+        task, algorithm = self.experiment.task, self.experiment.algorithm
         if epochs < 1:
             raise UsageError(f"epochs={epochs} must be at least 1")
-        optimizer: Optimizer | None = getattr(e.algorithm, "optimizer", None)
+        optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
         if optimizer is None:
             raise UsageError(
-                "the run's algorithm has no optimizer of its own, so a newcomer cannot be trained with it"
+                "the run's algorithm has no optimizer, so a new client cannot be trained with it"
             )
         if lr is not None:
             optimizer = dataclasses.replace(optimizer, lr=lr)  # type: ignore[type-var]
         w = self.new_client()
-        splits = [dataset.train, dataset.test]
-        ours, theirs = (
-            Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s))) for s in splits
+        samples, test = (
+            Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s)))
+            for s in (dataset.train, dataset.test)
         )
-        batches = plan(seed, 0, [e.clients], [len(dataset.train)], batch=e.loop.batch, epochs=epochs)
-        moments = begin(optimizer, optimizer.init(w[: e.task.d]), w[: e.task.d])
+        batch, new_id = self.experiment.loop.batch, self.experiment.clients
+        batches = plan(seed, 0, [new_id], [len(dataset.train)], batch=batch, epochs=epochs)
+        moments = begin(optimizer, optimizer.init(w[: task.d]), w[: task.d])
         with torch.no_grad():
-            accuracy = [float(e.task.evaluate(w, theirs)[1])]
-            for batch in tree.row(batches, 0):
-                w, moments, _ = train(e.task, optimizer, w, moments, ours, (batch,))
-                accuracy.append(float(e.task.evaluate(w, theirs)[1]))
+            accuracy = [float(task.evaluate(w, test)[1])]
+            for epoch in tree.row(batches, 0):
+                w, moments, _ = train(task, optimizer, w, moments, samples, (epoch,))
+                accuracy.append(float(task.evaluate(w, test)[1]))
         return NewClient(w, accuracy, len(dataset.train), len(dataset.test))
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
-        """The samples of an .npz file, checked against the run's own, and whether they came with labels."""
+        """The samples of an .npz file, checked against the run's, and whether they have labels."""
         arrays: dict[str, Any] = dict(reading.npz_arrays(path))
-        if "x" not in arrays or (labelled and "y" not in arrays):
-            raise DataError(
-                f"{path} lacks the array {'y' if 'x' in arrays else 'x'}; it holds {', '.join(arrays) or 'none'}"
-            )
-        known = "y" in arrays
+        missing = [name for name in ("x", *(["y"] if labelled else [])) if name not in arrays]
+        if missing:
+            raise DataError(f"{path} lacks the array {missing[0]}; it has {', '.join(arrays) or 'none'}")
         if labelled:
-            found = from_arrays(**arrays, name=path.stem)
-        else:  # nothing is held back
-            y = arrays.get("y", np.zeros(len(arrays["x"]), np.int64))
-            found = from_arrays(arrays["x"], y, arrays["x"], y, name=path.stem)
-        own, classes = self.experiment.federation.dataset.train.x, self.experiment.task.classes
-        if (found.train.x.shape[1:], found.train.x.dtype) != (own.shape[1:], own.dtype):
+            dataset = from_arrays(**arrays, name=path.stem)
+        else:  # all samples, not split into train and test
+            x, y = arrays["x"], arrays.get("y", np.zeros(len(arrays["x"]), np.int64))
+            dataset = from_arrays(x, y, x, y, name=path.stem)
+        given, expected = dataset.train.x, self.experiment.federation.dataset.train.x
+        if (given.shape[1:], given.dtype) != (expected.shape[1:], expected.dtype):
             raise DataError(
-                f"a sample of {path} is {found.train.x.dtype} {list(found.train.x.shape[1:])}, the run's are "
-                f"{own.dtype} {list(own.shape[1:])}; they must be alike"
+                f"a sample of {path} is {given.dtype} {list(given.shape[1:])}, but one of the run is "
+                f"{expected.dtype} {list(expected.shape[1:])}"
             )
-        if max(int(found.train.y.max()), int(found.test.y.max())) >= classes:
-            raise DataError(
-                f"{path} has labels above {classes - 1}; the run knows classes 0 to {classes - 1}"
-            )
-        return found, known
+        last = self.experiment.task.classes - 1
+        if max(int(dataset.train.y.max()), int(dataset.test.y.max())) > last:
+            raise DataError(f"{path} has labels above {last}; the run has classes 0 to {last}")
+        return dataset, "y" in arrays
 
 
-def load(path: Path, **values: Any) -> Trained:
-    """The run in this folder; what was passed to `run` as a value (`algorithm`, `data`, `model`) is passed again."""
+def load(path: Path, **values: Any) -> RunModels:
+    """The models of the run in this folder; values (`algorithm`, `data`, `model`) are passed again as to `run`."""
     folder = RunFolder(path)
     tables = folder.tables()
     precision = "fp64" if tables["run"].get("precision") == "fp64" else "fp32"
-    here = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
-    return Trained(path, prepare([tables, here], partition=folder.partition(), **values))
+    local = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
+    return RunModels(path, prepare([tables, local], partition=folder.partition(), **values))

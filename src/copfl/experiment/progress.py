@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, nothing elsewhere."""
+"""The progress bar of a run on a terminal."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import numpy as np
 if TYPE_CHECKING:
     from copfl.engine.simulate import Round
 
-RECENT = 20  # rounds that the time left is reckoned from
+RECENT = 20  # rounds from which the time left is estimated
+BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
 
 class Bar:
-    """Round, mean personal accuracy, shared fraction, time left; to be called with each round as it ends."""
+    """Round, mean personal accuracy, shared fraction, time left; called with each round as it ends."""
 
     def __init__(self, rounds: int, out: IO[str]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self.rounds, self.recent = rounds, list[float]()
         console = Console(file=out)
-        wide, self.roomy = (
-            console.width >= 76,
-            console.width >= 54,
-        )  # where there is no room, the bar goes first
+        self.rounds, self.recent, self.long = rounds, list[float](), console.width >= TEXT_WIDTH
         columns = (TextColumn("{task.fields[place]}"), BarColumn(20), TextColumn("{task.description}"))
-        self.progress = Progress(*(columns if wide else columns[::2]), console=console)
+        shown = columns if console.width >= BAR_WIDTH else columns[::2]
+        self.progress = Progress(*shown, console=console)
         self.job = self.progress.add_task("first round ...", total=rounds, place="")
 
     def __enter__(self) -> Bar:
@@ -38,21 +36,18 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.live.transient = not self.recent  # a bar that never moved says nothing
+        self.progress.live.transient = not self.recent  # without a round, the bar disappears
         self.progress.stop()
 
     def __call__(self, round: Round, seconds: float) -> None:
         self.recent = [*self.recent, seconds][-RECENT:]
-        parts = []
-        if "accuracy" in round.clients and not np.isnan(round.clients["accuracy"]).all():
-            parts.append(
-                f"{'accuracy ' if self.roomy else ''}{100 * np.nanmean(round.clients['accuracy']):.1f} %"
-            )
-        if "shared" in round.federation and self.roomy:
+        done, parts = round.number + 1, []
+        accuracy = round.clients.get("accuracy", np.array(np.nan))
+        if not np.isnan(accuracy).all():
+            parts.append(f"{'accuracy ' if self.long else ''}{100 * np.nanmean(accuracy):.1f} %")
+        if "shared" in round.federation and self.long:
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
-        left = (self.rounds - round.number - 1) * sum(self.recent) / len(self.recent)
-        parts.append(f"{span(left)} left")
-        done = round.number + 1
+        parts.append(f"{span((self.rounds - done) * sum(self.recent) / len(self.recent))} left")
         place = f"round {done}/{self.rounds}"
         self.progress.update(self.job, completed=done, place=place, description=", ".join(parts))
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from copfl import files
 from copfl.comparison.jobs import PAUSE, LeanFolder, started_with
 from copfl.data import datasets
 from copfl.data.partition import SCHEMES, Partition, hold_out
@@ -132,7 +133,7 @@ def _done(plan: Plan, seeds: Sequence[int], sitting: Sitting, failed: set[str], 
     try:
         for runs in _in_order(plan, seeds, sitting, failed):
             problems += _recorded(runs, sitting, failed)
-    except run_folder.Busy:
+    except files.Busy:
         return False
     return True
 
@@ -164,7 +165,7 @@ def _recorded(runs: Sequence[Run], sitting: Sitting, failed: set[str]) -> list[s
             gone = time.monotonic() - clock - (sitting.loading - loading)
             sitting.say(f"{run.label}: {100 * record.mean():.1f} % in {span(gone / count)}")
             sitting.lr_factor[_kind(runs)] = gone / rounds
-    except run_folder.Busy:
+    except files.Busy:
         raise
     except (CopflError, torch.cuda.OutOfMemoryError) as error:  # what fails does not stop the others
         failed |= {id_of(run) for run in runs if sitting.store.get(run) is None}

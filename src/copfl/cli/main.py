@@ -39,12 +39,13 @@ app.add_typer(federating.app, name="federate")
 
 
 def main() -> NoReturn:
-    """Runs the command line; what a person can mend is one paragraph on stderr and exit code 2."""
+    """Runs the command line; an error of the user is one paragraph on stderr and exit code 2."""
     from copfl.errors import CopflError, Stopped, stoppable
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # names that the terminal cannot show are no reason to fail
+            stream.reconfigure(errors="replace")  # for names that the terminal cannot show
+    code: object = 2
     try:
         with stoppable():
             code = app(standalone_mode=False, prog_name="copfl")
@@ -52,31 +53,34 @@ def main() -> NoReturn:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
         message, _, hint = error.format_message().partition(" (Did you mean one of: ")
-        if hint and "Did you mean" not in message:  # or typer has said it already
+        if hint and "Did you mean" not in message:  # typer may have added it already
             message += f" Did you mean {hint.rstrip('?).')}?"
         end = "" if message.endswith(("?", ".")) else "."
-        code = _complain(f"{message}{end} `{command} --help` lists what there is")
+        _print_error(f"{message}{end} `{command} --help` lists the options")
     except click.ClickException as error:
-        code = _complain(error.format_message())
-    except click.Abort:
-        code = _complain("stopped", 130)
-    except Stopped as stopped:
-        code = _complain("; ".join(filter(None, ("stopped", str(stopped)))), 130)
-    except BrokenPipeError:  # the reader of our output left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_error(error.format_message())
+    except (click.Abort, Stopped) as stopped:
+        _print_error("; ".join(filter(None, ("stopped", str(stopped)))))
+        code = 130
+    except BrokenPipeError:  # the reader of our output has ended
+        _discard_output()
         code = 0
     except CopflError as error:
-        code = _complain(str(error))
+        _print_error(str(error))
     except OSError as error:
-        code = _complain(f"{error.filename or 'the output'}: {error.strerror or error}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again as it ends
+        _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+        _discard_output()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(message: str, code: int = 2) -> int:
-    """Says it in one paragraph."""
+def _print_error(message: str) -> None:
+    """Prints the message as one paragraph."""
     print("copfl: " + " ".join(message.split()), file=sys.stderr)
-    return code
+
+
+def _discard_output() -> None:
+    """Keeps Python from writing to stdout again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.command(cls=options.Command)
@@ -117,31 +121,36 @@ def run(
 
     named: Tables = {} if algorithm is None else {"algorithm": {"name": algorithm}}
     seeded: Tables = {} if seed is None else {"run": {"seed": seed}}
-    # Not so in Python: a program that is not guarded would start itself again in every process.
-    below: list[Tables] = [{"run": {"workers": 0}}, *([presets.preset(preset)] if preset is not None else [])]
-    file: Tables = {} if config is None else configure.read_file(config)
-    prepared = prepare([*below, file, named, seeded, tables])
+    # On the command line only: a Python program without a main guard would start itself in each process.
+    layers: list[Tables] = [{"run": {"workers": 0}}]
+    if preset is not None:
+        layers.append(presets.preset(preset))
+    if config is not None:
+        layers.append(configure.read_file(config))
+    prepared = prepare([*layers, named, seeded, tables])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:
         result = _executed(prepared, folder, silent=quiet or as_json, track=track)
     _show(result, quiet, as_json)
 
 
-@app.command()
+@app.command(cls=options.Command)
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
+    *,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", "-r", help="Go on to this many rounds in all.")
+        int | None,
+        options.option(options.FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r"),
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="One more tracker; those that the run has go on by themselves.")
+        list[str] | None, options.option(options.OUTPUT, "Another tracker; the run's own continue anyway.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a stopped run, to the same result.
+    """Continue a stopped run.
 
-    Its rounds.jsonl and models come out byte for byte as those of a run that was never stopped.
+    Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
     from copfl.experiment import folder as run_folder
     from copfl.experiment import run as experiment
@@ -155,7 +164,7 @@ def resume(
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
-    """What there is, one line each."""
+    """List algorithms, data sets and so on, one line each."""
     from copfl import models
     from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
@@ -184,10 +193,9 @@ def list_(
         print(f"{name:{width}}  {line}")
 
 
-# The commands of other rooms come after those every user needs.
-app.command()(compare.compare)
-app.command()(compare.sweep)
-app.command()(reproducing.reproduce)
+# After the commands that every user needs.
+for command in (compare.compare, compare.sweep, reproducing.reproduce):
+    app.command(cls=options.Command)(command)
 reporting.add_to(app)
 app.command(cls=options.Command)(auditing.audit)
 
@@ -196,11 +204,11 @@ app.command(cls=options.Command)(auditing.audit)
 def data_check(
     name: Annotated[
         str | None,
-        typer.Argument(help="A data set, an .npz file or an image folder; default: all that are known."),
+        typer.Argument(help="A data set, an .npz file or an image folder; default: all data sets."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Say what of a data set is there, and whether it is whole."""
+    """Check which files of a data set exist, and that they are complete."""
     from copfl.data import datasets
     from copfl.errors import DataError
 
@@ -220,10 +228,7 @@ def data_get(
     data_dir: DataDir = None,
     url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
 ) -> None:
-    """Fetch a data set from its published address.
-
-    An interrupted download goes on where it stopped, and the file is checked.
-    """
+    """Download a data set and check it; an interrupted download continues."""
     from copfl.data import download
     from copfl.errors import UsageError
 
@@ -276,7 +281,7 @@ def _folder(data_dir: Path | None) -> Path | None:
 def _executed(
     prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None
 ) -> Result:
-    """The result, with a live bar on a terminal and nothing elsewhere; trackers are told of every round."""
+    """The result, with a progress bar on a terminal; trackers get every round."""
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import Bar
     from copfl.experiment.run import execute
@@ -284,18 +289,17 @@ def _executed(
 
     try:
         with stoppable(), contextlib.ExitStack() as stack:
-            log = stack.enter_context(tracking(track or [], folder.path, prepared.tables))
-            shown = not silent and sys.stderr.isatty()
-            bar = stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)) if shown else None
+            listeners = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
+            if not silent and sys.stderr.isatty():
+                listeners.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
 
             def on_round(round: Round, seconds: float) -> None:
-                log(round, seconds)
-                if bar is not None:
-                    bar(round, seconds)
+                for listener in listeners:
+                    listener(round, seconds)
 
             return execute(prepared, folder, on_round)
     except Stopped:
-        how = f"`copfl resume {folder.path}` goes on from its last checkpoint" if folder.begun else ""
+        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
 
 

@@ -62,10 +62,7 @@ RUN_OPTIONS = {
     ),
     MODEL: (
         Row(
-            "--model -m",
-            "model.name",
-            str,
-            "A name (`copfl list models`) or module:Class; default: cnn on digits, resnet18 elsewhere.",
+            "--model -m", "model.name", str, "A name or module:Class; default: cnn on digits, else resnet18."
         ),
     ),
     TRAINING: (
@@ -76,23 +73,13 @@ RUN_OPTIONS = {
         Row(
             "--engine", "run.engine", str, "auto, sequential, vmap or cuda_graph; default: auto, the fastest."
         ),
-        Row(
-            "--precision",
-            "run.precision",
-            str,
-            "auto, fp32, tf32, bf16 or fp64; default: auto, tf32 on a GPU and fp32 on a CPU.",
-        ),
+        Row("--precision", "run.precision", str, "auto, fp32, tf32, bf16 or fp64; default: auto."),
         Row("--workers", "run.workers", int, "Processes on a CPU; default: 0, the fastest number of them."),
     ),
     FEDERATION: (
         Row("--clients -n", "run.clients", int, "Number of clients; default: 10."),
         Row("--rounds -r", "run.rounds", int, "Number of rounds; default: 40 on digits, 100 elsewhere."),
-        Row(
-            "--participation",
-            "run.participation",
-            float,
-            "Fraction of the clients in each round, above 0 and at most 1; default: 1.",
-        ),
+        Row("--participation", "run.participation", float, "Fraction of clients per round; default: 1."),
         Row("--store", "run.store", str, "Where client states are kept, memory or disk; default: memory."),
     ),
     ROBUSTNESS: (

@@ -32,6 +32,7 @@ from copfl.experiment.identity import digest, essential
 from copfl.experiment.loop import Loop, choose_engine, choose_workers, cuda_of, device_of
 from copfl.wrappers.attacks import Attacked
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
 OnRound = Callable[[simulate.Round, float], None]  # a round as it ends, and the seconds it took
 
 
@@ -62,40 +63,32 @@ class Experiment:
         return f"{name} on {self.federation.dataset.name}"
 
     def about(self) -> dict[str, Any]:
-        """What environment.json says beside the versions."""
-        layout, data = self.task.layout, self.federation.dataset
+        """The content of environment.json beside the versions."""
+        layout, data, partition = self.task.layout, self.federation.dataset, self.federation.partition
+        attackers = self.algorithm.attackers if isinstance(self.algorithm, Attacked) else ()
         return {
-            "device": torch.cuda.get_device_name(self.task.device)
-            if self.task.device.type == "cuda"
-            else "cpu",
+            "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
-            "batched_model": self.task.batched
-            is not None,  # else vmap alone, which a GPU does at half the speed or less
+            "batched_model": self.task.batched is not None,  # if not, a GPU reaches half the speed at most
             "algorithm": repr(self.algorithm),
-            **({"attackers": list(self.algorithm.attackers)} if isinstance(self.algorithm, Attacked) else {}),
-            "data": self.federation.dataset.note,
-            "partition": list(self.federation.partition.notes),
-            # For a reader that has neither the data nor the model: what is trained, and who holds how much of what.
+            **({"attackers": list(attackers)} if attackers else {}),
+            "data": data.note,
+            "partition": list(partition.notes),
+            # For a reader without the data and the model: the trained tensors, and each client's samples by class.
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
-            "label_counts": [
-                " ".join(map(str, row)) for row in self.federation.partition.label_counts(data).tolist()
-            ],
+            "label_counts": [" ".join(map(str, row)) for row in partition.label_counts(data).tolist()],
         }
 
     @property
     def contents(self) -> Tables:
-        """What the data and the partition contain, whatever they are called."""
-        data = self.federation.dataset
+        """The content of the data and of the partition, whatever their names."""
+        data, partition = self.federation.dataset, self.federation.partition
+        facts = {"mean": data.mean, "std": data.std, "augment": data.augment}
         return {
-            "data": {
-                "classes": len(data.classes),
-                "mean": data.mean,
-                "std": data.std,
-                "augment": data.augment,
-            },
-            "partition": {"sha256": self.federation.partition.fingerprint},
+            "data": {"classes": len(data.classes), **facts},
+            "partition": {"sha256": partition.fingerprint},
         }
 
     def fingerprints(self) -> dict[str, str]:
@@ -176,7 +169,7 @@ def prepare(
 
 @dataclass(eq=False)
 class Result:
-    """What a run found. Arrays are [rounds, clients], nan where a client did not take part or was not looked at."""
+    """The result of a run. Arrays are [rounds, clients], nan where a client took no part or was not evaluated."""
 
     experiment: Experiment
     records: list[dict[str, Any]]
@@ -184,28 +177,28 @@ class Result:
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
 
-    def metric(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Any figure of the record by name, such as "loss", "weight" or "gradient_score"."""
+    def metric(self, name: str) -> Array:
+        """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
         return records.table(self.records, name, self.experiment.clients)
 
     @property
-    def accuracy(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Personal accuracy after local training, on each client's own test samples."""
+    def accuracy(self) -> Array:
+        """Accuracy of the personal model after local training, on each client's test samples."""
         return self.metric("accuracy")
 
     @property
-    def accuracy_before(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Personal accuracy right after the broadcast, before local training."""
+    def accuracy_before(self) -> Array:
+        """Accuracy of the personal model before local training."""
         return self.metric("accuracy_before")
 
     @property
-    def accuracy_global(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Accuracy of the broadcast model alone, as a newcomer would have it."""
+    def accuracy_global(self) -> Array:
+        """Accuracy of the global model, which a new client would get."""
         return self.metric("accuracy_global")
 
     @property
-    def weight(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Each client's share in the round's mean."""
+    def weight(self) -> Array:
+        """Each client's weight in the round's mean."""
         return self.metric("weight")
 
 
@@ -221,16 +214,16 @@ def run(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
-    """Trains a federation and returns what it found; with `out`, leaves a run folder there.
+    """Trains a federation and returns the result; with `out`, also writes a run folder.
 
     >>> import copfl
     >>> result = copfl.run("copfl", "digits", rounds=2)
     >>> result.accuracy.shape
     (2, 10)
 
-    A name may be that of something of your own, "module:attribute", and so may a value: an algorithm, an nn.Module or a
-    function of (shape, classes) that makes one, a Partition, and as data a copfl or torch Dataset, a pair (train, test)
-    of torch Datasets, or arrays (x, y).
+    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an nn.Module
+    or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch Dataset, a pair
+    (train, test) of torch Datasets, or arrays (x, y).
 
     `settings` are those of the loop (rounds, seed, batch, participation, ...; see Loop), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,
@@ -238,12 +231,8 @@ def run(
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
-    for name, value in (
-        ("algorithm", algorithm),
-        ("data", dataset),
-        ("model", model),
-        ("partition", partition),
-    ):
+    given = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
+    for name, value in given.items():
         if isinstance(value, str | Path):
             tables[name] = {"name": str(value)}
         elif value is not None:
@@ -265,16 +254,16 @@ def run(
 def resume(
     path: str | Path, *, rounds: int | None = None, on_round: OnRound | None = None, **values: Any
 ) -> Result:
-    """Goes on where the run in this folder stopped, to the same bytes as if it never had.
+    """Continues a stopped run, to the same bytes as without the stop.
 
-    What was passed to `run` as a value (`algorithm`, `data`, `model`) must be passed again.
+    Values that were passed to `run` (`algorithm`, `data`, `model`) must be passed again.
     """
     with run_folder.claimed(Path(path), new=False) as folder:
         return execute(reopen(folder, rounds, **values), folder, on_round)
 
 
 def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
-    """The experiment of a run folder; with `rounds`, it goes on to so many in all."""
+    """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
     layers = [folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
     experiment = prepare(layers, partition=folder.partition(), **values)
     if rounds is not None:
@@ -288,17 +277,17 @@ def execute(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
 ) -> Result:
-    """Runs the rounds that are left, writing each to the folder as it ends. A `crew` trains the clients elsewhere."""
+    """Trains the rounds that are left, each written to the folder as it ends; an `executor` trains the clients."""
     e, loop = experiment, experiment.loop
     if loop.store == "disk" and folder is None:
-        raise UsageError("store=disk keeps the clients' states in the run folder; name one with out=...")
+        raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and loop.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
     result = Result(e, [], state, None if folder is None else folder.path)
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints, e.contents)
-        folder.write_tables(e.tables)  # more rounds, or another device, may have been asked for
+        folder.write_tables(e.tables)  # the number of rounds or the device may be new
     elif folder is not None:
         folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()
@@ -319,25 +308,33 @@ def execute(
 
 
 def setting_of(e: Experiment) -> simulate.Simulation:
+    """The part of the experiment that an executor needs."""
     return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
 
 
 def _rounds(
     e: Experiment, state: simulate.State, executor: simulate.Executor | None
 ) -> Generator[simulate.Round, None, None]:
-    """The rounds that are left. What a model draws itself, as dropout does, follows from the seed and the round."""
-    loop = e.loop
-    elsewhere = executor is not None
-    many = loop.workers > 1 and state.round < loop.rounds and not elsewhere
-    with (
-        Workers(setting_of(e), state, loop.workers) if many else contextlib.nullcontext(executor) as executor
-    ):
+    """The rounds that are left. Randomness inside the model, such as dropout, depends on seed and round only."""
+    loop, external = e.loop, executor is not None
+    parallel = loop.workers > 1 and state.round < loop.rounds and not external
+    workers = Workers(setting_of(e), state, loop.workers) if parallel else contextlib.nullcontext(executor)
+    with workers as executor:
         rounds = simulate.simulate(
-            e.algorithm, e.task, e.federation, e.engine, state, rounds=loop.rounds, seed=loop.seed, batch=loop.batch,
-            participation=loop.participation, eval_every=loop.eval_every, eval_models=loop.eval_models,
+            e.algorithm,
+            e.task,
+            e.federation,
+            e.engine,
+            state,
+            rounds=loop.rounds,
+            seed=loop.seed,
+            batch=loop.batch,
+            participation=loop.participation,
+            eval_every=loop.eval_every,
+            eval_models=loop.eval_models,
             executor=executor,
-        )  # fmt: skip
-        if elsewhere:  # who trains the clients seeds what their models draw
+        )
+        if external:  # the executor seeds the models
             yield from rounds
         while state.round < loop.rounds:
             with torch.random.fork_rng(e.cuda):

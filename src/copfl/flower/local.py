@@ -37,9 +37,8 @@ class LocalFederation(Processes):
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self.folder, self.secure = folder.resolve(), secure
-        modules = os.pathsep.join(
-            filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))
-        )  # for custom data
+        # A new client's custom data may be a module of the current folder.
+        modules = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
         home = str(self.folder / FLWR_HOME)
         super().__init__(self.folder, {**ENVIRONMENT, "PYTHONPATH": modules, "FLWR_HOME": home})
         self.port = free_port()

@@ -23,8 +23,8 @@ Value = float | None  # None: not measured
 Figure = dict[str, Any]  # of plotly
 
 MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl[plots]'` installs it"
-# Okabe and Ito's colours, which colour-blind people can tell apart. The page has them as var(--c0) to var(--c7) in
-# page.css, in a variant for light and one for dark.
+# Okabe and Ito's colours, which colour-blind people can distinguish. page.css has them as var(--c0) to
+# var(--c7), in a variant for light and one for dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib, plotly
 SYMBOLS = (  # open shapes after the first, so that overlapping dots are all visible
@@ -349,6 +349,7 @@ def _dot_trace(chart: Dots, place: int, series: Line) -> Figure:
 def _heat_trace(chart: Heat, linear: bool) -> Figure:
     highest = max((v for row in chart.values for v in row if v is not None), default=1)
     title = {"text": chart.what, "side": "right"}
+    value = f"%{{z:.{chart.digits}f}}{chart.unit}"
     return {
         "type": "heatmap",
         "x": [int(column) for column in chart.columns] if linear else list(chart.columns),
@@ -360,7 +361,7 @@ def _heat_trace(chart: Heat, linear: bool) -> Figure:
         "xgap": 1 if len(chart.columns) <= 60 else 0,
         "ygap": 1 if len(chart.rows) <= 60 else 0,
         "colorbar": {"title": title, "thickness": 12, "ticksuffix": chart.unit.strip()},
-        "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: %{{z:.{chart.digits}f}}{chart.unit}<extra></extra>",
+        "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: {value}<extra></extra>",
     }
 
 

@@ -1,10 +1,10 @@
 """Means, spreads, paired differences and rank correlations, with intervals.
 
-The primary interval of a difference is over seeds: each seed gives one difference, the mean over its clients of the
-paired differences, and a t interval covers those. It answers "is there a difference with new clients, weights and
-batches?", and with three seeds it is wide. The second one is over clients: it takes the seeds as given and resamples
-each one's clients (a bootstrap within seeds). It answers "do many clients carry the difference in these runs, or
-few?", and is too narrow for the first question.
+The primary interval of a difference is over seeds: each seed gives one difference, the mean of the paired
+differences of its clients, and a t interval covers those. It answers "is there a difference with new clients,
+weights and batches?", and with three seeds it is wide. The second one is over clients: it takes the seeds as
+given and resamples each one's clients (a bootstrap within seeds). It answers "do many clients carry the
+difference in these runs, or few?", and is too narrow for the first question.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def spearman(a: Numbers, b: Numbers) -> Numbers:
 
 
 def kendall(a: Numbers, b: Numbers) -> Numbers:
-    """Tau-b along the last axis: pairs in the same order minus pairs in reverse, of those that either orders."""
+    """Tau-b along the last axis: concordant minus discordant pairs, of those that either orders."""
     # scipy's kendalltau takes one pair of vectors; the bootstrap has thousands.
     x, y = (np.sign(v[..., :, None] - v[..., None, :]) for v in (a, b))
     return _ratio((x * y).sum((-1, -2)), np.sqrt((x**2).sum((-1, -2)) * (y**2).sum((-1, -2))))
@@ -147,7 +147,7 @@ def _ratio(above: Any, below: Any) -> Numbers:
 def correlation(measure: Measure, a: Sequence[Numbers], b: Sequence[Numbers]) -> Correlation:
     """The mean over seeds of the correlation of a and b, [clients] each.
 
-    The interval resamples the clients, the same ones in all seeds: it is about these clients, and wide with ten.
+    The interval resamples the clients, the same ones in all seeds; with ten clients it is wide.
     """
     left, right = np.stack(a), np.stack(b)  # [seeds, clients]
     known = ~(np.isnan(left) | np.isnan(right)).any(0)  # nan: the client never took part

@@ -1,7 +1,7 @@
 """The contribution of each client, measured independently of the scores that weight the clients.
 
 shapley    Shapley values of any set function, exactly or from sampled orders
-replay     a run repeated with its uploads intercepted: without a client, or with every subset's server rebuilt
+replay     a run repeated with its uploads intercepted: without a client, or for the server of any subset
 audit      one run: contributions, scores, their rank correlations, as tables and JSON
 synthetic  a federation with four anomalous clients, and how each way of weighting treats them
 """

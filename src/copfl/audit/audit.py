@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +23,13 @@ from copfl.files import write_bytes
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.report.sections import CONTRIBUTIONS
 from copfl.stats import Numbers, mean_of_known
-from copfl.tables import Table, as_markdown, number, percent, percent_with_spread, plain
+from copfl.tables import Table, as_markdown, interval, number, percent, percent_with_spread, plain
 
 LAST = 5  # evaluations that an accuracy is the mean of
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
 
-Metrics = dict[
-    str, Any
-]  # of a run: accuracy and accuracy_global, [clients], and scores, [rounds, clients] each
+Metrics = dict[str, Any]  # of a run: accuracy, accuracy_global: [clients]; scores: [rounds, clients] each
 Tick = Callable[[int], None]  # takes the number of rounds that are done since the last call
 
 
@@ -67,23 +64,19 @@ class Cache:
 
 
 def metrics_of(result: Result) -> Metrics:
-    """The metrics of a run that an audit needs: accuracies of the last evaluations, and the scores of every round."""
+    """The accuracies of a run's last evaluations, and the scores of every round."""
 
     def last(table: Numbers) -> Numbers:
         return mean_of_known(table[~np.isnan(table).all(1)][-LAST:])
 
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
-    found = {
-        "accuracy": last(result.accuracy),
-        "accuracy_global": last(result.accuracy_global),
-        "scores": scores,
-    }
-    return dict(plain(found))
+    accuracies = {name: last(result.metric(name)) for name in ("accuracy", "accuracy_global")}
+    return dict(plain({**accuracies, "scores": scores}))
 
 
 class Seed(NamedTuple):
-    """The results of one seed, [clients] each. A score is the mean over rounds of its relative weight, see below."""
+    """The results of one seed, [clients] each. Scores are means over rounds of relative weights."""
 
     seed: int
     exact: bool  # whether the rebuilt servers are the run's own, bit for bit
@@ -98,8 +91,7 @@ class Seed(NamedTuple):
     accuracy_global: Numbers  # of the global model
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
+class Audit(NamedTuple):
     """The results of an audit."""
 
     title: str
@@ -148,9 +140,9 @@ def run_audit(
 ) -> Audit:
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
-    `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for a run of
-    FedCE. `start` receives the number of rounds to run and returns the function to call as they are done. Values that
-    were passed to `run` (`algorithm`, `data`, `model`) are passed again.
+    `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for
+    FedCE. `start` receives the number of rounds to run and returns the function to call as they are done.
+    Values that were passed to `run` (`algorithm`, `data`, `model`) are passed again.
     """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
@@ -196,9 +188,7 @@ def run_audit(
     weights = np.array(stored.get(f"seed-{seed}-run-{rounds}")["scores"]["weight"], np.float64)
     recorded = records.table(lines, "weight", first.clients)
     reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
-    return dataclasses.replace(
-        found, seeds=[found.seeds[0]._replace(reproduced=reproduced), *found.seeds[1:]]
-    )
+    return found._replace(seeds=[found.seeds[0]._replace(reproduced=reproduced), *found.seeds[1:]])
 
 
 def audit(
@@ -242,7 +232,7 @@ def _one_seed(
     accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
     for client in range(e.clients) if retrain else ():
         name = f"seed-{seed}-without-{client}"
-        left = cache.run(name, rounds, lambda on_round, gone=client: replay.without(e, [gone], on_round))  # type: ignore[misc]
+        left = cache.run(name, rounds, partial(replay.without, e, [client]))
         gains = {name: own - np.array(left[name], np.float64) for name, own in accuracies.items()}
         gains["accuracy"] = np.delete(gains["accuracy"], client)
         for name, kind in (("leave_one_out_others", "accuracy"), ("leave_one_out_global", "accuracy_global")):
@@ -332,6 +322,18 @@ def tables_of(found: Audit, details: bool = True) -> list[Table]:
     return [_clients(found), *measures, _stability(found)]
 
 
+NOTES = {
+    "clients": "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: the gain "
+    "in the others' personal accuracy, or in the global model's on all test samples, over training without "
+    "the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the global "
+    "model and for the personal models. ± standard error, over the clients and over the sampled orders.",
+    "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
+    "the values when the clients are resampled: an interval that contains 0 is inconclusive.",
+    "stability": "Of the clients' ranks in a round and the next, in the two halves, and under two seeds.",
+    "one seed": " One seed was run; --seeds 0,1,2 measures the variation between seeds.",
+}
+
+
 def _clients(found: Audit) -> Table:
     weight = found.mean("scores", "weight")
     rank = stats.ranked(-weight)
@@ -341,35 +343,20 @@ def _clients(found: Audit) -> Table:
     for n, name in enumerate(found.names):
         gains = [percent_with_spread(value[n], error[n], "+.1f") for value, error in means]
         rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *gains, percent(accuracy[n])])
-    return Table(
-        f"Contribution of each client in points of accuracy, {found.title}",
-        ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), "accuracy"],
-        rows,
-        [
-            "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: what the others' "
-            "personal accuracy, or the global model's on all test samples, gains from the client, from training again "
-            "without it. Shapley: the client's Shapley value of each round's uploads, summed over the rounds, for the "
-            "global model and for the personal models. ± standard error, over the clients who gain, and over the "
-            f"sampled orders.{_seeds(found)}"
-        ],
-    )
+    head = ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), "accuracy"]
+    title = f"Contribution of each client in points of accuracy, {found.title}"
+    return Table(title, head, rows, [NOTES["clients"] + _seeds(found)])
 
 
 def _correlations(found: Audit, measure: str) -> Table:
     def cell(score: str, contribution: str) -> str:
         value, low, high = found.correlation(MEASURES[measure], score, contribution)
-        bounds = f" [{number(low, '+.2f')}, {number(high, '+.2f')}]"
-        return number(value, "+.2f") + ("" if math.isnan(value) else bounds)
+        return number(value, "+.2f") + ("" if math.isnan(value) else f" {interval(low, high, '+.2f')}")
 
-    return Table(
-        f"{measure}'s rank correlation between the scores and the measured contributions",
-        ["", *(CONTRIBUTIONS[name] for name in found.contributions)],
-        [[label(score), *(cell(score, name) for name in found.contributions)] for score in found.scores],
-        [
-            "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of the values when the "
-            f"{len(found.names)} clients are resampled: an interval that contains 0 is inconclusive.{_seeds(found)}"
-        ],
-    )
+    title = f"{measure}'s rank correlation between the scores and the measured contributions"
+    head = ["", *(CONTRIBUTIONS[name] for name in found.contributions)]
+    rows = [[label(score), *(cell(score, name) for name in found.contributions)] for score in found.scores]
+    return Table(title, head, rows, [NOTES["correlations"] + _seeds(found)])
 
 
 def _stability(found: Audit) -> Table:
@@ -381,9 +368,7 @@ def _stability(found: Audit) -> Table:
         ]
         numbers = [*rounds, found.between_seeds(kind, name)]
         rows.append([CONTRIBUTIONS.get(name) or label(name), *(number(value, "+.2f") for value in numbers)])
-    note = "Of the clients' ranks in a round and the next, in the halves of the run, and under two seeds."
-    if len(found.seeds) < 2:
-        note += " One seed was run; --seeds 0,1,2 measures the variation between seeds."
+    note = NOTES["stability"] + (NOTES["one seed"] if len(found.seeds) < 2 else "")
     head = ["", "from round to round", "first half, second half", "between seeds"]
     return Table("Stability of the ranks: Spearman's rank correlation", head, rows, [note])
 
@@ -402,8 +387,8 @@ def remarks(found: Audit) -> list[str]:
         )
     if any(seed.reproduced is False for seed in found.seeds):
         lines.append(
-            "The run was not reproduced here with the numbers of its folder (another machine or version?): the "
-            "repetition is audited."
+            "The run was not reproduced here with the numbers of its folder (another machine or version?): "
+            "the repetition is audited."
         )
     points = f"{100 * found.sampling.truncate:g} points"
     if orders := sum(seed.orders for seed in found.seeds):

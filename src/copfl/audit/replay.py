@@ -1,8 +1,8 @@
 """A run repeated with its uploads intercepted.
 
-Every engine gives the server the summand of each client. Interception can replace a client's summand by zeros, which is
-a run without the client. It can also store the summands, from which the server of any subset of clients is rebuilt.
-Neither depends on the algorithm, because totals are sums.
+Every engine gives the server the summand of each client. Interception can replace a summand by zeros, which is
+a run without the client. It can also store the summands, from which the server of any subset of clients is
+rebuilt. Neither depends on the algorithm, because totals are sums.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class RoundSnapshot:
         return [int(client) for received in self.received for client in received.ids]
 
     def server_of(self, players: frozenset[int]) -> Any:
-        """The server that the uploads of these clients alone give; the server before the round if there are none.
+        """The server after the uploads of these clients alone; without any, the server before the round.
 
-        Summands are added as the engine adds them, the others as zeros: with all clients the result is the run's own
-        server, bit for bit.
+        Summands are added as the engine adds them, the others as zeros: with all clients the result is the
+        run's own server, bit for bit.
         """
         if not players:
             return self.server
@@ -97,16 +97,16 @@ class RoundSnapshot:
             return algorithm.server_update(task, self.server, tree.summed(parts))[0]
 
     def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
-        """The value of each set of clients, [sets, 2]: the mean accuracy over all clients of the global model that
-        the set gives, and of the clients' personal models with it.
+        """The value of each set of clients, [sets, 2]: the mean accuracy over all clients of the set's global
+        model, and of the clients' personal models with it.
         """
         servers = [self.server_of(players) for players in sets]
         return np.stack([np.nanmean(one, 1) for one in accuracies(self.experiment, servers, self.clients)], 1)
 
 
 def accuracies(e: Experiment, servers: Sequence[Any], clients: Any) -> tuple[Numbers, Numbers]:
-    """Every client's accuracy on its test samples with each server's global model, and with its personal model,
-    [servers, clients] each.
+    """Every client's test accuracy with each server's global model, and with its personal model: two arrays,
+    [servers, clients].
 
     A global model is evaluated with the client's own batch-norm statistics where those are not shared.
     """

@@ -1,6 +1,6 @@
 """Shapley values of a set function: exactly, or from sampled orders that are truncated (GTG-Shapley).
 
-A game maps sets of players to the values of the sets. It may value a set in several ways at once, so it returns a row
+A game maps sets of players to their values. It may value a set in several ways at once, so it returns a row
 per set; players are whole numbers.
 """
 
@@ -45,8 +45,8 @@ class Shapley(NamedTuple):
 def shapley(game: Game, players: Sequence[int], how: Sampling = DEFAULT) -> Shapley:
     """Each player's mean gain over all orders in which the players may join.
 
-    All sets are valued where that costs no more than the orders. Truncation between rounds: the values are zero if
-    all players together change less than `truncate`.
+    All sets are valued where that costs no more than the orders. Truncation between rounds: the values are
+    zero if all players together change less than `truncate`.
     """
     game = remembered(game)
     nobody, everybody = game([frozenset(), frozenset(players)])
@@ -92,7 +92,7 @@ def sampled(game: Game, players: Sequence[int], how: Sampling) -> Shapley:
 def _gains(game: Game, players: Sequence[int], order: Sequence[int], how: Sampling) -> Numbers:
     """The gain of each player in this order of their places, [players, ways].
 
-    Truncation within an order: players that join a set with the value of all players, by `truncate`, gain nothing.
+    Truncation within an order: a player that joins a set with the value of all players gains nothing.
     """
     value, everybody = game([frozenset(), frozenset(players)])
     gains = np.zeros((len(players), len(value)))

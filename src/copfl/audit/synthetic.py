@@ -5,8 +5,8 @@ free rider     sends noise with the norm of an honest update
 duplicate      has the samples of another client, the duplicated one
 rare classes   alone has two of the ten classes
 
-All clients are tested on correct labels. The free rider computes its score like the others, from what it sends. In a
-variant of it, the false score, it sends the same kind of noise with the score of honest training.
+All clients are tested on correct labels. The free rider computes its score like the others, from what it
+sends. With a false score, it sends the same kind of noise with the score of honest training.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def audit(
 
 @contextlib.contextmanager
 def _progress(silent: bool) -> Iterator[Callable[[int], Callable[[int], None]] | None]:
-    """A function that starts a progress bar of so many rounds and returns its update; None without a terminal."""
+    """A function that starts a progress bar and returns its update; None without a terminal."""
     if silent or not sys.stderr.isatty():
         yield None
         return

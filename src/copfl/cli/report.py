@@ -1,4 +1,4 @@
-"""`copfl report`, `watch`, `export`, `predict` and `personalize`. Torch and plotly load only when one is called."""
+"""`copfl report`, `watch`, `export`, `predict` and `personalize`. Torch loads only when one is called."""
 
 from __future__ import annotations
 
@@ -173,7 +173,6 @@ def personalize(
         print(json.dumps({"accuracy": fitted.accuracy, "train": fitted.train, "test": fitted.test}))
         return
     before, *_, after = fitted.accuracy
-    print(
-        f"accuracy {100 * before:.1f} % before, {100 * after:.1f} % after {epochs} epochs on {fitted.train} samples, "
-        f"tested on {fitted.test} others" + (f"; model: {out}" if out is not None else "")
-    )
+    how = f"{epochs} epochs on {fitted.train} samples, tested on {fitted.test} others"
+    model = "" if out is None else f"; model: {out}"
+    print(f"accuracy {100 * before:.1f} % before, {100 * after:.1f} % after {how}{model}")

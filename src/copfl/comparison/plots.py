@@ -1,4 +1,4 @@
-"""Pictures of a comparison: curves, clients, and a heat map of a sweep. matplotlib is an extra, copfl[plots]."""
+"""Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots]."""
 
 from __future__ import annotations
 

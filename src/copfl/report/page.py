@@ -130,7 +130,8 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         if not np.isnan(values).all():
             lowest = int(np.nanargmin(values))
             clients = int((~np.isnan(values)).sum())
-            note = f"mean of {clients} clients; lowest: client {lowest}, {percent(values[lowest])}\N{NO-BREAK SPACE}%"
+            worst = f"client {lowest}, {percent(values[lowest])}\N{NO-BREAK SPACE}%"
+            note = f"mean of {clients} clients; lowest: {worst}"
             tiles.append((run.label if len(runs) > 1 else "accuracy", _mean(run, "accuracy"), note))
     if len(runs) == 1:
         (run,) = runs

@@ -25,7 +25,7 @@ SCORES = {
     "weight": ("Weights", "the weight of each client in the round's mean", "weight"),
     "gradient_score": (
         "Gradient score",
-        "the angle between a client's update and the server's step without it; high: a direction that the others lack",
+        "the angle between a client's update and the server's step without it; high: a new direction",
         "gradient score",
     ),
     "prediction_score": (
@@ -83,13 +83,9 @@ def paired(runs: Runs) -> list[Paired]:
     """Each run compared with the first, where both have the same clients with the same samples."""
     first, *others = runs
     result = []
-    for run in others:
-        gain = (
-            100 * (run.last("accuracy") - first.last("accuracy"))
-            if run.partition == first.partition
-            else None
-        )
-        if gain is not None and not np.isnan(gain).all():
+    for run in (run for run in others if run.partition == first.partition):
+        gain = 100 * (run.last("accuracy") - first.last("accuracy"))
+        if not np.isnan(gain).all():
             result.append(Paired(run.label, first.label, gain, over_clients([gain[~np.isnan(gain)]])))
     return result
 
@@ -113,21 +109,16 @@ def _accuracy(runs: Runs) -> list[Chart]:
     first, rounds = runs[0], _rounds(runs)
     if len(runs) == 1 and first.has("accuracy"):
         names = [name for name in ACCURACIES if first.has(name)]
-        lines = [
-            _curve(first, name, ACCURACIES[name][0], place, band=name == "accuracy")
-            for place, name in enumerate(names)
-        ]
-        meanings = "; ".join(f"{ACCURACIES[name][0]}: {ACCURACIES[name][1]}" for name in names[1:])
+        lines = [_curve(first, name, ACCURACIES[name][0], place) for place, name in enumerate(names)]
+        lines = [lines[0], *(line._replace(low=(), high=()) for line in lines[1:])]
+        meanings = "; ".join(": ".join(ACCURACIES[name]) for name in names[1:])
         about = f"Mean over clients, each tested on its own samples. {meanings.capitalize()}. {BAND}"
         charts.append(Lines("accuracy", "Accuracy by round", about, rounds, "accuracy, %", lines, " %"))
     else:
         few = len(runs) < 5
         for name, (short, long) in ACCURACIES.items():
-            lines = [
-                _curve(run, name, run.label, place, band=few)
-                for place, run in enumerate(runs)
-                if run.has(name)
-            ]
+            shown = [(place, run) for place, run in enumerate(runs) if run.has(name)]
+            lines = [_curve(run, name, run.label, place, band=few) for place, run in shown]
             short = "of the global model" if name == "accuracy_global" else short
             about = f"Mean over clients {long}, each tested on its own samples. {BAND if few else ''}"
             chart = Lines(name, f"Accuracy {short} by round", about, rounds, "accuracy, %", lines, " %")
@@ -140,11 +131,9 @@ def _accuracy(runs: Runs) -> list[Chart]:
         places = {run.label: place for place, run in enumerate(runs)}
         gains = [Line(pair.label, values_of(pair.gain), colour=places[pair.label]) for pair in pairs]
         about = f"Accuracy minus that of the same client under {first.label}, at the last evaluation."
-        title = f"difference to {first.label}, points"
-        rows = _client_names(first)
-        charts.append(
-            Dots("differences", "Paired differences", about, rows, title, gains, " points", zero=True)
-        )
+        x_title, rows = f"difference to {first.label}, points", _client_names(first)
+        chart = Dots("differences", "Paired differences", about, rows, x_title, gains, " points", zero=True)
+        charts.append(chart)
     return charts
 
 
@@ -154,9 +143,8 @@ def _clients(run: RunData, local: RunData | None, name: str) -> Dots:
         Line(ACCURACIES[metric][0], values_of(100 * run.last(metric)), colour=place)
         for place, metric in enumerate(names)
     ]
-    about = (
-        f"Each client at its last evaluation: {', '.join(ACCURACIES[metric][1] for metric in names[::-1])}."
-    )
+    meanings = ", ".join(ACCURACIES[metric][1] for metric in names[::-1])
+    about = f"Each client at its last evaluation: {meanings}."
     if local is not None and local.clients == run.clients and local.has("accuracy"):
         series.append(Line("local training only", values_of(100 * local.last("accuracy")), colour=3))
         about += " Local training only: the same client in the run of the algorithm local."
@@ -173,7 +161,7 @@ def _scores(runs: Runs) -> Iterator[Chart]:
             yield Heat(
                 name=_name(metric, runs, place),
                 title=_titled(f"{title} by round", runs, run),
-                about=f"{meaning[0].upper()}{meaning[1:]}. A row per client; empty where it did not take part.",
+                about=f"{meaning[0].upper()}{meaning[1:]}. Empty where a client did not take part.",
                 rows=_client_names(run),
                 columns=[str(number) for number in run.rounds],
                 values=[values_of(row) for row in run.metric(metric).T],
@@ -195,9 +183,9 @@ def _audit(runs: Runs) -> Iterator[Chart]:
             for colour, (label, row) in enumerate({"weight": mean["scores"]["weight"], **values}.items())
         ]
         about = (
-            "Rank 1 is the highest weight, and the highest contribution. Where the dots of a row are far apart, the "
-            "weight does not reflect the contribution. Leave-one-out: the accuracy that the other clients, or the "
-            "global model, gain from the client. Shapley: its share of the gain of each round."
+            "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
+            "does not reflect the contribution. Leave-one-out: the accuracy that the others, or the global "
+            "model, gain from the client. Shapley: its Shapley value, summed over the rounds."
         )
         title = _titled("Rank by weight and by contribution", runs, run)
         yield Dots(_name("audit-ranks", runs, place), title, about, rows, "rank", ranks)
@@ -237,8 +225,8 @@ def _personal(runs: Runs) -> list[Chart]:
         charts.append(Lines("masks", "Growth of the masks", about, rounds, "personal, %", masks, " %"))
     if shared:
         about = (
-            "Of a client's parameters, those that it shares, mean over clients; of the server's, those that this round "
-            "averaged, and those that are personal to no client."
+            "Of a client's parameters, those that it shares, mean over clients; of the server's, those that "
+            "this round averaged, and those that are personal to no client."
         )
         charts.append(Lines("shared", "Shared parameters", about, rounds, "parameters, %", shared, " %"))
     for place, run in enumerate(runs):
@@ -253,8 +241,8 @@ def _by_layer(runs: Runs, place: int, masks: Masks) -> list[Chart]:
     where = Heat(
         name=_name("where", runs, place),
         title=_titled("Personal parameters by layer", runs, run),
-        about=f"After round {masks.round}: the personal fraction of each layer, per client. Layers are in the order of "
-        "the model, with their numbers of parameters.",
+        about=f"After round {masks.round}: the personal fraction of each layer, per client; layers are in "
+        "the order of the model, with their numbers of parameters.",
         rows=rows,
         columns=[str(client) for client in range(run.clients)],
         values=[values_of(100 * row) for row in masks.fraction.T],
@@ -288,8 +276,8 @@ def _data(runs: Runs) -> Iterator[Chart]:
         yield Heat(
             name="data" if common else _name("data", runs, place),
             title="Training samples by class" + ("" if common else f" of {', '.join(alike)}"),
-            about="The number of training samples of each class per client; empty where there are none. A client has "
-            f"{train} training and {test} test samples.",
+            about="The number of training samples of each class per client; empty where there are none. A "
+            f"client has {train} training and {test} test samples.",
             rows=_client_names(run),
             columns=[str(name) for name in run.environment["classes"]],
             values=[[float(count) if count else None for count in row] for row in run.label_counts.tolist()],

@@ -58,8 +58,8 @@ def show(result: Result, out: IO[str]) -> None:
     if epsilons := _epsilons(result):
         delta = experiment.tables.get("privacy", {}).get("delta")
         notes.append(
-            f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the global "
-            f"models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
+            f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
+            f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
         )
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]

@@ -1,4 +1,4 @@
-"""Curves and heat maps of an experiment with their spread over seeds. matplotlib is an extra, copfl[plots]."""
+"""Curves and heat maps of an experiment, with the spread over seeds."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from copfl import charts
-from copfl.comparison import executor
+from copfl.comparison import runner
 from tests.commands import called
 from tests.comparison.small import clouds, line
 
@@ -117,7 +117,7 @@ def test_without_matplotlib_it_says_how_to_have_pictures(
         (["-a", "copfl", "--seeds", ""], "--seeds names no seed; name one at least"),
         (["-a", "copfl", "--tune", "lrr=1,2"], 'the key "lrr" must be lr, optimizer or TABLE.KEY'),
         (["-a", "copfl", "--tune", "optimizer.lrr=1,2"], 'no mamo option "lrr"; did you mean "lr"?'),
-        (["-a", "copfl", "--tune", "lr"], "must look like KEY=VALUE,VALUE"),
+        (["-a", "copfl", "--tune", "lr"], "must have the form KEY=VALUE,VALUE"),
         (["-a", "copfl", "--set", "fedper.epochs=2"], 'settings of "fedper" are for no entry'),
         (["-a", "copfl", "--reference", "locl"], 'no row to be the reference: "locl"'),
         (["-a", "copfl", "--jobs", "0"], "jobs=0 must be"),
@@ -140,6 +140,6 @@ def test_stopped_it_says_how_to_go_on(
     def stopped(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(executor, "carry_out", stopped)
+    monkeypatch.setattr(runner, "execute", stopped)
     answer = called(capsys, *line(data, tmp_path / "out"), "-a", "local", "--seeds", "0", "-j", "1")
     assert (answer.code, answer.err) == (130, "copfl: stopped; the same command goes on from here\n")

@@ -106,7 +106,9 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: Capture, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(records, "append", pressed)
         answer = called(capsys, "run", "-r", 4, *TINY, "-o", "run")
-    assert answer == Answer(130, "", "copfl: stopped; `copfl resume run` continues from its last checkpoint\n")
+    assert answer == Answer(
+        130, "", "copfl: stopped; `copfl resume run` continues from its last checkpoint\n"
+    )
     assert called(capsys, "resume", "run", "-q") == Answer(0, "", "")
     assert called(capsys, "run", "-r", 4, *TINY, "-o", "whole", "-q").code == 0
     assert found(here / "run") == found(here / "whole")

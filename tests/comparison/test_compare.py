@@ -73,7 +73,7 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     assert copfl_row.differences == {}
 
 
-def test_models_that_nobody_looked_at_are_left_out(tmp_path: Path, data: Path) -> None:
+def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path) -> None:
     found = compare(
         ["fedavg", "local"], [0, 1], base(data, eval_models="final"), tmp_path / "a", reference="local"
     )
@@ -131,11 +131,11 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
     plain = compare(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
     assert found.notes == [
-        "At an end of what was tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
+        "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
     ]
 
 
-def test_equals_are_decided_by_the_order_and_unequal_budgets_are_told(tmp_path: Path, data: Path) -> None:
+def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path: Path, data: Path) -> None:
     tune = {
         "copfl.rate": [0.1, 0.11, 0.12],
         "copfl.budget": [0.0],
@@ -186,7 +186,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (
             ["copfl"],
             {"tune": {"lr": [0.1]}, "validation": 1.5},
-            "the fraction to hold out is between 0 and 1",
+            "the fraction to hold out is 1.5; it must be between 0 and 1",
         ),
         (["copfl"], {"last": 0}, "last=0 must be"),
         (["copfl"], {"jobs": 0}, "jobs=0 must be"),
@@ -250,12 +250,12 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     assert said
 
 
-def test_torch_and_numpy_are_enough(tmp_path: Path, data: Path) -> None:
+def test_the_required_packages_are_enough(tmp_path: Path, data: Path) -> None:
     """On a machine with nothing else: plain text, no pictures, and unfinished runs begin again."""
     script = tmp_path / "script.py"
     script.write_text(f"""
 import sys
-for name in ("typer", "click", "rich", "sklearn", "scipy", "PIL", "safetensors", "matplotlib"):
+for name in ("typer", "click", "rich", "sklearn", "PIL", "safetensors", "matplotlib"):
     sys.modules[name] = None
 import copfl
 found = copfl.compare(["copfl", "local"], [0, 1], {base(data)!r}, {str(tmp_path / "a")!r})

@@ -44,7 +44,7 @@ def test_commas_and_colons_inside_a_value_are_no_borders() -> None:
     ("text", "message"),
     [
         ("fedavgg", 'no algorithm "fedavgg"; did you mean "fedavg"?'),
-        ("copfl:score", "must look like NAME or NAME:KEY=VALUE"),
+        ("copfl:score", "must have the form NAME or NAME:KEY=VALUE"),
         ("copfl:partition.per_client=3", "partition.per_client is the same for every row"),
         ("copfl:run.seed=3", "run.seed is the same for every row"),
         ("copfl:data.name=cifar10", "data.name is the same for every row"),
@@ -68,8 +68,8 @@ def test_a_grid_is_every_combination_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr", "must look like KEY=VALUE,VALUE"),
-        ("=1,2", "must look like KEY=VALUE,VALUE"),
+        ("lr", "must have the form KEY=VALUE,VALUE"),
+        ("=1,2", "must have the form KEY=VALUE,VALUE"),
         ("rate=1,2", 'the key "rate" must be lr, optimizer or TABLE.KEY'),
         ("lr=", "must have several values"),
         ("lr=1,1", "none of them twice"),
@@ -147,7 +147,7 @@ lr = 0.5
     ("text", "message"),
     [
         ("a = [", "not valid TOML"),
-        ("seeds = [1]", '"seeds" stands outside any table'),
+        ("seeds = [1]", '"seeds" is outside any table'),
         ("[compare]\nseds = [1]", 'did you mean "seeds"'),
         ("[compare]\nseeds = 1", "seeds must be a list"),
         ('[entry]\nname = "copfl"', r"write the rows as \[\[entry\]\]"),

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import last_looks, outcome_of, worst_of
+from copfl.comparison.jobs import LAST, Job
+from copfl.comparison.results import last_evaluations, outcome_of, worst_of
 from copfl.data.partition import Partition
 from copfl.errors import DataError, RunError
 
 nan = np.nan
 
 
-def run(path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 1, 1)) -> Job:
-    """The folder of a run with these rounds, each given as its clients and their figures."""
+def run(
+    path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 1, 1), last: int = LAST
+) -> Job:
+    """The folder of a run with these rounds, each given as its clients and their metrics."""
     path.mkdir()
     lines = [
         {
@@ -36,21 +38,25 @@ def run(path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 
     parts = tuple(np.arange(3 * n, 3 * n + 3) for n in range(3))
     test = tuple(part[: 3 * some] for part, some in zip(parts, tested, strict=True))
     Partition(parts, test, "by hand").save(path / "partition.json")
-    return Job("toy", 0, {}, path)
+    return Job("toy", {"algorithm": {}, "run": {"seed": 0}}, path, last=last)
 
 
-def look(*after: float | None, **more: Any) -> dict[str, Any]:
+def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:
     values = {name: list(after) for name in ("accuracy", "accuracy_before", "accuracy_global")}
     return {**values, **more}
 
 
-def test_a_value_is_the_mean_of_the_last_looks_of_each_client(tmp_path: Path) -> None:
+def test_a_value_is_the_mean_of_the_last_evaluations_of_each_client(tmp_path: Path) -> None:
     found = outcome_of(
-        run(tmp_path / "run", [look(0, 0, 0), {}, look(0.2, 0.4, 0.6), look(0.4, 0.4, 0.9)]), last=2
+        run(
+            tmp_path / "run",
+            [evaluated(0, 0, 0), {}, evaluated(0.2, 0.4, 0.6), evaluated(0.4, 0.4, 0.9)],
+            last=2,
+        )
     )
     assert found.clients["accuracy"] == pytest.approx([0.3, 0.4, 0.75])
     assert found.mean("accuracy") == pytest.approx(1.45 / 3)
-    assert found.rounds.tolist() == [1, 3, 4]  # the second had no look
+    assert found.rounds.tolist() == [1, 3, 4]  # the second had no evaluation
     assert found.curve == pytest.approx([0, 0.4, 1.7 / 3])
     assert found.best == pytest.approx(1.7 / 3)
     assert found.worst == pytest.approx(0.3)  # a tenth of three clients is one
@@ -58,19 +64,23 @@ def test_a_value_is_the_mean_of_the_last_looks_of_each_client(tmp_path: Path) ->
     assert found.seconds == 2  # the median of 1, 3, 2: the first round warms up
 
 
-def test_a_client_that_was_away_has_its_own_last_looks(tmp_path: Path) -> None:
-    lines = [look(0.1, 0.2, clients=[0, 1]), look(0.3, 0.5, clients=[0, 2]), look(0.5, 0.4, clients=[0, 1])]
-    found = outcome_of(run(tmp_path / "run", lines), last=2)
+def test_a_client_that_was_away_has_its_own_last_evaluations(tmp_path: Path) -> None:
+    lines = [
+        evaluated(0.1, 0.2, clients=[0, 1]),
+        evaluated(0.3, 0.5, clients=[0, 2]),
+        evaluated(0.5, 0.4, clients=[0, 1]),
+    ]
+    found = outcome_of(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.4, 0.3, 0.5])
 
 
 def test_a_broken_model_counts_as_nought_and_no_samples_as_nothing(tmp_path: Path) -> None:
-    found = outcome_of(run(tmp_path / "run", [look(1, None, None)], tested=(1, 1, 0)), last=1)
+    found = outcome_of(run(tmp_path / "run", [evaluated(1, None, None)], tested=(1, 1, 0), last=1))
     assert np.array_equal(found.clients["accuracy"], [1, 0, nan], equal_nan=True)
     assert found.broken == 1
     assert found.mean("accuracy") == 0.5
-    with pytest.raises(DataError, match="no client has samples to be tested on"):
-        outcome_of(run(tmp_path / "other", [look(1, 1, 1)], tested=(0, 0, 0)))
+    with pytest.raises(DataError, match="no client has test samples"):
+        outcome_of(run(tmp_path / "other", [evaluated(1, 1, 1)], tested=(0, 0, 0)))
 
 
 def test_the_worst_tenth() -> None:
@@ -82,14 +92,18 @@ def test_the_worst_tenth() -> None:
     )  # 2.1 clients are three
 
 
-def test_last_looks_of_fewer_than_asked() -> None:
-    assert np.array_equal(last_looks(np.array([[1.0, nan], [2.0, nan]]), 5), [1.5, nan], equal_nan=True)
+def test_last_evaluations_of_fewer_than_asked() -> None:
+    assert np.array_equal(last_evaluations(np.array([[1.0, nan], [2.0, nan]]), 5), [1.5, nan], equal_nan=True)
 
 
-def test_liars_are_not_counted(tmp_path: Path) -> None:
+def test_malicious_clients_are_not_counted(tmp_path: Path) -> None:
     malicious = {"malicious": [0.0, 1.0, 0.0]}
     found = outcome_of(
-        run(tmp_path / "run", [look(0.2, 0.0, 0.4, **malicious), look(0.4, 1.0, 0.6, **malicious)]), last=1
+        run(
+            tmp_path / "run",
+            [evaluated(0.2, 0.0, 0.4, **malicious), evaluated(0.4, 1.0, 0.6, **malicious)],
+            last=1,
+        )
     )
     assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
     assert found.mean("accuracy") == pytest.approx(0.5)
@@ -97,7 +111,7 @@ def test_liars_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
-    found = outcome_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2), last=2)
+    found = outcome_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.5, 0.0, 0.7])  # tried, and without a finite answer
     assert np.isnan(found.clients["accuracy_before"]).all()
     assert np.isnan(found.mean("accuracy_global"))
@@ -105,10 +119,13 @@ def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [17123988.0, 1.5, -0.1])
-def test_an_accuracy_that_is_no_share_is_told(tmp_path: Path, wrong: float) -> None:
+def test_an_accuracy_that_is_no_fraction_is_an_error(tmp_path: Path, wrong: float) -> None:
     with pytest.raises(
-        RunError, match=r"accuracy_before lies between .* must be a share.*remove .*run it again"
+        RunError, match=r"accuracy_before is between .* must be a fraction.*remove .*run it again"
     ):
         outcome_of(
-            run(tmp_path / "run", [look(0.1, 0.2, 0.3), look(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])])
+            run(
+                tmp_path / "run",
+                [evaluated(0.1, 0.2, 0.3), evaluated(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])],
+            )
         )

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from copfl.comparison.entries import Entry
-from copfl.comparison.results import ACCURACIES, Outcome
-from copfl.comparison.rows import Comparison, Row
+from copfl.comparison.results import ACCURACIES, Comparison, Outcome, Row, Trial, Tuned
 from copfl.comparison.tables import as_csv, as_json, as_markdown, as_text
-from copfl.comparison.tuning import Trial, Tuned
 from copfl.stats import difference
 
 

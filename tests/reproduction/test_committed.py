@@ -1,15 +1,16 @@
-"""The items that come with copfl, and the pages in docs/: they are what the committed records say."""
+"""The experiments that come with copfl, and the pages in docs/, which are made of the committed records."""
 
 from __future__ import annotations
 
+import gzip
 import math
-import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from copfl.reproduction import experiments, findings, store
+from copfl.reproduction import experiments, findings, records
 from tests.commands import called
 
 ROOT = Path(__file__).parents[2]
@@ -29,49 +30,53 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
 
 
-def test_every_committed_record_is_understood_and_called_after_its_run() -> None:
-    kept = store.opened(RECORDS)
-    assert kept.odd == []
-    assert len(kept.found) == len(list(RECORDS.glob("*.json"))) > 0
-    for record in kept.found.values():
+def test_every_committed_record_is_read_quickly_and_stored_once() -> None:
+    clock = time.process_time()
+    store = records.opened(RECORDS)
+    assert time.process_time() - clock < 2
+    assert store.unusable == []
+    lines = [line for path in RECORDS.iterdir() for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert len(store.found) == len(lines) > 1000
+    for record in store.found.values():
         assert len(record.clients["accuracy"]) == record.tables["run"]["clients"]
         assert record.rounds[-1] == record.tables["run"]["rounds"]
-        shares = [
-            v
-            for figures in (record.clients, record.curves)
-            for n, own in figures.items()
-            if n != "loss"
-            for v in own
-        ]
-        assert all(math.isnan(share) or 0 <= share <= 1 for share in shares), store.file_name(record)
+        fractions = [v for n, own in record.curves.items() if n != "loss" for v in own]
+        fractions += [v for own in record.clients.values() for v in own]
+        assert all(math.isnan(v) or 0 <= v <= 1 for v in fractions), record.title
         assert "/" not in "".join(map(str, record.where.values())) + str(record.tables["data"])
 
 
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    path = RECORDS / "fig-mamo.jsonl.gz"
+    records.write(tmp_path / path.name, dict(reversed([*records.Store(RECORDS)._lines(path)])))
+    assert gzip.decompress((tmp_path / path.name).read_bytes()) == gzip.decompress(path.read_bytes())
+
+
 @pytest.mark.parametrize("name", experiments.names())
-def test_every_run_of_an_item_can_be_run_and_every_claim_be_judged(name: str) -> None:
-    item = experiments.read(name)
-    assert item.budget("short").rounds < item.budget("full").rounds
-    for plan in experiments.plans(item, item.budget("full"), list(item.protocols)):
-        (run,) = plan.runs(plan.choices[0], [0])  # what it is made of is checked as it is put together
-        assert run.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
-        assert run.tables["model"]["name"] == "resnet18"
-        assert run.validation == 0
-    seen = findings.found(item, "full", list(item.protocols), [0], store.Store(Path("nowhere")))
-    for claim in item.claims:
-        assert {part.word for p in item.protocols for part in findings.verdicts(claim, seen, p)} == {
+def test_every_run_of_an_experiment_can_be_run_and_every_claim_be_judged(name: str) -> None:
+    experiment = experiments.read(name)
+    assert experiment.budget("short").rounds < experiment.budget("full").rounds
+    for plan in experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols)):
+        (job,) = plan.jobs(plan.choices[0], [0])  # what it is made of is checked as it is put together
+        assert job.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
+        assert job.tables["model"]["name"] == "resnet18"
+        assert job.validation == 0
+    seen = findings.found(experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere")))
+    for claim in experiment.claims:
+        assert {part.word for p in experiment.protocols for part in findings.verdicts(claim, seen, p)} == {
             findings.UNKNOWN
         }
 
 
 def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
-    item = experiments.read("table1")
-    assert [column.name for column in item.columns] == list(item.numbers)
-    assert {row.like for row in item.rows} == set(item.numbers["cifar10-10"])
-    for column in item.columns:
-        assert set(item.numbers[column.name]) == {row.like for row in item.rows}
-    for plan in experiments.plans(item, item.budget("full"), ["paper", "equal"]):
-        rates = [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()]
-        used = plan.trials()[0].run.tables["optimizer"]
+    experiment = experiments.read("table1")
+    assert [column.name for column in experiment.columns] == list(experiment.numbers)
+    assert {row.paper_row for row in experiment.rows} == set(experiment.numbers["cifar10-10"])
+    for column in experiment.columns:
+        assert set(experiment.numbers[column.name]) == {row.paper_row for row in experiment.rows}
+    for plan in experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]):
+        rates = [trial.job.tables["optimizer"]["lr"] for trial in plan.trials()]
+        used = plan.trials()[0].job.tables["optimizer"]
         if plan.protocol == "equal":
             assert rates == [1e-3, 3e-4, 1e-4]
             assert used["name"] == ("mamo" if plan.row.label == "CO-PFL with MAMO" else "adam")
@@ -83,42 +88,40 @@ def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
 
 
 def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:
-    item = experiments.read("fig-heatmap")
-    assert len(item.rows) == 24
-    for numbers in item.numbers.values():
-        assert numbers.keys() <= {row.label for row in item.rows}
+    experiment = experiments.read("fig-heatmap")
+    assert len(experiment.rows) == 24
+    for numbers in experiment.numbers.values():
+        assert numbers.keys() <= {row.label for row in experiment.rows}
     plan = next(
         p
-        for p in experiments.plans(item, item.budget("full"), ["paper"])
+        for p in experiments.plans(experiment, experiment.budget("full"), ["paper"])
         if p.row.label == "rate=0.05 budget=0.8"
     )
-    algorithm = plan.runs({}, [0])[0].tables["algorithm"]
+    algorithm = plan.jobs({}, [0])[0].tables["algorithm"]
     assert (algorithm["rate"], algorithm["budget"]) == (
         0.05,
         0.8,
     )  # a row's own settings win over its column's
-    runs = [p.runs({}, [0])[0] for p in experiments.plans(item, item.budget("full"), ["paper"])]
-    assert len({store.id_of(run) for run in runs}) == 2 * 19  # where p is above gamma it is gamma that counts
+    jobs = [p.jobs({}, [0])[0] for p in experiments.plans(experiment, experiment.budget("full"), ["paper"])]
+    assert len({job.id for job in jobs}) == 2 * 19  # where p is above gamma it is gamma that counts
 
 
 def test_many_clients_take_over_what_was_tuned_with_few_and_the_longest_columns_are_shorter() -> None:
-    item = experiments.read("table1")
+    experiment = experiments.read("table1")
     by_column: dict[str, experiments.Plan] = {}
-    for plan in experiments.plans(item, item.budget("full"), ["equal"]):
+    for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
         by_column.setdefault(plan.column.name, plan)
     for name, plan in by_column.items():
         few = {"cinic10-50": "cinic10-20", "mini-imagenet-50": "mini-imagenet-20"}.get(
             name, name.replace("-50", "-10")
         )
-        assert [store.id_of(t.run) for t in plan.trials()] == [
-            store.id_of(t.run) for t in by_column[few].trials()
-        ]
-        (run,) = plan.runs(plan.choices[0], [1])
-        tuning = plan.trials()[0].run.tables["run"]
-        assert run.tables["run"]["clients"] == int(name.rpartition("-")[2])
+        assert [t.job.id for t in plan.trials()] == [t.job.id for t in by_column[few].trials()]
+        (job,) = plan.jobs(plan.choices[0], [1])
+        tuning = plan.trials()[0].job.tables["run"]
+        assert job.tables["run"]["clients"] == int(name.rpartition("-")[2])
         shown = (
-            run.tables["run"]["rounds"],
-            run.tables["run"]["eval_every"],
+            job.tables["run"]["rounds"],
+            job.tables["run"]["eval_every"],
             tuning["rounds"],
             tuning["eval_every"],
         )
@@ -138,32 +141,27 @@ def test_plus_is_reported_in_every_column_on_fresh_seeds_and_baselines_have_its_
     assert {c.name for c in fresh.columns} | {c.name for c in others.columns} == {
         c.name for c in experiments.read("table1").columns
     }
-    for item in (fresh, others):
-        assert list(item.protocols) == ["equal"]
-        for plan in experiments.plans(item, item.budget("full"), ["equal"]):
-            tables = plan.runs(plan.choices[0], [3])[0].tables
-            assert [trial.run.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
+    for experiment in (fresh, others):
+        assert list(experiment.protocols) == ["equal"]
+        for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
+            tables = plan.jobs(plan.choices[0], [3])[0].tables
+            assert [trial.job.tables["optimizer"]["lr"] for trial in plan.trials()] == [1e-3, 3e-4, 1e-4]
             if plan.row.label == "plus":  # in every column the preset's own numbers
                 assert (tables["algorithm"]["rate"], tables["algorithm"]["budget"]) == (0.05, 0.3)
                 assert abs(tables["algorithm"]["warmup"] - 0.75 * tables["run"]["rounds"]) <= 0.5
-            if plan.row.label == "plus" or plan.row.label.endswith("levers"):
+            if plan.row.label == "plus" or plan.row.label.endswith("add-ons"):
                 addons = {k: tables["addons"][k] for k in ("server_momentum", "ema", "bn_stats")}
                 momentum = 0.0 if plan.row.algorithm == "local" else 0.9
                 assert addons == {"server_momentum": momentum, "ema": 0.95, "bn_stats": "local"}
 
 
-def test_the_hand_written_page_has_a_place_for_table_1() -> None:
-    text = (DOCS / "reproduction.md").read_text("utf-8")
-    assert re.findall(r"<!-- end of (\S+) -->", text) == ["table1"]  # the other pages are linked
-
-
 def test_a_row_may_have_a_preset_and_any_table_and_its_recipe_wins() -> None:
-    item = experiments.read("table1")
-    row = item.rows[-1]._replace(preset="paper", settings={"addons": {"server_momentum": 0.9}})
-    plain = experiments.Plan(item.columns[2], "equal", row, item.base, item.budget("full"))
-    adam = plain._replace(row=row._replace(recipes={"equal": item.rows[0].recipes["equal"]}))
+    experiment = experiments.read("table1")
+    row = experiment.rows[-1]._replace(preset="paper", settings={"addons": {"server_momentum": 0.9}})
+    plain = experiments.Plan(experiment.columns[2], "equal", row, experiment.base, experiment.budget("full"))
+    adam = plain._replace(row=row._replace(recipes={"equal": experiment.rows[0].recipes["equal"]}))
     for plan, optimizer in ((plain, "mamo"), (adam, "adam")):
-        tables = plan.runs(plan.choices[1], [3])[0].tables
+        tables = plan.jobs(plan.choices[1], [3])[0].tables
         assert (tables["algorithm"]["merge"], tables["algorithm"]["rate"]) == ("union", 0.15)
         assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (optimizer, 3e-4)
         assert (tables["addons"]["server_momentum"], tables["run"]["seed"]) == (0.9, 3)

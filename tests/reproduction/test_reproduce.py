@@ -1,13 +1,15 @@
-"""An item that takes seconds, from nothing to its pages: in one sitting, in several, and on other machines."""
+"""An experiment that takes seconds, from nothing to its pages: in one batch of runs, in several, on other machines."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ import pytest
 import torch
 
 from copfl.charts import available
-from copfl.comparison.jobs import started_with
+from copfl.comparison import runner
+from copfl.comparison.jobs import Job, placed
+from copfl.comparison.runner import Runner, TimeIsUp, started_with
 from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder
-from copfl.reproduction import batch, experiments, findings, pages, store
+from copfl.experiment.identity import identity
+from copfl.experiment.run import execute
+from copfl.reproduction import batch, experiments, findings, pages, records
 from tests.commands import Answer, called
 
 SMALL = Path(__file__).parent / "small.toml"
@@ -27,51 +33,74 @@ COLUMN = ("--column", "digits-3")
 Capture = pytest.CaptureFixture[str]
 
 
+def is_copfl(record: records.Record) -> bool:
+    return bool(record.tables["algorithm"]["name"] == "copfl")
+
+
 def reproduce(capsys: Capture, here: Path, *words: object) -> Answer:
     where = ("--results", here / "results", "--runs", here / "runs", "--docs", here / "docs")
     return called(capsys, "reproduce", SMALL, "--device", "cpu", *where, *words)
 
 
-def contents(folder: Path) -> dict[str, Any]:
-    """The records by name, without what the clock said."""
-    found = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    for record in found.values():
-        del record["cost"]["seconds"]
-    return found
+def contents(folder: Path) -> dict[str, records.Record]:
+    """The records by identity, without what the clock said."""
+    found = records.opened(folder).found
+    return {id: r._replace(cost={**r.cost, "seconds": 0.0}) for id, r in found.items()}
+
+
+def without(folder: Path, *wanted: Callable[[records.Record], bool]) -> None:
+    """Removes the records that all conditions are true of."""
+    store = records.opened(folder)
+    left = {id: r for id, r in store.found.items() if not all(condition(r) for condition in wanted)}
+    records.write(folder / "small.jsonl.gz", left)
+
+
+def cells(column: str = "digits-3") -> list[experiments.Plan]:
+    small = experiments.read(str(SMALL))
+    return [p for p in experiments.plans(small, small.budget("full"), ["paper"]) if p.column.name == column]
+
+
+def new_batch(here: Path, **options: Any) -> batch.Batch:
+    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
+    silent = Runner(lambda text: None, **options)
+    return batch.Batch("small", records.opened(here / "results"), here / "runs", place, silent)
+
+
+def ready(jobs: Sequence[Job], made: batch.Batch) -> list[Job]:
+    return [
+        placed(job._replace(tables=experiments.joined(job.tables, made.place)), made.folder) for job in jobs
+    ]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records of one column, made in one sitting; nobody writes here."""
+    """The records of one column, made in one batch of runs; nobody writes here."""
     here = tmp_path_factory.mktemp("whole")
-    session = batch.Sitting(
-        store.opened(here / "results"), here / "runs", {"run": {"device": "cpu"}}, say=lambda text: None
-    )
-    item = experiments.read(str(SMALL))
-    plans = [
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
-    ]
-    assert batch.count_left(plans, [0, 1, 2], session.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
-    assert batch.carry_on(plans, [0, 1, 2], session) == (0, [])
+    made = new_batch(here)
+    assert batch.count_left(cells(), [0, 1, 2], made.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
+    assert made.run(cells(), [0, 1, 2]) == (0, [])
     return here
 
 
 def test_one_run_gives_two_rows_and_only_the_tuned_rows_are_tuned(whole: Path) -> None:
-    names = sorted(
-        re.sub(r"-[0-9a-f]{12}\.json", "", path.name) for path in (whole / "results").glob("*.json")
-    )
-    fedavg = ["digits-3-fedavg-sgd-seed0", "digits-3-fedavg-sgd-seed1", "digits-3-fedavg-sgd-seed2"]
-    tuning = ["digits-3-fedavg-sgd-validation-seed0"] * 2
-    assert names == sorted([f"digits-3-copfl-mamo-seed{seed}" for seed in range(3)] + fedavg + tuning)
+    found = sorted((r.title, r.validation) for r in contents(whole / "results").values())
+    fedavg = [(f"digits, 3 clients, fedavg, sgd, seed {seed}", 0.0) for seed in range(3)]
+    tuning = [("digits, 3 clients, fedavg, sgd, seed 0", 0.2)] * 2
+    ours = [(f"digits, 3 clients, copfl, mamo, seed {seed}", 0.0) for seed in range(3)]
+    assert found == sorted([*ours, *fedavg, *tuning])
 
 
-def test_a_record_is_small_and_says_what_the_run_folder_says(whole: Path) -> None:
-    for path in (whole / "results").glob("*.json"):
-        record = store.from_json(path.read_text())
-        assert path.stat().st_size < 4000
-        assert store.as_json(record) == path.read_text()
-        path = whole / "runs" / f"{record.id}-all" / "rounds.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+def test_a_record_is_small_and_has_the_metrics_of_the_run_folder(whole: Path) -> None:
+    made = new_batch(whole)
+    for job in ready(
+        [job for plan in cells() for job in plan.jobs({"optimizer": {"lr": 0.1}}, [0, 1, 2])], made
+    ):
+        record = made.store.get(job)
+        if record is None:
+            continue  # the other learning rate
+        assert len(records.as_json(record)) < 4000
+        assert records.from_json(records.as_json(record)) == record
+        lines = [json.loads(line) for line in (job.path / "rounds.jsonl").read_text().splitlines()]
         assert record.rounds == [line["round"] for line in lines]
         assert record.curves["loss"] == pytest.approx([line["mean"]["loss"] for line in lines], abs=1e-6)
         last = [line["per_client"]["accuracy"] for line in lines[-record.last :]]
@@ -80,31 +109,31 @@ def test_a_record_is_small_and_says_what_the_run_folder_says(whole: Path) -> Non
         assert record.mean() == pytest.approx(sum(means) / len(means), abs=1e-6)
 
 
-def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_records_alone(
+def test_a_batch_without_time_starts_nothing_and_the_next_continues_from_the_records_alone(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = reproduce(capsys, tmp_path, *COLUMN, "--minutes", "0")
     assert answer.code == 0
-    assert "8 runs are left; the same command goes on: copfl reproduce" in answer.err
+    assert "8 runs are left; the same command continues: copfl reproduce" in answer.err
     assert "not yet run" in answer.out
     assert not list(tmp_path.glob("results/*"))
-    # Another sitting: the time is up after the third run, in the middle of a cell.
+    # Another batch: the time is up after the third run, in the middle of a cell.
     done: list[str] = []
-    valid = batch.carried_out
+    valid = execute
 
-    def counted(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
+    def counted(*given: Any) -> Any:
         if len(done) == 3:
-            raise batch.TimeIsUp
-        done.append(runs[0].label)
-        return valid(runs, session)
+            raise TimeIsUp
+        done.append("")
+        return valid(*given)
 
-    monkeypatch.setattr(batch, "carried_out", counted)
+    monkeypatch.setattr(runner, "execute", counted)
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert "the time is up" in answer.err
     assert "5 runs are left" in answer.err
-    assert "1 of 3 seeds" in answer.out  # a table that is not whole says so
+    assert "1 of 3 seeds" in answer.out  # an incomplete table says so
     monkeypatch.undo()
-    # A third, elsewhere: only the records were carried.
+    # A third, on another machine: only the records were carried.
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(tmp_path / "results", elsewhere / "results")
     answer = reproduce(capsys, elsewhere, *COLUMN)
@@ -113,120 +142,69 @@ def test_a_sitting_without_time_starts_nothing_and_the_next_goes_on_from_the_rec
     assert contents(elsewhere / "results") == contents(whole / "results")
 
 
-def test_seeds_that_go_in_step_give_the_same_records(
+def test_batched_seeds_give_the_same_records(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together: list[int] = []
+    batched: list[int] = []
+    valid = seed_batching.run_batched
 
     def noted(settings: Any, simulations: Any) -> Any:
-        together.append(len(settings))
+        batched.append(len(settings))
         return valid(settings, simulations)
 
-    valid = seed_batching.run_batched
-    monkeypatch.setattr(seed_batching, "in_step", noted)
-    item = experiments.read(str(SMALL))
-    plans = [
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
-    ]
-    runs = plans[2].runs({}, [0, 1, 2])
-    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
-    session = batch.Sitting(
-        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
-    )
-    assert not session.cuda
-    known = store.opened(whole / "results")
-    for run, record in batch.carried_out(runs, session):
-        expected = known.get(run)
+    monkeypatch.setattr(seed_batching, "run_batched", noted)
+    made, known = new_batch(tmp_path, batch_seeds=True), records.opened(whole / "results")
+    for job, error, _ in made.runner.run(ready(cells()[2].jobs({}, [0, 1, 2]), made)):
+        expected = known.get(job)
+        assert error is None
         assert expected is not None
+        record = records.record_of(job)
         assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
         assert record.rounds == expected.rounds
-    assert together == [3]
+    assert batched == [3]
 
 
-def test_seeds_for_which_a_gpu_has_no_room_at_once_go_one_after_another(
+def test_seeds_that_do_not_fit_on_the_gpu_in_one_batch_train_one_after_another(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[int] = []
+    valid = mapping.run_chunks
 
-    def full(algorithm: Any, tasks: Any, mapping: Any, chunks: Any, look: Any) -> Any:
-        rounds.append(len(chunks))
+    def full(*given: Any, **named: Any) -> Any:
+        rounds.append(1)
         if len(rounds) == 2:
             raise torch.cuda.OutOfMemoryError("no room")
-        return valid(algorithm, tasks, mapping, chunks, look)
+        return valid(*given, **named)
 
-    valid = mapping.run_chunks
     monkeypatch.setattr(seed_batching, "run_chunks", full)
-    item = experiments.read(str(SMALL))
-    plans = [
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
-    ]
-    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
-    session = batch.Sitting(
-        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
-    )
-    known = store.opened(whole / "results")
-    made = list(batch.carried_out(plans[2].runs({}, [0, 1, 2]), session))
-    assert rounds == [3, 3]  # the second of them failed, and what it left in the folders is not gone on from
-    assert [run.seed for run, _ in made] == [0, 1, 2]
-    for run, record in made:
-        expected = known.get(run)
+    made, known = new_batch(tmp_path, batch_seeds=True), records.opened(whole / "results")
+    done = list(made.runner.run(ready(cells()[2].jobs({}, [0, 1, 2]), made)))
+    assert len(rounds) == 2  # the second failed; the rounds that it left in the folders are not continued
+    assert [(one.job.seed, one.error) for one in done] == [(0, None), (1, None), (2, None)]
+    for job, _, _ in done:
+        expected = known.get(job)
         assert expected is not None
-        assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
+        assert records.record_of(job).curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
 
 
-def test_one_that_went_wrong_does_not_spoil_those_it_went_in_step_with(
+def test_a_run_without_a_record_does_not_affect_those_of_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    valid = store.record_of
+    valid = records.record_of
 
-    def record_of(folder: Path, run: experiments.Run) -> store.Record:
-        if run.seed == 0:
-            raise RunError("no share")
-        return valid(folder, run)
+    def record_of(job: Job) -> records.Record:
+        if job.seed == 0:
+            raise RunError("no fraction")
+        return valid(job)
 
     monkeypatch.setattr(batch, "record_of", record_of)
-    item = experiments.read(str(SMALL))
-    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "CO-PFL")
-    place = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
-    session = batch.Sitting(
-        store.opened(tmp_path / "results"), tmp_path / "runs", place, say=lambda text: None
-    )
-    seen = batch.carried_out(plan.runs({}, [0, 1, 2]), session)
-    assert [next(seen)[0].seed, next(seen)[0].seed] == [1, 2]
-    with pytest.raises(RunError, match="no share"):
-        next(seen)
+    made = new_batch(tmp_path, batch_seeds=True)
+    left, problems = made.run(cells()[2:], [0, 1, 2])
+    assert left == 1
+    assert ["seed 0: no fraction" in problem for problem in problems] == [True]
 
 
-def test_on_a_gpu_the_seeds_of_a_cell_are_asked_for_together_and_what_is_done_is_kept(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    item = experiments.read(str(SMALL))
-    plans = [
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
-    ]
-    known, asked = store.opened(whole / "results"), list[list[int]]()
-
-    def pretended(
-        runs: Sequence[experiments.Run], session: batch.Sitting
-    ) -> Iterator[tuple[experiments.Run, store.Record]]:
-        asked.append([run.seed for run in runs])
-        for run in runs:
-            if run.seed == 2:
-                raise RunError("no memory left")
-            record = known.get(run)
-            assert record is not None
-            yield run, record
-
-    monkeypatch.setattr(batch, "carried_out", pretended)
-    place = {"run": {"device": "cuda"}}
-    session = batch.Sitting(store.opened(tmp_path), tmp_path / "runs", place, say=lambda text: None)
-    left, problems = batch.carry_on(plans, [0, 1, 2], session)
-    assert asked == [[0], [0], [0, 1, 2], [0, 1, 2]]  # two tuning runs, then FedAvg's seeds and CO-PFL's
-    assert (left, len(problems)) == (2, 2)  # the third seed of each; the others have their records
-    assert len(list(tmp_path.glob("*.json"))) == 6
-
-
-def test_several_processes_share_an_item_and_none_does_what_another_is_at(
+def test_several_processes_share_an_experiment_and_none_repeats_a_run_of_another(
     whole: Path, tmp_path: Path
 ) -> None:
     """Two real processes at the same cells, with the same folders, make the records of one, each run once."""
@@ -242,10 +220,9 @@ def test_several_processes_share_an_item_and_none_does_what_another_is_at(
     assert not list((tmp_path / "runs").rglob(".lock"))
 
 
-def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
-    item = experiments.read(str(SMALL))
-    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    with run_folder.claimed(tmp_path / "runs" / batch.folder_name(plan.trials()[1].run), new=True):
+def test_a_run_of_another_process_is_left_to_it(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    busy = placed(cells()[0].trials()[1].job, tmp_path / "runs")
+    with run_folder.claimed(busy.path, new=True):
         answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 0
     assert "2 cells are left to other processes" in answer.err  # FedAvg and FedAvg+FT: the same runs
@@ -253,7 +230,7 @@ def test_what_another_process_is_at_is_left_to_it(whole: Path, tmp_path: Path, c
     assert len(contents(tmp_path / "results")) == 4  # CO-PFL's, and the first trial
 
 
-def test_a_folder_for_runs_that_cannot_be_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_for_runs_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "runs").write_text("a file")
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
@@ -267,12 +244,12 @@ def test_the_order_does_not_matter(whole: Path, tmp_path: Path, capsys: Capture)
     assert contents(tmp_path / "results") == contents(whole / "results")
 
 
-def test_a_run_is_stopped_at_the_end_of_the_time_and_not_a_round_before_its_last() -> None:
+def test_a_run_is_stopped_at_the_time_limit_but_not_in_its_last_round() -> None:
     class Now:
         number = 2
 
-    watch = batch._watch(end=0.0, rounds=4)
-    with pytest.raises(batch.TimeIsUp):
+    watch = runner._stop_at(end=0.0, rounds=4)
+    with pytest.raises(TimeIsUp):
         watch(Now(), 0.1)  # type: ignore[arg-type]
     Now.number = 3
     watch(Now(), 0.1)  # type: ignore[arg-type]
@@ -284,12 +261,12 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
     def soon(end: float, rounds: int) -> Any:
         def watch(round: Any, seconds: float) -> None:
             if round.number == 1:
-                raise batch.TimeIsUp
+                raise TimeIsUp
 
         return watch
 
     words = (*COLUMN, "--row", "CO-PFL", "--seeds", "1")
-    monkeypatch.setattr(batch, "_watch", soon)
+    monkeypatch.setattr(runner, "_stop_at", soon)
     assert "1 runs are left" in reproduce(capsys, tmp_path, *words).err
     (folder,) = (tmp_path / "runs").iterdir()
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
@@ -299,20 +276,13 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
-def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is(
-    whole: Path, tmp_path: Path
-) -> None:
-    item = experiments.read(str(SMALL))
-    plans = [
-        p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.column.name == "digits-3"
-    ]
-    run = plans[2].runs({}, [0])[0]
-    session = batch.Sitting(store.opened(tmp_path), tmp_path, {}, say=lambda text: None)
-    assert batch.expected([run], session) == 0  # nothing is known
-    session.lr_factor = {"digits 3 fedavg 1": 2.0}
-    assert batch.expected([run], session) == 8.0  # as the slowest kind so far
-    session.lr_factor["digits 3 copfl 1"] = 0.5
-    assert batch.expected([run], session) == 2.0
+def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is() -> None:
+    jobs, one = cells()[2].jobs({}, [0]), Runner()
+    assert one.expected(jobs) == 0  # nothing is known
+    one.seconds = {"digits 3 fedavg 1": 2.0}
+    assert one.expected(jobs) == 8.0  # as the slowest kind so far
+    one.seconds["digits 3 copfl 1"] = 0.5
+    assert one.expected(jobs) == 2.0
 
 
 def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -331,7 +301,9 @@ def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Pat
         assert re.search(
             r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown
         )  # what is missing is not hidden
-        assert re.search(r"CO-PFL − best rival\* \| [+-]\d+\.\d \[[+-].*\], FedAvg\S* \| not yet run", shown)
+        assert re.search(
+            r"CO-PFL − best baseline\* \| [+-]\d+\.\d \[[+-].*\], FedAvg\S* \| not yet run", shown
+        )
         assert "| CO-PFL is best | yes | **not measured** (1 not distinguishable, 1 not measured) |" in shown
         assert "Digits stand in for something else." in shown
     assert (tmp_path / "docs/reproduction/small-paper.svg").exists() == available()
@@ -339,17 +311,19 @@ def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Pat
 
 
 def test_other_data_under_the_same_name_is_refused(whole: Path, tmp_path: Path) -> None:
-    kept = store.opened(whole / "results")
-    record = next(r for r in kept.found.values() if r.seed == 1)
+    store = records.opened(whole / "results")
+    record = next(r for r in store.found.values() if r.seed == 1)
     other = record._replace(start={**record.start, "samples": "0" * 16})
     with pytest.raises(RunError, match="began with different samples"):
-        kept.add(other)
-    path = shutil.copytree(whole / "results", tmp_path / "results") / "later.json"
-    path.write_text(store.as_json(other))
-    assert ["later.json" in odd for odd in store.opened(tmp_path / "results").odd] == [True]
+        store.add(other, "small")
+    shutil.copytree(whole / "results", tmp_path / "results")
+    changed = other._replace(tables=experiments.joined(other.tables, {"run": {"rounds": 9}}))
+    records.write(tmp_path / "results" / "zz.jsonl.gz", {"": changed})
+    (problem,) = records.opened(tmp_path / "results").unusable
+    assert "zz.jsonl.gz" in problem
 
 
-def test_a_device_that_is_not_there_is_said_once_and_only_where_something_is_left_to_run(
+def test_a_device_that_is_not_there_is_an_error_and_only_where_something_is_left_to_run(
     whole: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     answer = reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99")
@@ -361,123 +335,113 @@ def test_a_device_that_is_not_there_is_said_once_and_only_where_something_is_lef
     assert reproduce(capsys, tmp_path, *COLUMN, "--device", "cuda:99").code == 0
 
 
-def test_a_machine_that_draws_other_first_weights_is_told_before_it_trains(
+def test_a_machine_that_draws_other_initial_weights_is_refused_before_it_trains(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinds of processors differ in the last digits of what is drawn: records of both cannot be in one table."""
     shutil.copytree(whole / "results", tmp_path / "results")
-    for path in (tmp_path / "results").glob("*copfl*seed1*"):
-        path.unlink()  # FedAvg's records of this seed are still there
+    without(
+        tmp_path / "results", is_copfl, lambda record: record.seed == 1
+    )  # FedAvg's of this seed are still there
     monkeypatch.setattr(
-        batch, "started_with", lambda experiment: {**started_with(experiment), "first": "0" * 16}
+        runner, "started_with", lambda experiment: {**started_with(experiment), "weights": "0" * 16}
     )
-    monkeypatch.setattr(batch, "execute", None)  # nobody may begin
+    monkeypatch.setattr(runner, "execute", None)  # nothing may train
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
-    assert "began with different first weights" in answer.err
-    assert "use what those records were made with, or another folder with --results DIR" in answer.err
+    assert "began with different initial weights" in answer.err
+    assert "or another folder with --results DIR" in answer.err
     assert not list((tmp_path / "runs").glob("*/rounds.jsonl"))
 
 
-def test_what_a_run_is_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
-    record = next(
-        r for r in store.opened(whole / "results").found.values() if r.tables["algorithm"]["name"] == "copfl"
-    )
-    tables = experiments.joined(
-        record.tables, {"run": {"device": "cuda", "engine": "cuda_graph", "precision": "tf32"}}
-    )
-    tables["data"]["dir"] = "/somewhere"
-    assert store.identity(tables, 0.0, record.last) == record.id
-    older = {
-        **record.tables,
-        "algorithm": {k: v for k, v in record.tables["algorithm"].items() if k != "max_weight"},
+def test_the_identity_does_not_depend_on_the_machine_or_on_younger_options(whole: Path) -> None:
+    store = records.opened(whole / "results")
+    id, record = next((id, r) for id, r in store.found.items() if is_copfl(r))
+    machine = {
+        "run": {"device": "cuda", "engine": "cuda_graph", "precision": "tf32"},
+        "data": {"dir": "/there"},
     }
-    assert store.identity(older, 0.0, record.last) == record.id
-    for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"copfl": {"rate": 0.2}}):
-        assert store.identity(experiments.joined(record.tables, change), 0.0, record.last) != record.id
-    assert store.identity(record.tables, 0.2, record.last) != record.id
+    assert identity(experiments.joined(record.tables, machine), 0.0) == id
+    older = {k: v for k, v in record.tables["algorithm"].items() if k != "max_weight"}
+    assert store.id_of(record._replace(tables={**record.tables, "algorithm": older})) == id
+    for change in ({"run": {"rounds": 5}}, {"run": {"precision": "bf16"}}, {"algorithm": {"rate": 0.2}}):
+        assert identity(experiments.joined(record.tables, change), 0.0) != id
+    assert identity(record.tables, 0.2) != id
 
 
 def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None:
-    """Another item may have looked at less of the same run."""
-    item, kept = experiments.read(str(SMALL)), store.opened(whole / "results")
-    plan = next(p for p in experiments.plans(item, item.budget("full"), ["paper"]) if p.row.label == "FedAvg")
-    run = next(run for run in plan.runs(batch.chosen(plan, kept) or {}, [0]))
-    less = {**run.tables, "run": {**run.tables["run"], "eval_models": "final"}}
-    assert store.id_of(run._replace(tables=less)) == store.id_of(run)
-    record = kept.get(run)
+    """Another experiment may have evaluated fewer models of the same run."""
+    store = records.opened(whole / "results")
+    plan = cells()[0]
+    (job,) = plan.jobs(findings.chosen(plan, store) or {}, [0])
+    less = job._replace(tables=experiments.joined(job.tables, {"run": {"eval_models": "final"}}))
+    assert less.id == job.id
+    record = store.get(job)
     assert record is not None
     nothing = [float("nan")] * 3
-    kept.found[record.id] = record._replace(
-        clients={**record.clients, "accuracy_before": nothing, "accuracy_global": nothing}
-    )
-    assert kept.get(run) is None
-    assert kept.get(run._replace(tables=less)) is not None
-    kept.read.clear()
-    kept.refresh()  # as if another process had made it again
-    assert kept.get(run) == record
+    partial = {**record.clients, "accuracy_before": nothing, "accuracy_global": nothing}
+    store.found[job.id] = record._replace(clients=partial)
+    assert store.get(job) is None
+    assert store.get(less) is not None
+    assert store.get(less._replace(last=1)) is None
+    store.read.clear()
+    store.refresh()  # as if another process had made it again
+    assert store.get(job) == record
 
 
-def test_a_row_cannot_show_what_its_runs_do_not_eval_models(tmp_path: Path, capsys: Capture) -> None:
+def test_a_row_cannot_show_what_its_runs_do_not_evaluate(tmp_path: Path, capsys: Capture) -> None:
     item = tmp_path / "own.toml"
     item.write_text(SMALL.read_text().replace("batch = 8\n", 'batch = 8\neval_models = "final"\n'))
-    message = 'row "FedAvg" shows accuracy_before, but its runs look at accuracy alone'
+    message = 'row "FedAvg" shows accuracy_before, but its runs evaluate accuracy only'
     assert message in called(capsys, "reproduce", item, "--device", "cpu", "--plan").err
 
 
 def test_a_damaged_record_is_named_and_not_used(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     folder = shutil.copytree(whole / "results", tmp_path / "results")
-    (folder / "broken.json").write_text("{")
+    (folder / "broken.jsonl.gz").write_bytes(b"{")
+    (folder / "other.jsonl.gz").write_bytes(gzip.compress(b'{"format": "another"}\n'))
     answer = reproduce(capsys, tmp_path, "--plan", *COLUMN)
     assert answer.out == "small: 0 runs are missing\n"
-    assert "not used" in answer.err
-    assert "broken.json" in answer.err
+    assert "not used: " in answer.err
+    assert "broken.jsonl.gz" in answer.err
+    assert "other.jsonl.gz, line 1: it is no record of this version" in answer.err
 
 
-def test_finished_runs_of_a_comparison_are_taken_over_if_they_are_what_is_asked_for(
-    whole: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    ours = [path for path in (whole / "runs").iterdir() if path.is_dir()]
-    given = [word for path in ours for word in ("--import", path)]
-    answer = reproduce(capsys, tmp_path, *given, "--column", "digits-4")
-    assert answer.err.count("not what small asks for") == len(ours)
-    assert reproduce(capsys, tmp_path, *given).code == 0
+def test_finished_runs_of_any_folder_are_used_again(whole: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ("--runs", whole / "runs", *COLUMN)
+    assert reproduce(capsys, tmp_path, *words).code == 0
     assert contents(tmp_path / "results") == contents(whole / "results")
 
 
-def test_a_folder_that_looked_at_less_is_not_taken_over(whole: Path, tmp_path: Path, capsys: Capture) -> None:
-    record = next(r for r in store.opened(whole / "results").found.values() if not r.validation)
-    folder = shutil.copytree(whole / "runs" / f"{record.id}-all", tmp_path / "run")
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for line in lines:
-        line["per_client"] = {
-            k: v for k, v in line["per_client"].items() if not k.endswith(("_before", "_global"))
-        }
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    answer = reproduce(capsys, tmp_path, "--import", folder)
-    assert "not taken over: it looked at less than small shows" in answer.err
-    assert not list((tmp_path / "results").glob("*.json"))
+def test_several_processes_add_records_at_once(whole: Path, tmp_path: Path) -> None:
+    found = list(records.opened(whole / "results").found.values())
+    stores = [records.opened(tmp_path) for _ in found]
+    threads = [threading.Thread(target=s.add, args=(r, "small")) for s, r in zip(stores, found, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(records.opened(tmp_path).found) == len(found)
 
 
 def test_a_failing_run_does_not_stop_the_others(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(whole / "results", tmp_path / "results")
-    for seed in (0, 1):
-        next((tmp_path / "results").glob(f"*copfl*seed{seed}*")).unlink()
-    valid = batch.carried_out
+    without(tmp_path / "results", is_copfl, lambda record: record.seed < 2)
+    valid = execute
 
-    def failing(runs: Sequence[experiments.Run], session: batch.Sitting) -> Any:
-        if runs[0].seed == 0:
+    def failing(experiment: Any, *given: Any) -> Any:
+        if experiment.loop.seed == 0:
             raise RunError("it went wrong")
-        return valid(runs, session)
+        return valid(experiment, *given)
 
-    monkeypatch.setattr(batch, "carried_out", failing)
+    monkeypatch.setattr(runner, "execute", failing)
     answer = reproduce(capsys, tmp_path, *COLUMN)
     assert answer.code == 2
     assert "1 runs failed, the others are there" in answer.err
     assert "it went wrong" in answer.err
-    assert len(list((tmp_path / "results").glob("*copfl*"))) == 2
+    assert sum(is_copfl(record) for record in contents(tmp_path / "results").values()) == 2
 
 
 @pytest.mark.parametrize(
@@ -491,13 +455,13 @@ def test_a_failing_run_does_not_stop_the_others(
         (("--seeds", "0"), "seeds=0"),
     ],
 )
-def test_mistakes_are_told(words: tuple[str, ...], message: str, tmp_path: Path, capsys: Capture) -> None:
+def test_mistakes_are_errors(words: tuple[str, ...], message: str, tmp_path: Path, capsys: Capture) -> None:
     answer = reproduce(capsys, tmp_path, *words)
     assert answer.code == 2
     assert message in answer.err
 
 
-def test_unknown_and_broken_items_are_told(tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_and_broken_experiments_are_errors(tmp_path: Path, capsys: Capture) -> None:
     answer = called(capsys, "reproduce", "table2")
     assert answer.code == 2
     assert "table1" in answer.err
@@ -517,21 +481,21 @@ def cell_of(
     budget = experiments.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
     plan = experiments.Plan(experiments.Column("c", "C", "", {}), "paper", row, {}, budget)
     curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
-    records = {
-        seed: store.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
+    runs = {
+        seed: records.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
         for seed, own in values.items()
     }
-    return findings.Cell(plan, {}, [], records)
+    return findings.Cell(plan, {}, [], runs)
 
 
-def judged(says: str, *cells: findings.Cell, **how: Any) -> list[str]:
+def judged(kind: str, *cells: findings.Cell, **how: Any) -> list[str]:
     rows = [cell.row for cell in cells]
     column = cells[0].plan.column
-    item = experiments.Item(
-        "x", "X", "", [column], rows, [], {}, {}, {}, "none", True, protocols={"paper": ""}
+    experiment = experiments.Experiment("x", "X", "", [column], rows, [], {}, {}, {}, protocols={"paper": ""})
+    seen = findings.Findings(
+        experiment, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells}
     )
-    seen = findings.Findings(item, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells})
-    claim = experiments.Claim("", says, "", how)
+    claim = experiments.Claim("", kind, "", how)
     return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
 
 
@@ -540,7 +504,7 @@ LOW = {0: [0.5, 0.4], 1: [0.46, 0.4], 2: [0.5, 0.43]}
 NOISY = {0: [0.9, 0.2], 1: [0.1, 0.8], 2: [0.99, 0.99]}
 
 
-def test_a_claim_holds_fails_or_cannot_be_told() -> None:
+def test_a_claim_holds_fails_or_cannot_be_judged() -> None:
     mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
     assert judged("above", mine, low, row="a", other="b") == [findings.HOLDS]
     assert judged("above", mine, low, row="b", other="a") == [findings.FAILS]
@@ -550,7 +514,7 @@ def test_a_claim_holds_fails_or_cannot_be_told() -> None:
     assert judged("not_below", mine, noisy, row="a") == [findings.HOLDS]
 
 
-def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_higher_mean() -> None:
+def test_a_baseline_that_is_surely_above_refutes_not_below_though_another_has_the_higher_mean() -> None:
     mine = cell_of("a", HIGH, True)
     above = cell_of("b", {s: [v + 0.02 for v in own] for s, own in HIGH.items()})
     higher = cell_of(
@@ -563,15 +527,15 @@ def test_a_rival_that_is_surely_above_refutes_not_below_though_another_has_the_h
 
 def test_the_best_of_some_and_by_how_much() -> None:
     mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
-    assert judged("best", mine, low, noisy, row="a", among=["b"]) == [findings.HOLDS]
-    assert judged("best", mine, low, row="a", by=30) == [findings.HOLDS]  # the gain is about 40 points
-    assert judged("best", mine, low, row="a", by=60) == [findings.FAILS]
-    assert judged("best", mine, noisy, row="a", by=30) == [findings.OPEN]
+    assert judged("best", mine, low, noisy, row="a", other=["b"]) == [findings.HOLDS]
+    assert judged("best", mine, low, row="a", margin=30) == [findings.HOLDS]  # the gain is about 40 points
+    assert judged("best", mine, low, row="a", margin=60) == [findings.FAILS]
+    assert judged("best", mine, noisy, row="a", margin=30) == [findings.OPEN]
     with pytest.raises(UsageError, match='row "d"'):
-        judged("best", mine, low, row="a", among=["d"])
+        judged("best", mine, low, row="a", other=["d"])
 
 
-def test_nothing_is_said_of_what_is_not_measured() -> None:
+def test_what_is_not_measured_is_not_judged() -> None:
     mine, two = cell_of("a", HIGH, True), cell_of("b", {0: LOW[0], 1: LOW[1]})
     nothing = cell_of("c", {})
     assert judged("above", mine, two, row="a", other="b") == [findings.UNKNOWN]
@@ -605,16 +569,16 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
         tables = {"run": {"rounds": rounds, "seed": 0}}
         looks = [rounds * (k + 1) // len(curve) for k in range(len(curve))]
         ends = {"accuracy": [curve[-1]]}
-        run = store.Record(tables, 0.0, 1, looks, {"accuracy": curve}, ends, {}, {}, "", {})
+        run = records.Record(tables, 0.0, 1, looks, {"accuracy": curve}, ends, {}, {}, "", {})
         return findings.Cell(plan, {}, [], dict.fromkeys(range(3), run))
 
     def word(*cells: findings.Cell) -> findings.Verdict:
         columns = [c.plan.column for c in cells]
-        item = experiments.Item(
-            "x", "X", "", columns, [row], [], {}, {}, {}, "none", True, protocols={"paper": ""}
+        experiment = experiments.Experiment(
+            "x", "X", "", columns, [row], [], {}, {}, {}, protocols={"paper": ""}
         )
         seen = findings.Findings(
-            item, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
+            experiment, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
         )
         (verdict,) = findings.verdicts(
             experiments.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper"
@@ -631,25 +595,22 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
 
 def test_a_claim_over_many_places_is_as_strong_as_its_weakest() -> None:
-    def parts(*words: str) -> list[findings.Verdict]:
-        return [findings.Verdict("", word, "") for word in words]
-
-    assert findings.overall(parts(findings.HOLDS, findings.HOLDS)) == findings.HOLDS
-    assert findings.overall(parts(findings.HOLDS, findings.OPEN)) == findings.OPEN
-    assert findings.overall(parts(findings.UNKNOWN, findings.OPEN)) == findings.UNKNOWN
-    assert findings.overall(parts(findings.UNKNOWN, findings.FAILS)) == findings.FAILS
+    assert findings.overall([findings.HOLDS, findings.HOLDS]) == findings.HOLDS
+    assert findings.overall([findings.HOLDS, findings.OPEN]) == findings.OPEN
+    assert findings.overall([findings.UNKNOWN, findings.OPEN]) == findings.UNKNOWN
+    assert findings.overall([findings.UNKNOWN, findings.FAILS]) == findings.FAILS
 
 
-def test_marks_must_be_there_once() -> None:
+def test_comments_must_be_there_once() -> None:
     assert (
         pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new")
         == "a <!-- x -->\nnew\n<!-- end of x --> c"
     )
-    with pytest.raises(Exception, match="marks"):
+    with pytest.raises(Exception, match="comments"):
         pages.put("nothing", "x", "new")
 
 
-def test_a_mask_that_grew_by_more_than_its_rate_is_told() -> None:
+def test_a_mask_that_grew_by_more_than_its_rate_is_found() -> None:
     def rounds(*shares: list[float]) -> list[dict[str, Any]]:
         return [
             {"round": k, "clients": [4, 7], "per_client": {"personal_fraction": s}}
@@ -657,28 +618,28 @@ def test_a_mask_that_grew_by_more_than_its_rate_is_told() -> None:
         ]
 
     assert (
-        store.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
+        records.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
     )  # some may return
     assert (
-        store.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
+        records.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
         is None
     )
-    told = store.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
+    told = records.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
     assert told is not None
     assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in told
-    assert "client 4" in (store.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
+    assert "client 4" in (records.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
 
 
-def test_a_run_with_such_a_mask_gets_no_record_and_is_told_how_to_get_one(
+def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     words = (*COLUMN, "--row", "CO-PFL")
-    monkeypatch.setattr(store, "overgrown", lambda algorithm, rounds: "in round 1 a mask grew")
+    monkeypatch.setattr(records, "overgrown", lambda algorithm, rounds: "in round 1 a mask grew")
     refused = reproduce(capsys, tmp_path, *words)
     assert refused.code != 0
     assert "remove its folder, and it is run again" in refused.out + refused.err
-    assert not list((tmp_path / "results").glob("*.json"))
+    assert not list((tmp_path / "results").glob("*.gz"))
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "runs")
     assert reproduce(capsys, tmp_path, *words).code == 0
-    assert list((tmp_path / "results").glob("*.json"))
+    assert list((tmp_path / "results").glob("*.gz"))

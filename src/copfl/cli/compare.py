@@ -10,107 +10,76 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from copfl.cli import options
+from copfl.cli.options import OUTPUT, TRAINING, option
+
 if TYPE_CHECKING:
-    from copfl.comparison.rows import Comparison
-    from copfl.experiment.config import Tables
+    from copfl.comparison.results import Comparison
 
-Seeds = Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2 or 0-4; default: 0,1,2.")]
-Dataset = Annotated[
-    str | None,
-    typer.Option("--dataset", "-d", help="A name, an .npz file, an image folder or module:function."),
+Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
+Last = Annotated[
+    int | None, option(OUTPUT, "Average each metric over the last N evaluations; default: 5.", "--last")
 ]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA.")
-]
-Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="See `copfl list models`; or your own, module:Class.")
-]
-Scheme = Annotated[
-    str | None, typer.Option("--partition", help="classes, dirichlet, iid, by_group, or a file.")
-]
-Optim = Annotated[
-    str | None, typer.Option("--optimizer", help="sgd, adam or mamo for all; default: each one's own.")
-]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate for all.")]
-Clients = Annotated[int | None, typer.Option("--clients", "-n", help="How many clients.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-r", help="How many rounds.")]
-Batch = Annotated[int | None, typer.Option("--batch", help="Samples per step.")]
-Participation = Annotated[
-    float | None, typer.Option("--participation", help="Share of the clients in each round.")
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="As in `copfl run`.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="As in `copfl run`.")]
-Last = Annotated[int | None, typer.Option("--last", help="Looks that a value is the mean of; default: 5.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Runs side by side; default: one per core, on a GPU one.")
+    int | None,
+    option(
+        TRAINING,
+        "Processes, each with one run at a time; default: one per core, on a GPU one.",
+        "--jobs",
+        "-j",
+    ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder; runs that are there are used again.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="TABLE.KEY=VALUE for all whom it concerns: copfl.rate=0.15."),
+Out = Annotated[
+    Path | None,
+    option(OUTPUT, "Folder of the runs and tables; finished runs in it are used again.", "--out", "-o"),
 ]
-Plots = Annotated[bool, typer.Option(help="Draw pictures, if matplotlib is installed.", show_default=False)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Plots = Annotated[bool, typer.Option(help="Draw pictures with matplotlib.", rich_help_panel=OUTPUT)]
 
 
+@options.takes_run_options
 def compare(
+    *,
+    tables: options.Tables,
     algorithms: Annotated[
         list[str] | None,
-        typer.Option(
-            "--algorithms", "-a", help="Such as copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001,local."
+        option(
+            TRAINING,
+            "Rows of the table, such as copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001,local.",
+            "--algorithms",
+            "-a",
         ),
     ] = None,
     seeds: Seeds = None,
     tune: Annotated[
         list[str] | None,
-        typer.Option("--tune", help="KEY=VALUE,VALUE: tried on a part of the training samples."),
+        option(TRAINING, "Values to try on validation samples, as KEY=VALUE,VALUE; repeatable.", "--tune"),
     ] = None,
-    tune_seeds: Annotated[str | None, typer.Option(help="Seeds to tune on; default: the first.")] = None,
+    tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
     validation: Annotated[
-        float | None, typer.Option(help="Share of the training samples; default: 0.2.")
+        float | None,
+        option(TRAINING, "Fraction of the training samples to tune on, between 0 and 1; default: 0.2."),
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="The row to compare with; default: the first.")
+        str | None, option(OUTPUT, "The row that the others are compared with; default: the first.")
     ] = None,
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    model: Model = None,
-    partition: Scheme = None,
-    optimizer: Optim = None,
-    lr: Rate = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    batch: Batch = None,
-    participation: Participation = None,
-    device: Device = None,
-    engine: Engine = None,
-    precision: Precision = None,
-    settings: Settings = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", help="A file with [[entry]] and [compare]; the line wins."),
+        option(TRAINING, "A TOML file with [[entry]] and [compare]; options override it.", "--config", "-c"),
     ] = None,
     last: Last = None,
     jobs: Jobs = None,
     out: Out = None,
     plots: Plots = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Compare algorithms on the same clients, each tuned alike; what is there already is used again."""
+    """Compare algorithms on the same clients, each tuned alike. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
     from copfl.errors import AGAIN, stoppable
 
-    line = _tables(
-        settings, dataset, data_dir, model, partition, optimizer, lr,
-        clients=clients, rounds=rounds, batch=batch, participation=participation,
-        device=device, engine=engine, precision=precision,
-    )  # fmt: skip
     file = entries.File([], {}, {}) if config is None else entries.read_file(config)
-    base = _merged(file.base, line)
+    base = _merged(file.base, tables)
     rows = file.entries if not algorithms else entries.entries_of(algorithms)
     given: dict[str, Any] = {
         "seeds": None if seeds is None else entries.seeds_of(seeds),
@@ -120,127 +89,88 @@ def compare(
         "reference": reference,
         "last": last,
     }
-    options = {**file.options, **{name: value for name, value in given.items() if value is not None}}
+    chosen = {**file.options, **{name: value for name, value in given.items() if value is not None}}
     folder = out or Path("runs") / f"compare-{_name(base)}"
     with stoppable(AGAIN):
         found = comparing.compare(
-            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **options
+            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **chosen
         )
     _show(found, folder, plots, quiet, as_json)
 
 
+@options.takes_run_options
 def sweep(
+    *,
+    tables: options.Tables,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", help="KEY=VALUE,VALUE such as copfl.rate=0.05,0.25; twice for a grid."),
+        option(
+            TRAINING,
+            "Values of a key, as KEY=VALUE,VALUE such as copfl.rate=0.05,0.25; twice for a grid.",
+            "--over",
+        ),
     ] = None,
-    algorithm: Annotated[
-        str | None, typer.Option("--algorithm", "-a", help="See `copfl list algorithms`.")
-    ] = None,
+    algorithm: options.Algorithm = None,
     seeds: Seeds = None,
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    model: Model = None,
-    partition: Scheme = None,
-    optimizer: Optim = None,
-    lr: Rate = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    batch: Batch = None,
-    participation: Participation = None,
-    device: Device = None,
-    engine: Engine = None,
-    precision: Precision = None,
-    settings: Settings = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="A run.toml; the line wins.")] = None,
+    config: Annotated[
+        Path | None, option(TRAINING, "A run.toml to start from; options override it.", "--config", "-c")
+    ] = None,
     last: Last = None,
     jobs: Jobs = None,
     out: Out = None,
     plots: Plots = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Run one algorithm in every cell of a grid; what is there already is used again."""
+    """Run one algorithm in every cell of a grid. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
+    from copfl.comparison.jobs import LAST
     from copfl.errors import AGAIN, stoppable
     from copfl.experiment import config as configure
 
-    line = _tables(
-        settings, dataset, data_dir, model, partition, optimizer, lr,
-        clients=clients, rounds=rounds, batch=batch, participation=participation,
-        device=device, engine=engine, precision=precision,
-    )  # fmt: skip
     file = {} if config is None else configure.read_file(config)
-    file.get("run", {}).pop("seed", None)  # a run.toml has one; here they are named apart
+    file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     named = {} if algorithm is None else {"algorithm": {"name": algorithm}}
-    base = _merged(file, _merged(line, named))
-    values = entries.values_of(over or [], "--over")
-    options: dict[str, Any] = {} if last is None else {"last": last}
-    chosen = [0, 1, 2] if seeds is None else entries.seeds_of(seeds)
+    base = _merged(file, _merged(tables, named))
     folder = out or Path("runs") / f"sweep-{_name(base)}"
     with stoppable(AGAIN):
         found = comparing.sweep(
-            values, chosen, base, folder, jobs=_jobs(jobs, base), say=_say(quiet), **options
+            entries.values_of(over or [], "--over"),
+            [0, 1, 2] if seeds is None else entries.seeds_of(seeds),
+            base,
+            folder,
+            jobs=_jobs(jobs, base),
+            say=_say(quiet),
+            last=LAST if last is None else last,
         )
     _show(found, folder, plots, quiet, as_json)
 
 
-def _tables(
-    settings: list[str] | None,
-    dataset: str | None,
-    data_dir: Path | None,
-    model: str | None,
-    partition: str | None,
-    optimizer: str | None,
-    lr: float | None,
-    **run: object,
-) -> Tables:
-    """What the line says of every run."""
-    from copfl.experiment import config as configure
-
-    given: dict[str, dict[str, Any]] = {
-        "data": {"name": dataset, "dir": None if data_dir is None else str(data_dir)},
-        "model": {"name": model},
-        "partition": {"name": partition},
-        "optimizer": {"name": optimizer, "lr": lr},
-        "run": run,
-    }
-    tables = {title: {k: v for k, v in table.items() if v is not None} for title, table in given.items()}
-    tables = {title: table for title, table in tables.items() if table}
-    for text in settings or []:
-        title, key, value = configure.setting(text)
-        tables.setdefault(title, {})[key] = value
-    return tables
-
-
-def _merged(first: Tables, second: Tables) -> Tables:
-    """Both; where both say something, the second, and options of what it chose otherwise are gone."""
+def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
+    """Both tables. The second overrides the first; if it names another choice, options of the first one go."""
     result = dict(first)
     for title, table in second.items():
         before = first.get(title, {})
-        result[title] = {
-            **(before if table.get("name", before.get("name")) == before.get("name") else {}),
-            **table,
-        }
+        same = table.get("name", before.get("name")) == before.get("name")
+        result[title] = {**(before if same else {}), **table}
     return result
 
 
-def _name(base: Tables) -> str:
-    """What the default folder is called after."""
+def _name(base: options.Tables) -> str:
+    """The end of the default folder's name."""
     return Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
 
 
-def _jobs(jobs: int | None, base: Tables) -> int:
+def _jobs(jobs: int | None, base: options.Tables) -> int:
     from copfl.engine.autotune import processors
 
     run = base.get("run", {})
     if jobs is not None:
         return jobs
-    # On a GPU one run after the other in one process: start-up is paid once, and runs side by side share its memory.
-    return (
-        max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
-    )
+    if run.get("device", "cpu") != "cpu":  # start-up is paid once, and parallel runs would share its memory
+        return 1
+    return max(1, processors() // max(1, int(run.get("workers", 1))))
 
 
 def _say(quiet: bool) -> Callable[[str], None] | None:

@@ -6,75 +6,81 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from copfl.cli import options
+from copfl.cli.options import DATA, OUTPUT, TRAINING, option
+
 if TYPE_CHECKING:
-    from copfl.reproduction.experiments import Item
-    from copfl.reproduction.store import Store
+    from copfl.reproduction.experiments import Experiment
+    from copfl.reproduction.findings import Findings
 
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
+NAMES = "table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, plus-others"
 
 
 def reproduce(
-    item: Annotated[
-        str,
-        typer.Argument(
-            help="table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, "
-            "plus-others, all, or a .toml."
-        ),
-    ],
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    experiment: Annotated[str, typer.Argument(help=f"{NAMES}, all, or a TOML file of your own.")],
+    device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
     chunk: Annotated[
         int,
         typer.Option(
-            min=0, help="Clients side by side, where processes share a GPU; 0: what is free decides."
+            min=0,
+            help="Clients in one batch on a GPU that several processes share; default: 0, as many as fit.",
+            rich_help_panel=TRAINING,
+            show_default=False,
         ),
     ] = 0,
     seeds: Annotated[
         str | None,
-        typer.Option(help="How many, from the item's first on; or which, such as 3-7; default: the item's."),
+        option(TRAINING, "Number of seeds, or the seeds, such as 3-7; default: the experiment's."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="full: 200 rounds; short: 60 rounds.")] = "full",
-    protocol: Annotated[str, typer.Option(help="paper, equal or both.")] = "both",
+    budget: Annotated[
+        str, option(TRAINING, "full (200 rounds) or short (60 rounds); default: full.")
+    ] = "full",
+    protocol: Annotated[str, option(TRAINING, "paper, equal or both; default: both.")] = "both",
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="Only this column, such as cifar10-10; may be repeated."),
+        list[str] | None, option(DATA, "Run this column only, such as cifar10-10; repeatable.", "--column")
     ] = None,
-    row: Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")] = None,
+    row: Annotated[list[str] | None, option(TRAINING, "Run this row only; repeatable.", "--row")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop when they are over; the same command goes on.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", help="Where the data sets are; default: the variable COPFL_DATA."),
-    ] = None,
-    results: Annotated[Path, typer.Option(help="The records of the runs.")] = RESULTS,
-    runs: Annotated[Path, typer.Option(help="Run folders, for going on in the middle of a run.")] = RUNS,
-    docs: Annotated[
-        Path, typer.Option(help="Where --from-records writes reproduction.md and reproduction/.")
-    ] = DOCS,
-    from_records: Annotated[
-        bool, typer.Option("--from-records", help="Run nothing: write the pages out of the records.")
-    ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Run nothing: say what is missing.")] = False,
-    taken_in: Annotated[
-        list[Path] | None,
+        float | None,
         typer.Option(
-            "--import", help="Take over this run folder of `copfl compare`, if the item asks for it."
+            min=0,
+            help="Stop after so many minutes; the same command continues. Default: no limit.",
+            rich_help_panel=TRAINING,
+            show_default=False,
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    data_dir: options.DataDir = None,
+    results: Annotated[Path, option(OUTPUT, f"Folder of the records; default: {RESULTS}.")] = RESULTS,
+    runs: Annotated[
+        Path,
+        option(
+            OUTPUT,
+            f"Folder of run folders, also of `copfl compare`; finished ones are used. Default: {RUNS}.",
+        ),
+    ] = RUNS,
+    docs: Annotated[Path, option(OUTPUT, f"Folder that --from-records writes to; default: {DOCS}.")] = DOCS,
+    from_records: Annotated[
+        bool, option(OUTPUT, "Run nothing; write the pages from the records.", "--from-records")
+    ] = False,
+    plan: Annotated[bool, option(OUTPUT, "Run nothing; print how many runs are missing.", "--plan")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Run the paper's tables and figures again, and set ours beside the paper's.
+    """Run the paper's tables and figures again and compare our numbers with the paper's.
 
-    What has a record in the results folder is not run again, so a table may be finished over several sittings.
+    A run that has a record in the results folder is not run again.
     """
+    from copfl.comparison.runner import PAUSE, Runner
     from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
     from copfl.experiment.loop import device_of
-    from copfl.reproduction import batch, experiments, findings, pages, store
+    from copfl.reproduction import experiments, findings, pages, records
+    from copfl.reproduction.batch import Batch, count_left
 
     clock = time.monotonic()
 
@@ -84,57 +90,54 @@ def reproduce(
 
     if protocol not in (*experiments.PROTOCOLS, "both"):
         raise unknown("protocol", protocol, (*experiments.PROTOCOLS, "both"))
-    kept = store.opened(results)
-    for odd in kept.odd:
-        say(f"copfl: not used: {odd}")
+    store = records.opened(results)
+    for problem in store.unusable:
+        say(f"copfl: not used: {problem}")
     left, problems = 0, list[str]()
-    shared: dict[str, Any] = {
-        "store": kept,
-        "folder": runs,
-        "place": _place(device, chunk, data_dir),
-        "say": say,
-    }
-    session = batch.Sitting(**shared, end=math.inf if minutes is None else clock + 60 * minutes)
-    for whole in [experiments.read(name) for name in (experiments.names() if item == "all" else [item])]:
+    place = _place(device, chunk, data_dir)
+    cuda = place["run"]["device"].startswith("cuda")
+    # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
+    end = math.inf if minutes is None else clock + 60 * minutes
+    runner = Runner(say, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
+    for whole in [
+        experiments.read(name) for name in (experiments.names() if experiment == "all" else [experiment])
+    ]:
         chosen = _only(whole, column, row)
         protocols = [p for p in chosen.protocols if protocol in (p, "both")]
         if not protocols:
-            if item == "all":
+            if experiment == "all":
                 continue
-            raise UsageError(
-                f"{item} is not run under the {protocol} protocol; it is under {', '.join(chosen.protocols)}"
-            )
-        how = chosen.budget(budget)
-        wanted = _seeds(seeds, how.seeds, how.first_seed)
-        if taken_in:
-            _import(chosen, budget, protocols, wanted, taken_in, kept, say)
-            continue
+            known = ", ".join(chosen.protocols)
+            raise UsageError(f"{experiment} is not run under the {protocol} protocol; it is under {known}")
+        size = chosen.budget(budget)
+        wanted = _seeds(seeds, size.seeds, size.first_seed)
         if from_records:
-            for path in _write(chosen, budget, protocols, wanted, kept, docs, say):
+            seen = findings.found(chosen, budget, protocols, wanted, store)
+            for path in _write(seen, budget, docs, say):
                 say(f"written: {path}")
             continue
-        plans = list(experiments.plans(chosen, chosen.budget(budget), protocols))
+        plans = list(experiments.plans(chosen, size, protocols))
         if plan:
-            print(f"{chosen.name}: {batch.count_left(plans, wanted, kept)} runs are missing")
+            print(f"{chosen.name}: {count_left(plans, wanted, store)} runs are missing")
             continue
-        if batch.count_left(plans, wanted, kept):
+        if count_left(plans, wanted, store):
             device_of(device)  # an error now, and not one for every run
         with stoppable(AGAIN):
-            missing, failed = batch.carry_on(plans, wanted, session)
+            missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans, wanted)
         left, problems = left + missing, problems + failed
         if not quiet:
-            seen = findings.found(chosen, budget, protocols, wanted, kept)
-            print(pages.summary(seen, chosen.budget(budget)))
-        if time.monotonic() > session.end:
+            print(pages.summary(findings.found(chosen, budget, protocols, wanted, store), size))
+        if time.monotonic() > end:
             break
     if problems:
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:
-        say(f"copfl: {left} runs are left; the same command goes on: copfl {shlex.join(sys.argv[1:])}")
+        say(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
 
 
 def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    if device == "auto":  # what is run depends on it: on a GPU seeds go in step
+    """The settings of this machine."""
+    if device == "auto":  # on a GPU seeds are batched
         from copfl.experiment.loop import device_of
 
         device = device_of(device).type
@@ -143,7 +146,7 @@ def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str
 
 
 def _seeds(given: str | None, usual: int, first: int) -> list[int]:
-    """So many from the item's first on, or those that are named."""
+    """A number of seeds from the experiment's first one on, or the seeds that are named."""
     from copfl.comparison.entries import seeds_of
     from copfl.errors import at_least
 
@@ -154,87 +157,46 @@ def _seeds(given: str | None, usual: int, first: int) -> list[int]:
     return seeds_of(given)
 
 
-def _only(item: Item, columns: list[str] | None, rows: list[str] | None) -> Item:
-    """The item with some columns and rows."""
+def _only(experiment: Experiment, columns: list[str] | None, rows: list[str] | None) -> Experiment:
+    """The experiment with these columns and rows only."""
     import dataclasses
 
     from copfl.errors import unknown
 
     for what, wanted, there in (
-        ("column", columns, [column.name for column in item.columns]),
-        ("row", rows, [row.label for row in item.rows]),
+        ("column", columns, [column.name for column in experiment.columns]),
+        ("row", rows, [row.label for row in experiment.rows]),
     ):
         for name in wanted or []:
             if name not in there:
                 raise unknown(what, name, there)
     return dataclasses.replace(
-        item,
-        columns=[column for column in item.columns if not columns or column.name in columns],
-        rows=[row for row in item.rows if not rows or row.label in rows],
-        claims=[] if columns or rows else item.claims,
+        experiment,
+        columns=[column for column in experiment.columns if not columns or column.name in columns],
+        rows=[row for row in experiment.rows if not rows or row.label in rows],
+        claims=[] if columns or rows else experiment.claims,
     )
 
 
-def _write(
-    item: Item, budget: str, protocols: list[str], seeds: list[int], kept: Store, docs: Path, say: Any
-) -> list[Path]:
-    """The item's page and pictures, and its place in reproduction.md."""
+def _write(seen: Findings, budget: str, docs: Path, say: Callable[[str], None]) -> list[Path]:
+    """Writes the experiment's page and pictures, and its part of reproduction.md."""
     from copfl.charts import MISSING, available
     from copfl.files import write_bytes
-    from copfl.reproduction import figures, findings, pages
+    from copfl.reproduction import figures, pages
 
-    seen, how = findings.found(item, budget, protocols, seeds, kept), item.budget(budget)
-    stem = item.name if budget == "full" else f"{item.name}-{budget}"
-    folder = docs / "reproduction"
+    experiment = seen.experiment
+    stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
+    folder, size = docs / "reproduction", experiment.budget(budget)
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.write(seen, stem, folder)
-    if figures.names(seen, stem) and not available():
-        say(f"copfl: {MISSING}")
     names = figures.names(seen, stem)
-    page = folder / f"{stem}.md"
-    write_bytes(page, pages.page(seen, how, names).encode())
-    written = [page, *drawn]
-    front = docs / "reproduction.md"
-    if front.exists() and f"<!-- {stem} -->" in (text := front.read_text("utf-8")):
-        linked = [f"reproduction/{name}" for name in names]
-        made = (
-            pages.summary(seen, how, linked)
-            + f"\nMore, down to every seed: [{item.title}](reproduction/{page.name})."
-        )
-        write_bytes(front, pages.put(text, stem, made).encode())
-        written.append(front)
-    return written
-
-
-def _import(
-    item: Item,
-    budget: str,
-    protocols: list[str],
-    seeds: list[int],
-    folders: list[Path],
-    kept: Store,
-    say: Any,
-) -> None:
-    """Takes over finished runs of `copfl compare` that are what the item asks for, setting by setting."""
-    from copfl.errors import CopflError
-    from copfl.reproduction import experiments, store
-
-    how = item.budget(budget)
-    asked: dict[str, experiments.Run] = {}
-    for plan in experiments.plans(item, how, protocols):
-        asked |= {store.id_of(trial.run): trial.run for trial in plan.trials()}
-        asked |= {store.id_of(run): run for choice in plan.choices for run in plan.runs(choice, seeds)}
-    for folder in folders:
-        try:
-            run = store.run_in(folder, {True: how.tune_last, False: how.last})
-            wanted = asked.get(store.id_of(run))
-            if wanted is None:
-                say(f"{folder}: not what {item.name} asks for")
-            elif kept.get(wanted) is not None:
-                say(f"{folder}: there is a record of it already")
-            elif not store.serves(record := store.record_of(folder, run), wanted):
-                say(f"{folder}: not taken over: it looked at less than {item.name} shows")
-            else:
-                say(f"{folder}: {kept.add(record)}")
-        except CopflError as error:
-            say(f"{folder}: not taken over: {error}")
+    if names and not available():
+        say(f"copfl: {MISSING}")
+    page, front = folder / f"{stem}.md", docs / "reproduction.md"
+    write_bytes(page, pages.page(seen, size, names).encode())
+    if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
+        return [page, *drawn]
+    made = pages.summary(seen, size, [f"reproduction/{name}" for name in names])
+    made += f"\nEvery column, seed and tuning run: [{experiment.title}](reproduction/{page.name})."
+    write_bytes(front, pages.put(text, stem, made).encode())
+    return [page, *drawn, front]

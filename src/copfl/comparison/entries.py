@@ -1,9 +1,10 @@
-"""What is compared, as people write it: algorithms with options, grids, seeds, and the file that holds all of them."""
+"""What is compared, as people write it: algorithms with options, grids, seeds, and the file with all of them."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from copfl.experiment import config
 from copfl.experiment.components import OPTIMIZERS
 from copfl.experiment.config import Tables
 
+Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 
 MOST_SEEDS = 10_000  # more is taken for a mistake
@@ -23,7 +25,7 @@ COMMON: dict[str, tuple[str, ...] | None] = {"data": None, "partition": None, "r
 
 
 class Entry(NamedTuple):
-    """A row of the table: an algorithm, and what is set for it alone."""
+    """A row of the table: an algorithm, and the settings for it alone."""
 
     name: str
     label: str
@@ -37,12 +39,11 @@ def entries_of(texts: Sequence[str]) -> list[Entry]:
 
 def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
-    name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no border
+    name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
     name = name.strip()
     if ":" in name or "=" in name:
-        raise UsageError(
-            f'entry "{text}" must look like NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none'
-        )
+        form = "NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none"
+        raise UsageError(f'entry "{text}" must have the form {form}')
     settings: Tables = {}
     for option in options:
         key, _, value = option.partition("=")
@@ -51,7 +52,7 @@ def entry_of(text: str) -> Entry:
 
 
 def checked(entry: Entry) -> Entry:
-    """The entry, if there is such an algorithm and it leaves alone what all rows have in common."""
+    """The entry, if there is such an algorithm and it does not set what all rows have in common."""
     if entry.name not in ALGORITHMS:
         raise unknown("algorithm", entry.name, ALGORITHMS)
     check_own(entry.label, [(table, key) for table, own in entry.settings.items() for key in own])
@@ -69,7 +70,7 @@ def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
 
 
 def put(settings: Tables, name: str, key: str, value: Any) -> None:
-    """Sets a key of an algorithm's entry, where it belongs."""
+    """Sets a key of an algorithm's entry in its table."""
     table, dot, inner = key.partition(".")
     title, inner = (table, inner) if dot else SHORT.get(key, (name, key))
     settings.setdefault(title, {})[inner] = value
@@ -81,9 +82,8 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not (equals and key.strip()):
-            raise UsageError(
-                f'{option} "{text}" must look like KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3'
-            )
+            form = f"KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3"
+            raise UsageError(f'{option} "{text}" must have the form {form}')
         if key.strip() in result:
             raise UsageError(f"{option} names {key.strip()} twice; give all its values at once")
         result[key.strip()] = [_value(value) for value in split(values)]
@@ -97,9 +97,8 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
         table, _, key = path.partition(".")
         place = SHORT.get(path) or (table, key)
         if not all(place):
-            raise UsageError(
-                f'{option}: the key "{path}" must be {", ".join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch'
-            )
+            form = f"{', '.join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch"
+            raise UsageError(f'{option}: the key "{path}" must be {form}')
         if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
             raise UsageError(
                 f"{option} {path} must have several values, none of them twice: {path}=VALUE,VALUE"
@@ -109,7 +108,7 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
 
 
 def cells(grid: Grid) -> list[Tables]:
-    """Every combination of the values, as tables; a grid of nothing has one cell, in which nothing is set."""
+    """Every combination of the values, as tables; an empty grid has one cell, in which nothing is set."""
     result = []
     for values in itertools.product(*grid.values()):
         tables: Tables = {}
@@ -120,13 +119,10 @@ def cells(grid: Grid) -> list[Tables]:
 
 
 def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
-    """Such as "lr=0.01 rate=0.05": the settings, with their table where that is not silent."""
+    """Such as "lr=0.01 rate=0.05": the settings, with the title of their table unless it is `silent`."""
     flat = [(t, key, value) for t, table in tables.items() for key, value in table.items()]
-    return " ".join(f"{k if t in silent else f'{t}.{k}'}={_word(v)}" for t, k, v in flat)
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words = [(k if t in silent else f"{t}.{k}", f"{v:g}" if isinstance(v, float) else v) for t, k, v in flat]
+    return " ".join(f"{key}={value}" for key, value in words)
 
 
 def seeds_of(text: str, option: str = "--seeds") -> list[int]:
@@ -140,9 +136,8 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
             )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last - first >= MOST_SEEDS:
-            raise UsageError(
-                f'{option} "{text}" names {last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed'
-            )
+            count = f"{last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed"
+            raise UsageError(f'{option} "{text}" names {count}')
         seeds += range(first, last + 1)
     return check_seeds(seeds, option)
 
@@ -150,16 +145,15 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
     if not seeds:
-        raise UsageError(
-            f"{option} names no seed; name one at least, better three or more, such as {option} 0,1,2"
-        )
+        advice = f"name one at least, better three or more, such as {option} 0,1,2"
+        raise UsageError(f"{option} names no seed; {advice}")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{option} names a seed twice: {', '.join(map(str, seeds))}")
     return list(seeds)
 
 
-def layers(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> list[Tables]:
-    """The layers of `resolve` for an entry: what is set for all, as far as it concerns it, and what is set for it."""
+def layers(entry: Entry, base: Base) -> list[Tables]:
+    """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
     own = applies(entry, base)
     plain = {
         title: dict(t) for title, t in base.items() if title not in ALGORITHMS and title not in OPTIMIZERS
@@ -169,21 +163,19 @@ def layers(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> list[Tables]:
     return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
 
 
-def applies(entry: Entry, base: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """The names of the entry's algorithm and optimizer: tables with other algorithms' names are not for it."""
+def applies(entry: Entry, base: Base) -> tuple[str, str]:
+    """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
     default = type(config.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
     given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
     return entry.name, str(given or default)
 
 
-def concerns(entry: Entry, base: Mapping[str, Mapping[str, Any]], title: str) -> bool:
+def concerns(entry: Entry, base: Base, title: str) -> bool:
     """Whether a table of this title is for this entry; one named after another algorithm or optimizer is not."""
     return title in applies(entry, base) or not (title in ALGORITHMS or title in OPTIMIZERS)
 
 
-def check_titles(
-    entries: Sequence[Entry], base: Mapping[str, Mapping[str, Any]], titles: Sequence[str]
-) -> None:
+def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:
     """Nothing, if every table is for some entry."""
     for title in titles:
         if not any(concerns(entry, base, title) for entry in entries):
@@ -192,7 +184,7 @@ def check_titles(
 
 
 class File(NamedTuple):
-    """What a comparison's file says."""
+    """The contents of a comparison's file."""
 
     entries: list[Entry]
     base: Tables  # for every run
@@ -210,21 +202,17 @@ OPTIONS = {
 
 
 def read_file(path: Path) -> File:
-    """A file with an [[entry]] per row, a table [compare] of options, and the tables of a run for what all share."""
-    import tomllib
-
+    """A file with an [[entry]] per row, a table [compare] of options, and the tables of a run for all rows."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # no TOML, no text, or numbers or brackets without end
-        raise UsageError(f"{path} is not valid TOML: {error}; mend it there") from error
+        raise UsageError(f"{path} is not valid TOML: {error}; correct it there") from error
     given, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:
         if not isinstance(table, dict):
-            raise UsageError(
-                f'{path}: "{name}" stands outside any table; it belongs under [compare] or [run]'
-            )
+            raise UsageError(f'{path}: "{name}" is outside any table; it belongs under [compare] or [run]')
     for name, value in options.items():
         if name not in OPTIONS:
             raise unknown("option in [compare]:", name, OPTIONS)
@@ -240,17 +228,16 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
         raise unknown("key in [[entry]]:", key, ("name", "label", "settings"))
     name, own = str(given.get("name", "")), given.get("settings", {})
     if not isinstance(own, dict):
-        raise UsageError(
-            f"{path}: the settings of {name} must be a table, such as settings = {{ score = 'none' }}"
-        )
+        form = "a table, such as settings = { score = 'none' }"
+        raise UsageError(f"{path}: the settings of {name} must be {form}")
     settings: Tables = {}
     for key, value in own.items():
         if isinstance(value, dict):
             settings.setdefault(key, {}).update(value)
         else:
             put(settings, name, key, value)
-    told = described(settings, name, "optimizer")
-    return checked(Entry(name, str(given.get("label") or f"{name} {told}".strip()), settings))
+    label = f"{name} {described(settings, name, 'optimizer')}".strip()
+    return checked(Entry(name, str(given.get("label") or label), settings))
 
 
 def split(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
-from copfl.comparison.rows import Comparison, Row
+from copfl.comparison.results import Comparison, Row
 from copfl.files import write_bytes
 
 ACCURACY = "accuracy after local training, %"
@@ -77,7 +77,7 @@ def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[
 def heat_map(comparison: Comparison) -> Heat:
     """The mean accuracy of each cell of a sweep over two keys."""
     (down, down_values), (across, across_values) = comparison.over.items()
-    means = np.array([100 * row.figures()["accuracy"].mean for row in comparison.rows])
+    means = np.array([100 * row.metrics()["accuracy"].mean for row in comparison.rows])
     grid = means.reshape(len(down_values), len(across_values))
     return Heat(
         name="map",

@@ -1,44 +1,52 @@
-"""What a finished run shows: a value per client, its curve, and what it cost."""
+"""Metrics of finished runs, and the rows of a comparison."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.comparison.entries import Entry, Grid
 from copfl.comparison.jobs import Job
 from copfl.core.algorithm import EVAL_MODELS
 from copfl.errors import DataError, RunError
 from copfl.experiment import records
+from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.stats import Numbers
+from copfl.experiment.identity import essential
+from copfl.stats import Difference, Numbers, Spread, spread_of
+
+WORST = 0.1  # fraction of the clients
+Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
 
 
 def accuracies(eval_models: str) -> tuple[str, ...]:
-    """The accuracies that such looks find."""
+    """The accuracies that such an evaluation measures."""
     return tuple(f"accuracy{model}" for model in EVAL_MODELS[eval_models])
 
 
 ACCURACIES = accuracies("all")
-LAST = 5  # looks that a value is the mean of
-WORST = 0.1  # share of the clients
 
 
 class Outcome(NamedTuple):
-    """One run. Accuracies are means over each client's last looks; nan without any, or where it lies."""
+    """One run. Accuracies are means over each client's last evaluations; nan without any, or if it is malicious."""
 
     clients: dict[str, Numbers]  # by accuracy, [clients]
-    rounds: NDArray[np.int64]  # the rounds with a look, from 1
-    curve: Numbers  # the mean personal accuracy of each of them
+    rounds: NDArray[np.int64]  # the rounds with an evaluation, from 1
+    curve: Numbers  # personal accuracy, without malicious clients; 0 where a model is not finite
     bytes_up: float  # per client and round
     bytes_down: float
     seconds: float  # of a round, the median
-    broken: int  # looks at a model that gave no finite answer; they count as accuracy 0
+    broken: int  # evaluations of a model whose output is not finite; they count as accuracy 0
+    curves: Mapping[str, list[float]] = {}  # by metric, its mean over the clients at each evaluation
 
     def mean(self, accuracy: str) -> float:
-        """Over the clients; nan if no such model was tried."""
+        """Over the clients; nan if no such model was evaluated."""
         values = self.clients[accuracy]
         return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
@@ -49,44 +57,43 @@ class Outcome(NamedTuple):
 
     @property
     def best(self) -> float:
-        """The best round of the curve: what is reported where people choose the round by its test accuracy."""
+        """The best round of the curve: what is reported if the round is chosen by its test accuracy."""
         return float(self.curve.max())
 
 
-def outcome_of(job: Job, last: int = LAST) -> Outcome:
-    """What the run of this job found."""
+def outcome_of(job: Job) -> Outcome:
+    """The metrics of a finished run; a RunError if they cannot be right."""
     lines = records.read(job.path / "rounds.jsonl")
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")]
     partition = RunFolder(job.path).partition()
     tested = np.array([len(part) > 0 for part in partition.test])
     if not tested.any():
-        raise DataError(
-            f"{job.label}, seed {job.seed}: no client has samples to be tested on; use another partition"
-        )
-    looks = [line for line in lines if "accuracy" in line["per_client"]]
-    liars = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
+        raise DataError(f"{job.title}: no client has test samples; use another partition")
+    evaluations = [line for line in lines if "accuracy" in line["per_client"]]
+    malicious = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
     tables, broken = {}, 0
     for name in ACCURACIES:
-        values = records.table(looks, name, partition.clients)
+        values = records.table(evaluations, name, partition.clients)
         if ((values < 0) | (values > 1)).any():  # nan is neither
             raise RunError(
-                f"{job.label}, seed {job.seed}: {name} lies between {np.nanmin(values):.3g} and "
-                f"{np.nanmax(values):.3g} and must be a share, so something went wrong in the run itself; remove "
-                f"{job.path} and run it again"
+                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and must be a "
+                f"fraction, so something went wrong in the run itself; remove {job.path} and run it again"
             )
-        for row, line in zip(values, looks, strict=True):
-            if name not in line["per_client"]:  # this model was not tried
+        for row, line in zip(values, evaluations, strict=True):
+            if name not in line["per_client"]:  # this model was not evaluated
                 continue
-            wrong = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
-            row[wrong] = 0.0
-            broken += int(wrong.sum()) if name == "accuracy" else 0
-        tables[name] = np.where(
-            liars, math.nan, values
-        )  # what an attack makes of its own clients is nobody's concern
-    shown = ~np.isnan(tables["accuracy"]).all(1)  # of a few clients in a round, none may have test samples
+            wrong_output = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
+            row[wrong_output] = 0.0
+            broken += int(wrong_output.sum()) if name == "accuracy" else 0
+        tables[name] = np.where(malicious, math.nan, values)
+    shown = ~np.isnan(tables["accuracy"]).all(
+        axis=1
+    )  # of a few clients in a round, none may have test samples
+    means = [evaluations[place]["mean"] for place in np.flatnonzero(shown)]
     return Outcome(
-        clients={name: last_looks(values, last) for name, values in tables.items()},
-        rounds=np.array([line["round"] for line in looks])[shown],
+        clients={name: last_evaluations(values, job.last) for name, values in tables.items()},
+        rounds=np.array([line["round"] for line in evaluations])[shown],
+        curves={name: [mean.get(name, math.nan) for mean in means] for name in (*ACCURACIES, "loss")},
         curve=np.nanmean(tables["accuracy"][shown], 1),
         bytes_up=_per_client(lines, "bytes_up"),
         bytes_down=_per_client(lines, "bytes_down"),
@@ -95,8 +102,8 @@ def outcome_of(job: Job, last: int = LAST) -> Outcome:
     )
 
 
-def last_looks(values: Numbers, last: int) -> Numbers:
-    """The mean of each client's last looks, of values [looks, clients] with nan where there was none."""
+def last_evaluations(values: Numbers, last: int) -> Numbers:
+    """The mean of each client's last evaluations, of values [evaluations, clients] with nan for none."""
     result = np.full(values.shape[1], math.nan)
     for client, column in enumerate(values.T):
         known = column[~np.isnan(column)][-last:]
@@ -112,5 +119,113 @@ def worst_of(values: Numbers) -> float:
 
 
 def _per_client(lines: list[dict[str, Any]], name: str) -> float:
-    """The mean over all turns of all rounds."""
+    """The mean over all clients of all rounds."""
     return float(np.mean([value for line in lines for value in line["per_client"][name]]))
+
+
+# What runs began with
+
+
+def start_of(job: Job) -> Start:
+    """Fingerprints of the partition, the samples and the initial weights that the run began with."""
+    path = job.path / "environment.json"
+    try:
+        start: Start = json.loads(path.read_text("utf-8"))["start"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} does not contain what the run began with ({error!r})") from error
+    return start
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What runs of each group of clients began with; runs can be compared only if they began with the same."""
+
+    advice: str  # what to do about a run that began with something else
+    seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
+
+    def check(self, title: str, tables: Tables, validation: float, start: Mapping[str, str]) -> None:
+        """Nothing, if the run began with the same as those on the same data, partition and seed."""
+        kept = essential(tables)
+        run = kept["run"]
+        clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
+        weights = [*clients, kept["model"], run.get("precision")]
+        for key, what, group, why in (
+            ("partition", "partitions", clients, "the data changed between them"),
+            ("samples", "samples", clients, "the data changed between them"),
+            (
+                "weights",
+                "initial weights",
+                weights,
+                "other processors or versions of torch draw other last digits",
+            ),
+        ):
+            group_key = json.dumps([key, group], sort_keys=True)
+            known, other = self.seen.setdefault(group_key, (start[key], title))
+            if start[key] != known:
+                raise RunError(
+                    f"{title} and {other} began with different {what}, so they cannot be compared: {why}; {self.advice}"
+                )
+
+
+# A comparison
+
+
+class Trial(NamedTuple):
+    """One cell of the tuning grid for one entry."""
+
+    settings: Tables
+    accuracy: float  # on the validation parts, mean over clients and tuning seeds
+
+
+class Tuned(NamedTuple):
+    """The settings that an entry tried; the best is chosen, of equals the first."""
+
+    trials: list[Trial]  # none, where nothing in the grid concerns it
+
+    @property
+    def chosen(self) -> Tables:
+        return max(self.trials, key=lambda trial: trial.accuracy).settings if self.trials else {}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One entry: an outcome per seed, and what tuning chose."""
+
+    entry: Entry
+    outcomes: list[Outcome]
+    tuned: Tuned = field(default_factory=lambda: Tuned([]))
+    differences: dict[str, Difference] = field(
+        default_factory=dict
+    )  # by accuracy; none for the reference itself
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+    def per_seed(self) -> dict[str, list[float]]:
+        """Every metric of the table, a value per seed."""
+        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
+        others = ("worst", "best", "bytes_up", "bytes_down", "seconds")
+        return values | {name: [float(getattr(run, name)) for run in self.outcomes] for name in others}
+
+    def metrics(self) -> dict[str, Spread]:
+        """Every metric of the table, its mean and spread over the seeds."""
+        return {name: spread_of(values) for name, values in self.per_seed().items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files."""
+
+    title: str
+    rows: list[Row]
+    seeds: list[int]
+    last: int
+    reference: str | None = None
+    over: Grid = field(default_factory=dict)  # of a sweep
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        from copfl.comparison.tables import as_text
+
+        return as_text(self)

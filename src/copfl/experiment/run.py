@@ -19,7 +19,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
-from copfl.data.partition import Partition
+from copfl.data.partition import Partition, hold_out
 from copfl.engine import autotune, simulate
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.workers import Workers
@@ -109,10 +109,12 @@ def prepare(
     data: Any = None,
     model: Any = None,
     partition: Partition | None = None,
+    validation: float = 0.0,
 ) -> Experiment:
     """The experiment that the tables describe, see `resolve`; a value given here replaces its table.
 
-    Nothing is written, so that what cannot run fails before there is a folder.
+    Nothing is written, so that what cannot run fails before there is a folder. With `validation`, that fraction of each
+    client's training samples replaces its test samples; a partition that is given has been cut already.
     """
     data = None if data is None else user_code.as_dataset(data)
     fixed = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
@@ -129,6 +131,8 @@ def prepare(
     dataset = components.build_data(tables["data"]) if data is None else data
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, loop)
+        if validation:
+            partition = hold_out(partition, validation, dataset, loop.seed)
     federation = Federation(dataset, partition, device)
     shape, classes = federation.shape, len(dataset.classes)
     module = (

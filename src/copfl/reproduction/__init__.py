@@ -1,10 +1,9 @@
-"""The paper's tables and figures, run again: `copfl reproduce ITEM`.
+"""The paper's tables and figures as data on top of `copfl.comparison`: `copfl reproduce EXPERIMENT`.
 
-items        what an item is: rows, columns, protocols and the paper's claims, all of it data (items/*.toml, setup.toml)
-store        a small record of every run, which is all that tables and figures are made of
-sitting      the runs that are missing, one after the other, for as long as there is time
-findings     cells, paired differences, and what may be said of each claim
-pages        Markdown: ours beside the paper's
-figures      curves and maps, with their spread
-commands     `copfl reproduce`
+experiments   an experiment as data: rows, columns, protocols and the paper's claims (experiment_files, setup.toml)
+records       a small record of every run; tables and figures are made of records alone
+batch         runs what is missing, through `comparison.runner`
+findings      cells, paired differences, and a verdict for every claim
+pages         Markdown: our numbers next to the paper's
+figures       curves and heat maps with their spread over seeds
 """

@@ -19,7 +19,7 @@ CURVES = (("accuracy", ACCURACY, 100), ("loss", "training loss", 1))
 
 def names(findings: Findings, stem: str) -> list[str]:
     """The pictures that an experiment has."""
-    protocols = [] if findings.item.picture == "none" else findings.protocols
+    protocols = [] if findings.experiment.chart == "none" else findings.protocols
     return [f"{stem}-{protocol}.svg" for protocol in protocols]
 
 
@@ -29,9 +29,9 @@ def write(findings: Findings, stem: str, out: Path) -> list[Path]:
         return []
     paths = []
     for protocol, name in zip(findings.protocols, names(findings, stem), strict=False):
-        heat = findings.item.picture == "map"
+        heat = findings.experiment.chart == "heatmap"
         panels: Panels = maps(findings, protocol) if heat else curves(findings, protocol)
-        title = "" if heat else f"{findings.item.title}. {findings.item.protocols[protocol]}"
+        title = "" if heat else f"{findings.experiment.title}. {findings.experiment.protocols[protocol]}"
         write_bytes(out / name, charts.pictures(panels, title, kinds=["svg"])["svg"])
         paths.append(out / name)
     return paths
@@ -42,7 +42,7 @@ def curves(findings: Findings, protocol: str) -> list[list[Lines]]:
     grid = []
     for name, label, scale in CURVES:
         row = []
-        for column in findings.item.columns:
+        for column in findings.experiment.columns:
             cells = findings.column(protocol, column.name)
             lines = [
                 _line(cell, cell.row.value if name == "accuracy" else name, scale, place)
@@ -70,13 +70,13 @@ def _line(cell: Cell, name: str, scale: float, place: int) -> Line:
 
 def maps(findings: Findings, protocol: str) -> list[list[Heat]]:
     """A heat map per column: mean and standard deviation over seeds in every cell."""
-    return [[_map(findings, protocol, column) for column in findings.item.columns]]
+    return [[_map(findings, protocol, column) for column in findings.experiment.columns]]
 
 
 def _map(findings: Findings, protocol: str, column: Column) -> Heat:
-    assert findings.item.map is not None
-    (down, down_values), (across, across_values) = findings.item.map
-    metrics = [cell.figure() for cell in findings.column(protocol, column.name)]
+    assert findings.experiment.map is not None
+    (down, down_values), (across, across_values) = findings.experiment.map
+    metrics = [cell.metric() for cell in findings.column(protocol, column.name)]
     means = [None if metric is None else metric.mean for metric in metrics]
     texts = [
         "not yet run" if metric is None else with_spread(*metric).replace(" ±", "\n±") for metric in metrics

@@ -1,27 +1,30 @@
-"""What the records say: cells, paired differences, and a verdict for every claim."""
+"""Cells of an experiment out of its records, paired differences, and a verdict for every claim."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from copfl.errors import unknown
 from copfl.experiment.config import Tables
-from copfl.reproduction.batch import chosen
-from copfl.reproduction.experiments import Claim, Column, Item, Plan, Row, plans
-from copfl.reproduction.store import Record, Store
-from copfl.stats import Difference, Interval, Spread, difference, over_seeds, spread_of
+from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
+from copfl.reproduction.records import Record, Store
+from copfl.stats import Interval, Spread, over_seeds, spread_of
+from copfl.tables import interval
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "not distinguishable", "not measured"
-FEWEST = 3  # seeds in common, below which nothing is said of a claim
+NOT_YET = "not yet run"
+FEWEST = 3  # seeds in common, below which a claim is not judged
+Options = Mapping[str, Any]  # of a claim
 
 
 class Trial(NamedTuple):
-    """What tuning found."""
+    """A setting that tuning tried."""
 
     settings: Tables
     accuracy: float | None  # None: not yet run
@@ -45,24 +48,21 @@ class Cell:
         return {seed: 100 * record.mean(self.row.value) for seed, record in self.runs.items()}
 
     def per_seed_within(self, rounds: tuple[int, int]) -> dict[int, float]:
-        """In %, by the looks of these rounds."""
-        values = {
-            seed: 100 * record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()
-        }
-        return {
-            seed: value for seed, value in values.items() if not math.isnan(value)
-        }  # nan: it has no look there
+        """In %, by the evaluations of these rounds; without seeds that have none."""
+        values = {seed: record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()}
+        return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
 
-    def figure(self) -> Spread | None:
+    def metric(self) -> Spread | None:
+        """The mean and spread over seeds, in %."""
         values = self.per_seed()
         return spread_of(list(values.values())) if values else None
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """All cells of an item."""
+    """All cells of an experiment."""
 
-    item: Item
+    experiment: Experiment
     seeds: list[int]
     protocols: list[str]
     cells: dict[tuple[str, str, str], Cell]  # by protocol, column, row
@@ -71,31 +71,51 @@ class Findings:
         return self.cells[protocol, column, row]
 
     def column(self, protocol: str, column: str) -> list[Cell]:
-        return [self.cells[protocol, column, row.label] for row in self.item.rows_of(protocol)]
+        return [self.cells[protocol, column, row.label] for row in self.experiment.rows_of(protocol)]
 
 
-def found(item: Item, budget: str, protocols: Sequence[str], seeds: Sequence[int], store: Store) -> Findings:
-    """What there is, cell by cell."""
+def found(
+    experiment: Experiment, budget: str, protocols: Sequence[str], seeds: Sequence[int], store: Store
+) -> Findings:
+    """The cells, as far as there are records."""
     cells = {}
-    for plan in plans(item, item.budget(budget), protocols):
+    for plan in plans(experiment, experiment.budget(budget), protocols):
         best = chosen(plan, store)
-        tried = [(trial.settings, store.get(trial.run)) for trial in plan.trials()]
+        tried = [(trial.settings, store.get(trial.job)) for trial in plan.trials()]
         trials = [Trial(settings, None if record is None else record.mean()) for settings, record in tried]
-        records = {} if best is None else {run.seed: store.get(run) for run in plan.runs(best, seeds)}
+        records = {} if best is None else {job.seed: store.get(job) for job in plan.jobs(best, seeds)}
         have = {seed: record for seed, record in records.items() if record is not None}
         cells[plan.protocol, plan.column.name, plan.row.label] = Cell(plan, best, trials, have)
-    return Findings(item, list(seeds), list(protocols), cells)
+    return Findings(experiment, list(seeds), list(protocols), cells)
+
+
+def chosen(plan: Plan, store: Store) -> Tables | None:
+    """The settings with the highest validation accuracy, of equals the first; None: tuning is not finished."""
+    trials = plan.trials()
+    if not trials:
+        return plan.choices[0]
+    found = [store.get(trial.job) for trial in trials]
+    known = [(record.mean(), -i) for i, record in enumerate(found) if record is not None]
+    return trials[-max(known)[1]].settings if len(known) == len(trials) else None
 
 
 # Differences
 
 
 class Gain(NamedTuple):
-    """A cell against another on the seeds that both have, in points."""
+    """A cell minus another on the seeds that both have, in points."""
 
     other: str
     seeds: int
-    difference: Difference
+    mean: float
+    bounds: Interval  # over seeds
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} {interval_text(self.bounds)} to {self.other}, {self.seeds} seeds"
+
+
+def interval_text(bounds: Interval) -> str:
+    return "[one seed]" if math.isinf(bounds.low) else interval(*bounds)
 
 
 def gain(own: Cell, other: Cell) -> Gain | None:
@@ -103,10 +123,12 @@ def gain(own: Cell, other: Cell) -> Gain | None:
     common = sorted(own.runs.keys() & other.runs.keys())
     if not common:
         return None
-    ours, theirs = (
-        [100 * cell.runs[seed].values(cell.row.value) for seed in common] for cell in (own, other)
-    )
-    return Gain(other.row.label, len(common), difference(ours, theirs))
+    means = []
+    for seed in common:
+        ours, theirs = (100 * cell.runs[seed].values(cell.row.value) for cell in (own, other))
+        change = ours - theirs
+        means.append(change[~np.isnan(change)].mean())
+    return Gain(other.row.label, len(common), float(np.mean(means)), over_seeds(np.array(means)))
 
 
 def gains(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> list[Gain]:
@@ -116,23 +138,23 @@ def gains(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> lis
 
 
 def best_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
-    """The gain over the other row with the highest mean on the seeds in common, of which it has the most."""
+    """The gain over the row with the highest mean, among those with the most seeds in common."""
     found = gains(own, column, baselines_only)
     most = max((g.seeds for g in found), default=0)
-    return min((g for g in found if g.seeds == most), key=lambda g: g.difference.mean, default=None)
+    return min((g for g in found if g.seeds == most), key=lambda g: g.mean, default=None)
 
 
 def surest_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
-    """The gain over a row that is distinguishably above, where there is one: it need not have the highest mean."""
-    above = [g for g in gains(own, column, baselines_only) if judged(g.difference.seeds, g.seeds) == FAILS]
-    return min(above, key=lambda g: g.difference.mean, default=best_baseline(own, column, baselines_only))
+    """The gain over a row that is distinguishably above, if there is one: it need not have the highest mean."""
+    above = [g for g in gains(own, column, baselines_only) if judged(g.bounds, g.seeds) == FAILS]
+    return min(above, key=lambda g: g.mean, default=best_baseline(own, column, baselines_only))
 
 
 # Claims
 
 
 class Verdict(NamedTuple):
-    """What may be said of a claim in one place."""
+    """Whether a claim holds in one column, and the numbers."""
 
     where: str
     word: str
@@ -141,114 +163,89 @@ class Verdict(NamedTuple):
 
 def verdicts(claim: Claim, findings: Findings, protocol: str) -> list[Verdict]:
     """The verdict of a claim in each of its columns."""
-    if claim.says not in JUDGES:
-        raise unknown("kind of claim:", claim.says, JUDGES)
-    return JUDGES[claim.says](claim.how, findings, protocol)
+    if claim.kind not in JUDGES:
+        raise unknown("kind of claim:", claim.kind, JUDGES)
+    return list(JUDGES[claim.kind](claim.options, findings, protocol))
 
 
-def overall(parts: Sequence[Verdict]) -> str:
+def overall(words: Sequence[str]) -> str:
     """Holds if it holds everywhere; does not hold if it fails anywhere."""
-    words = [part.word for part in parts]
-    for word in (FAILS, UNKNOWN, OPEN):
-        if word in words:
-            return word
-    return HOLDS if words else UNKNOWN
+    return next((word for word in (FAILS, UNKNOWN, OPEN) if word in words), HOLDS if words else UNKNOWN)
 
 
-def judged(interval: Interval, seeds: int) -> str:
-    """Of a difference that the claim says is above zero."""
+def judged(bounds: Interval, seeds: int, above: float = 0.0) -> str:
+    """The verdict on a claim that a mean is above a value, by its interval over seeds."""
     if seeds < FEWEST:
         return UNKNOWN
-    return HOLDS if interval.low > 0 else FAILS if interval.high < 0 else OPEN
+    return HOLDS if bounds.low > above else FAILS if bounds.high < above else OPEN
 
 
-def _columns(how: Mapping[str, Any], findings: Findings) -> list[Column]:
-    wanted = how.get("columns")
-    return [column for column in findings.item.columns if wanted is None or column.name in wanted]
+def _columns(options: Options, findings: Findings) -> list[Column]:
+    wanted = options.get("columns")
+    return [column for column in findings.experiment.columns if wanted is None or column.name in wanted]
 
 
-def _words(value: Any) -> list[str]:
+def _list(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _told(gain: Gain) -> str:
-    d = gain.difference
-    return f"{d.mean:+.1f} {interval_text(d.seeds)} to {gain.other}, {gain.seeds} seeds"
+def _above(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
+    """Every row of `row` is above every row of `other`."""
+    for column in _columns(options, findings):
+        for row in _list(options["row"]):
+            for other in _list(options["other"]):
+                own, against = (findings.cell(protocol, column.name, name) for name in (row, other))
+                found = gain(own, against)
+                word = UNKNOWN if found is None else judged(found.bounds, found.seeds)
+                yield Verdict(f"{column.title}: {row} over {other}", word, str(found or NOT_YET))
 
 
-def interval_text(interval: Interval) -> str:
-    if math.isinf(interval.low):
-        return "[one seed]"
-    return f"[{interval.low:+.1f}, {interval.high:+.1f}]"
+def _best(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
+    """The row is above the best of all others, or of those in `other`; with `margin`, by so many points on average."""
+    margin = float(options.get("margin", 0.0))
+
+    def word(bounds: Interval, seeds: int) -> str:
+        enough = (bounds.low + bounds.high) / 2 >= margin  # the middle of a t interval is the mean
+        return judged(bounds, seeds, 0.0 if enough else margin)
+
+    return _against(best_baseline, word, options, findings, protocol)
 
 
-def _above(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """Every row named is above every other one named."""
-    result = []
-    for column in _columns(how, findings):
-        for row in _words(how["row"]):
-            for other in _words(how["other"]):
-                found = gain(
-                    findings.cell(protocol, column.name, row), findings.cell(protocol, column.name, other)
-                )
-                where = f"{column.title}: {row} over {other}"
-                if found is None:
-                    result.append(Verdict(where, UNKNOWN, "not yet run"))
-                else:
-                    word = judged(found.difference.seeds, found.seeds)
-                    result.append(Verdict(where, word, _told(found)))
-    return result
-
-
-def _best(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """The row is above the best of all others, or of those `among`; with `by`, by so many points on average."""
-    by = float(how.get("by", 0.0))
-
-    def word(interval: Interval, seeds: int) -> str:
-        enough = (interval.low + interval.high) / 2 >= by  # the middle of a t interval is the mean
-        return judged(interval, seeds) if seeds < FEWEST or enough else FAILS if interval.high < by else OPEN
-
-    return _against(best_baseline, how, findings, protocol, word)
-
-
-def _not_below(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
+def _not_below(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
     """The row is not distinguishably below any of the others."""
 
-    def word(interval: Interval, seeds: int) -> str:
-        return UNKNOWN if seeds < FEWEST else FAILS if interval.high < 0 else HOLDS
+    def word(bounds: Interval, seeds: int) -> str:
+        return UNKNOWN if seeds < FEWEST else FAILS if bounds.high < 0 else HOLDS
 
-    return _against(surest_baseline, how, findings, protocol, word)
+    return _against(surest_baseline, word, options, findings, protocol)
 
 
 def _against(
-    which: Callable[[Cell, Sequence[Cell], bool], Gain | None], how: Mapping[str, Any], findings: Findings,
-    protocol: str, word: Callable[[Interval, int], str],
-) -> list[Verdict]:  # fmt: skip
-    result = []
-    for column in _columns(how, findings):
-        own = findings.cell(protocol, column.name, how["row"])
-        labels = [row.label for row in findings.item.rows]
-        among = _words(how.get("among", labels))
-        for name in among:
-            if name not in labels:
-                raise unknown("row", name, labels)
-        cells = [
-            cell for cell in findings.column(protocol, column.name) if cell is own or cell.row.label in among
-        ]
-        others = [
-            cell for cell in cells if cell is not own and not (findings.item.baselines and cell.row.ours)
-        ]
-        found = which(own, cells, findings.item.baselines)
-        lacking = [cell.row.label for cell in others if len(cell.runs.keys() & own.runs.keys()) < FEWEST]
+    which: Callable[[Cell, Sequence[Cell], bool], Gain | None],
+    word: Callable[[Interval, int], str],
+    options: Options,
+    findings: Findings,
+    protocol: str,
+) -> Iterator[Verdict]:
+    labels = [row.label for row in findings.experiment.rows]
+    others = _list(options.get("other", labels))
+    for name in others:
+        if name not in labels:
+            raise unknown("row", name, labels)
+    baselines = findings.experiment.baselines
+    for column in _columns(options, findings):
+        own = findings.cell(protocol, column.name, options["row"])
+        cells = [c for c in findings.column(protocol, column.name) if c is not own and c.row.label in others]
+        found = which(own, cells, baselines)
         if found is None:
-            result.append(Verdict(column.title, UNKNOWN, "not yet run"))
+            yield Verdict(column.title, UNKNOWN, NOT_YET)
             continue
-        verdict = word(found.difference.seeds, found.seeds)
-        why = _told(found)
-        if lacking and verdict != FAILS:  # one that is better is enough to refute it, but not to prove it
-            verdict, why = UNKNOWN, f"{why}; not yet run: {_few(lacking)}"
-        result.append(Verdict(column.title, verdict, why))
-    return result
+        verdict, why = word(found.bounds, found.seeds), str(found)
+        compared = [cell for cell in cells if not (baselines and cell.row.ours)]
+        lacking = [cell.row.label for cell in compared if len(cell.runs.keys() & own.runs.keys()) < FEWEST]
+        if lacking and verdict != FAILS:  # one better row refutes the claim; to prove it needs all of them
+            verdict, why = UNKNOWN, f"{why}; {NOT_YET}: {_few(lacking)}"
+        yield Verdict(column.title, verdict, why)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -256,22 +253,22 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _steps(
-    how: Mapping[str, Any], findings: Findings, protocol: str, sign: int, share: float
-) -> list[Verdict]:
-    """From column to column, rows change in this direction: more than this share of those that are rivals, or all.
+    sign: int, fraction: float, options: Options, findings: Findings, protocol: str
+) -> Iterator[Verdict]:
+    """From column to column, rows change in this direction: more than this fraction of the baselines, or all rows.
 
-    Columns of different lengths are compared in the rounds that count for the shorter: else the rounds would be judged.
+    Columns of different lengths are compared in the rounds that count for the shorter one.
     """
-    titles = {column.name: column.title for column in findings.item.columns}
-    result = []
-    for first, second in how["steps"]:
-        rows = [row for row in findings.item.rows_of(protocol) if share == 1 or not row.ours]
-        words, told, lengths = [], [], set()
-        for row in rows:
+    titles = {column.name: column.title for column in findings.experiment.columns}
+    for first, second in options["steps"]:
+        words, changes, lengths = [], [], set()
+        for row in findings.experiment.rows_of(protocol):
+            if fraction < 1 and row.ours:
+                continue
             cells = [findings.cell(protocol, name, row.label) for name in (first, second)]
             records = [record for cell in cells for record in cell.runs.values()]
             shorter = min(
-                (record.counted for record in records), key=lambda counted: counted[1], default=(0, 0)
+                (record.counted for record in records), key=lambda rounds: rounds[1], default=(0, 0)
             )
             before, after = (cell.per_seed_within(shorter) for cell in cells)
             lengths |= {record.length for record in records}
@@ -281,138 +278,97 @@ def _steps(
                 continue
             change = sign * np.array([after[seed] - before[seed] for seed in common])
             words.append(judged(over_seeds(change), len(common)))
-            told.append(f"{row.label} {sign * change.mean():+.1f}")
-        if share == 1:
-            word = next((w for w in (FAILS, UNKNOWN, OPEN) if w in words), HOLDS)
+            changes.append(f"{row.label} {sign * change.mean():+.1f}")
+        if fraction == 1:
+            word = overall(words)
         else:
-            yes, no = words.count(HOLDS), words.count(FAILS)
-            half = share * len(words)
+            yes, no, half = words.count(HOLDS), words.count(FAILS), fraction * len(words)
             word = HOLDS if yes > half else FAILS if no > half else UNKNOWN if UNKNOWN in words else OPEN
         both = f", both after {min(lengths)} rounds" if len(lengths) > 1 else ""
-        result.append(
-            Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(told) or "not yet run")
-        )
-    return result
+        yield Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(changes) or NOT_YET)
 
 
-def _settled(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
+def _settled(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
     """At a round, the row is within some points of its value at the end."""
 
-    def left(record: Record) -> float:
-        place = max((i for i, r in enumerate(record.rounds) if r <= how["round"]), default=None)
+    def remaining(record: Record) -> float:
+        place = max((i for i, r in enumerate(record.rounds) if r <= options["round"]), default=None)
         value = math.nan if place is None else record.curves["accuracy"][place]
         return 100 * (record.mean() - value)
 
-    def word(interval: Interval, seeds: int) -> str:
-        within = how["within"]
-        return (
-            UNKNOWN
-            if seeds < FEWEST
-            else HOLDS
-            if interval.high < within
-            else FAILS
-            if interval.low > within
-            else OPEN
-        )
-
-    return _of_runs(
-        how, findings, protocol, left, word, f"{{}} points still to come at round {how['round']}", "+.1f"
-    )
+    text = f"{{:+.1f}} points still to come at round {options['round']}"
+    return _below(remaining, options["within"], text, options, findings, protocol)
 
 
-def _loss_near_zero(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
+def _loss_near_zero(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
     """From a round on, the mean training loss is below a bound."""
 
     def loss(record: Record) -> float:
-        return float(
-            np.mean(
-                [v for v, r in zip(record.curves["loss"], record.rounds, strict=True) if r >= how["round"]]
-            )
-        )
+        curve = zip(record.curves["loss"], record.rounds, strict=True)
+        return float(np.mean([value for value, round in curve if round >= options["round"]]))
 
-    def word(interval: Interval, seeds: int) -> str:
-        bound = how["below"]
-        return (
-            UNKNOWN
-            if seeds < FEWEST
-            else HOLDS
-            if interval.high < bound
-            else FAILS
-            if interval.low > bound
-            else OPEN
-        )
-
-    return _of_runs(
-        how, findings, protocol, loss, word, f"mean loss {{}} from round {how['round']} on", ".3f"
-    )
+    text = f"mean loss {{:.3f}} from round {options['round']} on"
+    return _below(loss, options["below"], text, options, findings, protocol)
 
 
-def _of_runs(
-    how: Mapping[str, Any], findings: Findings, protocol: str, value: Callable[[Record], float],
-    word: Callable[[Interval, int], str], told: str, digits: str,
-) -> list[Verdict]:  # fmt: skip
-    result = []
-    for column in _columns(how, findings):
-        runs = findings.cell(protocol, column.name, how["row"]).runs
+def _below(
+    value: Callable[[Record], float],
+    bound: float,
+    text: str,
+    options: Options,
+    findings: Findings,
+    protocol: str,
+) -> Iterator[Verdict]:
+    for column in _columns(options, findings):
+        runs = findings.cell(protocol, column.name, options["row"]).runs
         if not runs:
-            result.append(Verdict(column.title, UNKNOWN, "not yet run"))
+            yield Verdict(column.title, UNKNOWN, NOT_YET)
             continue
         values = np.array([value(record) for record in runs.values()])
-        why = f"{told.format(f'{values.mean():{digits}}')}, {len(values)} seeds"
-        result.append(Verdict(column.title, word(over_seeds(values), len(values)), why))
-    return result
+        word = judged(over_seeds(-values), len(values), -bound)
+        yield Verdict(column.title, word, f"{text.format(values.mean())}, {len(values)} seeds")
 
 
-def _lower_loss(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """Over all looks, the row's training loss is below the other's."""
-    result = []
-    for column in _columns(how, findings):
-        own = findings.cell(protocol, column.name, how["row"])
-        others = _words(how["other"])
-        result += [
-            _loss_gain(own, findings.cell(protocol, column.name, o), column, slice(None)) for o in others
-        ]
-    return result
+def _lower_loss(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
+    """Over all evaluations, the row's training loss is below the other's."""
+    for column in _columns(options, findings):
+        own = findings.cell(protocol, column.name, options["row"])
+        for other in _list(options["other"]):
+            yield _loss_gain(own, findings.cell(protocol, column.name, other), column, slice(None))
 
 
-def _lowest_loss(how: Mapping[str, Any], findings: Findings, protocol: str) -> list[Verdict]:
-    """At the end (the last looks), the row's training loss is below every rival's."""
-    result = []
-    for column in _columns(how, findings):
-        own = findings.cell(protocol, column.name, how["row"])
+def _lowest_loss(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
+    """In the last evaluations, the row's training loss is below every baseline's."""
+    for column in _columns(options, findings):
+        own = findings.cell(protocol, column.name, options["row"])
         baselines = [c for c in findings.column(protocol, column.name) if not c.row.ours]
         parts = [_loss_gain(own, c, column, slice(-own.plan.budget.last, None)) for c in baselines]
-        word = overall(parts)
         against = [part.where.partition(": ")[2] for part in parts if part.word == FAILS]
-        told = (
-            f"not below {_few(against)}" if against else "; ".join(sorted({part.why for part in parts})[:1])
-        )
-        result.append(Verdict(column.title, word, told))
-    return result
+        why = f"not below {_few(against)}" if against else min((part.why for part in parts), default="")
+        yield Verdict(column.title, overall([part.word for part in parts]), why)
 
 
-def _loss_gain(own: Cell, other: Cell, column: Column, looks: slice) -> Verdict:
+def _loss_gain(own: Cell, other: Cell, column: Column, evaluations: slice) -> Verdict:
     where = f"{column.title}: {other.row.label}"
     common = sorted(own.runs.keys() & other.runs.keys())
     if not common:
-        return Verdict(where, UNKNOWN, "not yet run")
-    means = [
-        [float(np.mean(np.array(cell.runs[seed].curves["loss"])[looks])) for seed in common]
+        return Verdict(where, UNKNOWN, NOT_YET)
+    ours, theirs = (
+        np.array([np.mean(cell.runs[seed].curves["loss"][evaluations]) for seed in common])
         for cell in (own, other)
-    ]
-    ours, theirs = np.array(means[0]), np.array(means[1])
+    )
     word = judged(over_seeds(theirs - ours), len(common))
     return Verdict(
         where, word, f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
     )
 
 
-JUDGES: dict[str, Callable[[Mapping[str, Any], Findings, str], list[Verdict]]] = {
+JUDGES: dict[str, Callable[[Options, Findings, str], Iterator[Verdict]]] = {
     "above": _above,
     "best": _best,
     "not_below": _not_below,
-    "most_decline": lambda how, findings, protocol: _steps(how, findings, protocol, -1, 0.5),
-    "all_rise": lambda how, findings, protocol: _steps(how, findings, protocol, 1, 1.0),
+    "most_decline": partial(_steps, -1, 0.5),
+    "all_rise": partial(_steps, 1, 1.0),
     "settled": _settled,
     "lower_loss": _lower_loss,
     "lowest_loss": _lowest_loss,

@@ -1,0 +1,369 @@
+"""Runs jobs: in this process or in several, until a time limit, with seeds batched on a GPU.
+
+A job is idempotent: a finished one is not run again, and one that was stopped continues from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from copfl.comparison.jobs import Job
+from copfl.comparison.results import Start, start_of
+from copfl.data.partition import Partition
+from copfl.data.samples import Dataset
+from copfl.engine import seed_batching, simulate
+from copfl.engine.cuda_graph import out_of_memory
+from copfl.errors import CopflError, RunError
+from copfl.experiment import records
+from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.identity import essential
+from copfl.experiment.progress import span
+from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
+from copfl.files import Busy
+
+Say = Callable[[str], None]
+PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
+
+
+class TimeIsUp(Exception):
+    """The time limit is reached, or the next run would not end before it."""
+
+
+class CannotBatch(Exception):
+    """These jobs cannot train as one batch."""
+
+
+class Done(NamedTuple):
+    """A job whose rounds are done, or the error that ended it."""
+
+    job: Job
+    error: Exception | None
+    seconds: float
+
+
+def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") -> None:
+    """Runs every job that is not finished. One that fails does not stop the others; a RunError names each of them."""
+    distinct = list({job.path: job for job in jobs}.values())
+    left = [job for job in distinct if not finished(job)]
+    if len(left) < len(distinct):
+        say(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
+    problems, clock = [], time.monotonic()
+    several = min(processes, len(left)) > 1
+    ended = in_processes(left, processes) if several else Runner(say).run(left)
+    with contextlib.closing(ended):  # ends the processes whatever happens here
+        for count, (job, error, _) in enumerate(ended, 1):
+            remaining = (time.monotonic() - clock) / count * (len(left) - count)
+            how = f"done, about {span(remaining)} left"
+            if error is not None:
+                text = str(error)
+                problems.append(text if job.label in text else f"{job.title}: {text}")
+                how = f"failed: {problems[-1]}"
+            say(f"[{count}/{len(left)} {what}] {job.title}: {how}")
+    if problems:
+        raise RunError(
+            f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}"
+        )
+
+
+# In this process
+
+
+@dataclass
+class Runner:
+    """How jobs are run in this process."""
+
+    say: Say = print
+    end: float = math.inf  # by the monotonic clock
+    pause: float = PAUSE
+    batch_seeds: bool = False  # jobs that differ in the seed alone train as one batch, if they fit on the GPU
+    known: Callable[[Job], bool] = lambda job: False  # jobs whose results are stored elsewhere
+    check: Callable[[Job, Start, str], None] = lambda job, start, note: None  # refuses a run before it trains
+    seconds: dict[str, float] = field(default_factory=dict)  # per round, by kind of job, as last measured
+    loaded: tuple[str, Dataset] | None = None  # the last data set: jobs share it, and some take a minute
+    loading: float = 0.0  # seconds spent on data sets
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Done]:
+        """Every job as it ends. Its folder stays locked until the next one is asked for."""
+        groups: dict[str, list[Job]] = {}
+        for place, job in enumerate(jobs):
+            key = _without_seed(job) if self.batch_seeds else str(place)
+            groups.setdefault(key, []).append(job)
+        for group in groups.values():
+            if len(group) > 1:
+                try:
+                    yield from self._attempt(group)
+                    continue
+                except CannotBatch:
+                    pass
+            for job in group:
+                yield from self._attempt([job])
+
+    def expected(self, jobs: Sequence[Job]) -> float:
+        """Seconds that these jobs will take: as the last of their kind, or as the slowest so far; 0 at first."""
+        slowest = max(self.seconds.values(), default=0.0)
+        return float(jobs[0].tables["run"]["rounds"] * self.seconds.get(_kind(jobs), slowest))
+
+    def _attempt(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        if time.monotonic() + self.expected(jobs) > self.end:
+            raise TimeIsUp
+        clock, loading, left = time.monotonic(), self.loading, list(jobs)
+        try:
+            with contextlib.ExitStack() as locks:
+                trained = self._train(jobs, locks)
+                seconds = time.monotonic() - clock - (self.loading - loading)
+                if trained:
+                    self.seconds[_kind(jobs)] = seconds / jobs[0].tables["run"]["rounds"]
+                for job in jobs:
+                    left.remove(job)
+                    yield Done(job, None, seconds / len(jobs))
+        except (CopflError, torch.cuda.OutOfMemoryError) as error:
+            for job in left:
+                yield Done(job, error, time.monotonic() - clock)
+        finally:
+            gc.collect()  # the next run, or another process, needs the GPU memory of this one
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _train(self, jobs: Sequence[Job], locks: contextlib.ExitStack) -> bool:
+        """Trains these jobs, several of them as one batch; False if they are finished already."""
+        prepared = [self._prepared(job, locks) for job in jobs]
+        if len(jobs) == 1:
+            return prepared[0] is not None and self._alone(jobs[0], prepared[0])
+        fresh = [one for one in prepared if one is not None and not one.folder.begun]
+        settings = [setting_of(one.experiment) for one in fresh]
+        if len(fresh) < len(jobs) or not seed_batching.can_batch(settings):
+            raise CannotBatch
+        try:
+            seed_batching.run_batched(settings, [partial(execute, *one) for one in fresh])
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            self.say("the GPU has no memory for all seeds in one batch: they train one after another")
+            raise CannotBatch from error
+        return True
+
+    def _alone(self, job: Job, prepared: Prepared) -> bool:
+        try:
+            execute(*prepared)
+        except RunError as error:
+            raise damaged(job, error) from error
+        return True
+
+    def _prepared(self, job: Job, locks: contextlib.ExitStack) -> Prepared | None:
+        """The arguments of `execute`; None if another process has finished the job."""
+        folder = locks.enter_context(_locked(job.path))
+        if self.known(job) or finished(job):
+            return None
+        experiment = self._experiment(job, folder)
+        start, rounds = started_with(experiment), experiment.loop.rounds
+        self.check(job, start, experiment.federation.dataset.note)
+        lean = LeanFolder(job.path, start=start, rounds=rounds, pause=self.pause)
+        return Prepared(experiment, lean, _stop_at(self.end, rounds))
+
+    def _experiment(self, job: Job, folder: RunFolder) -> Experiment:
+        """The experiment of the job, on a data set that is loaded once for many jobs."""
+        tables, partition = job.tables, None
+        if folder.begun:
+            stored, partition = folder.tables(), folder.partition()
+            same_device = stored["run"].get("device", "cpu") == tables["run"]["device"]
+            tables = stored if same_device else tables  # with the engine that was measured when it began
+        key = json.dumps(tables["data"], sort_keys=True, default=str)
+        if self.loaded is None or self.loaded[0] != key:
+            self.loaded = None  # before the next one, or both are in memory
+            clock = time.monotonic()
+            made = prepare([tables], partition=partition, validation=job.validation)
+            self.loaded = key, made.federation.dataset
+            self.loading += time.monotonic() - clock
+            return made
+        rest = {title: table for title, table in tables.items() if title != "data"}
+        made = prepare([rest], data=self.loaded[1], partition=partition, validation=job.validation)
+        return dataclasses.replace(made, tables={**made.tables, "data": tables["data"]})
+
+
+class Prepared(NamedTuple):
+    """The arguments of `execute`."""
+
+    experiment: Experiment
+    folder: LeanFolder
+    on_round: OnRound
+
+
+def _without_seed(job: Job) -> str:
+    tables = essential(job.tables)
+    del tables["run"]["seed"]
+    return json.dumps([tables, job.validation], sort_keys=True)
+
+
+def _kind(jobs: Sequence[Job]) -> str:
+    t = jobs[0].tables
+    return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']} {len(jobs)}"
+
+
+def _stop_at(end: float, rounds: int) -> OnRound:
+    def watch(round: simulate.Round, seconds: float) -> None:
+        if time.monotonic() > end and round.number + 1 < rounds:
+            raise TimeIsUp
+
+    return watch
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[RunFolder]:
+    """The run folder, locked; whether it is new may change until the lock is ours."""
+    begun = RunFolder(path).begun
+    with contextlib.ExitStack() as lock:
+        try:
+            folder = lock.enter_context(claimed(path, new=not begun))
+        except Busy:
+            raise
+        except RunError:
+            if begun or not RunFolder(path).begun:
+                raise
+            folder = lock.enter_context(claimed(path, new=False))
+        yield folder
+
+
+# Run folders
+
+
+def finished(job: Job) -> bool:
+    """Whether the run folder is there and complete; a RunError says what to do about one that is damaged."""
+    folder = RunFolder(job.path)
+    if not folder.begun:
+        return False
+    try:
+        found, wanted = essential(folder.tables()), essential(job.tables)
+        found["partition"] = wanted["partition"] = {}  # partition.json is compared in another place
+        if found != wanted:
+            changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
+            raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
+        folder.partition()
+        done = len(records.read(job.path / "rounds.jsonl"))
+        if done > job.tables["run"]["rounds"]:
+            raise RunError(f"{job.path}/rounds.jsonl has {done} rounds, more than run.toml says")
+        records.read(job.path / "timing.jsonl")
+        start_of(job)
+    except CopflError as error:
+        raise damaged(job, error) from error
+    return bool(done == job.tables["run"]["rounds"])
+
+
+def damaged(job: Job, error: CopflError) -> RunError:
+    """The error about a run that cannot be used as it is."""
+    return RunError(f"{job.title}: {error}. Delete {job.path} to have that run made again")
+
+
+def started_with(experiment: Experiment) -> Start:
+    """Fingerprints of what a run of the experiment begins with, as `start_of` reads them."""
+    initial = experiment.task.initial.detach().cpu().numpy().tobytes()
+    return {
+        "partition": experiment.federation.partition.fingerprint[:16],
+        "samples": experiment.fingerprints()["samples"],
+        "weights": hashlib.sha256(initial).hexdigest()[:16],
+    }
+
+
+@dataclass(frozen=True)
+class LeanFolder(RunFolder):
+    """A run folder with what a comparison reads and no more: no models, and no checkpoint once the run has ended.
+
+    A comparison has dozens of runs, and the states of ten ResNets take gigabytes.
+    """
+
+    start: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    pause: float = PAUSE
+    clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # time of the last checkpoint
+
+    def begin(
+        self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]
+    ) -> None:
+        super().begin(tables, partition, {**about, "start": dict(self.start)})
+
+    def checkpoint(self, state: simulate.State, fingerprints: Mapping[str, str]) -> None:
+        if state.round == self.rounds:  # the run has ended
+            shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+            return
+        possible = importlib.util.find_spec("safetensors") is not None
+        if possible and time.monotonic() - self.clock[0] >= self.pause:
+            super().checkpoint(state, fingerprints)
+            self.clock[0] = time.monotonic()
+
+    def save_models(self, *given: Any) -> None:
+        """Saves nothing."""
+
+
+# In several processes
+
+
+def in_processes(jobs: Sequence[Job], processes: int) -> Generator[Done]:
+    """Every job as it ends, from processes that import torch once and run one job after another.
+
+    A process that is killed, perhaps for lack of memory, ends its pool. What is left is tried again, one job at a time.
+    """
+    left = list(jobs)
+    for size in (processes, 1):
+        pool = ProcessPoolExecutor(
+            min(size, len(left)),
+            get_context("spawn"),
+            _init_worker,  # a forked torch may hang in its thread pool
+        )
+        try:
+            futures = {pool.submit(_run_in_worker, job): job for job in left}
+            for future in as_completed(futures):
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    left.remove(futures[future])
+                    yield future.result()  # raises an error that is not the user's
+        finally:
+            for process in list((pool._processes or {}).values()) if left else ():
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+        if not left:
+            return
+    for job in left:
+        problem = (
+            "its process was killed, perhaps for lack of memory; run the same command again with --jobs 1"
+        )
+        yield Done(job, RunError(f"{job.title}: {problem}"), 0.0)
+
+
+_worker = Runner()  # of this process, if it is a worker
+
+
+def _init_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _run_in_worker(job: Job) -> Done:
+    (done,) = _worker.run([job])
+    return done
+
+
+def _end_with_parent() -> None:
+    """Ends this process when its parent has ended, so that no run folder stays locked."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,275 @@
+"""A small record of every run. Tables and figures are made of records alone.
+
+A record contains all settings of its run, its metrics, and where it ran. Its identity depends neither on the machine
+nor on the experiment that asked for it: experiments share runs, and a table may be completed on several machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.comparison.jobs import Job
+from copfl.comparison.results import ACCURACIES, Starts, accuracies, outcome_of, start_of
+from copfl.errors import CopflError, RunError
+from copfl.experiment import records as rounds_file
+from copfl.experiment.components import resolve
+from copfl.experiment.config import Tables
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.identity import essential, identity
+from copfl.experiment.migration import migrated
+from copfl.files import write_bytes
+from copfl.stats import Numbers
+from copfl.tables import plain
+
+FORMAT = "copfl record 2"
+SUFFIX = ".jsonl.gz"
+WHERE = ("copfl", "python", "torch", "numpy", "device")
+ADVICE = "use the data and the kind of processor of the other records, or another folder with --results DIR"
+
+
+class Record(NamedTuple):
+    """What is kept of a run."""
+
+    tables: Tables  # the essential settings
+    validation: float
+    last: int
+    rounds: list[int]  # those with an evaluation, from 1
+    curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
+    clients: dict[
+        str, list[float]
+    ]  # by accuracy, each client's mean over its last evaluations; nan without any
+    cost: dict[
+        str, float
+    ]  # bytes up and down per client and round, seconds per round, outputs that are not finite
+    start: dict[str, str]  # fingerprints of the partition, the samples and the initial weights
+    data: str  # the data set's own note
+    where: dict[str, str]
+
+    @property
+    def seed(self) -> int:
+        return int(self.tables["run"]["seed"])
+
+    @property
+    def length(self) -> int:
+        """Its rounds."""
+        return int(self.tables["run"]["rounds"])
+
+    @property
+    def title(self) -> str:
+        """Such as "cifar10, 10 clients, copfl, mamo, seed 0"."""
+        t = self.tables
+        words = [Path(str(t["data"]["name"])).stem, f"{t['run']['clients']} clients", t["algorithm"]["name"]]
+        return ", ".join([*map(str, words), t["optimizer"]["name"], f"seed {self.seed}"])
+
+    def values(self, accuracy: str) -> Numbers:
+        return np.array(self.clients[accuracy], np.float64)
+
+    def mean(self, accuracy: str = "accuracy") -> float:
+        return float(np.nanmean(self.values(accuracy)))
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """The first and the last round whose evaluations are in its mean."""
+        return self.rounds[-self.last :][0], self.rounds[-1]
+
+    def mean_within(self, rounds: tuple[int, int], accuracy: str = "accuracy") -> float:
+        """The mean of the evaluations from the first of these rounds to the last."""
+        if rounds == self.counted:
+            return self.mean(accuracy)
+        low, high = rounds
+        values = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if low <= r <= high]
+        return float(np.mean(values)) if values else math.nan
+
+    def serves(self, job: Job) -> bool:
+        """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
+        wanted = accuracies(job.tables["run"]["eval_models"])
+        return self.last == job.last and self.evaluated().issuperset(wanted)
+
+    def evaluated(self) -> set[str]:
+        return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
+
+
+def record_of(job: Job) -> Record:
+    """The record of the job's finished run folder."""
+    found = outcome_of(job)
+    rounds = rounds_file.read(job.path / "rounds.jsonl")
+    if len(rounds) != job.tables["run"]["rounds"]:
+        raise RunError(
+            f"{job.path} has {len(rounds)} of {job.tables['run']['rounds']} rounds: it is not finished"
+        )
+    if wrong := overgrown(job.tables["algorithm"], rounds):
+        raise RunError(
+            f"{job.path}: {wrong}; such a run gets no record: remove its folder, and it is run again"
+        )
+    environment = json.loads((job.path / "environment.json").read_text("utf-8"))
+    ran = RunFolder(job.path).tables()["run"]
+    notes = [environment.get("data", ""), *environment.get("partition", [])]
+    return Record(
+        tables=essential(job.tables),
+        validation=job.validation,
+        last=job.last,
+        rounds=found.rounds.tolist(),
+        curves={name: _short(values) for name, values in found.curves.items()},
+        clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
+        cost={
+            "bytes_up": round(found.bytes_up, 1),
+            "bytes_down": round(found.bytes_down, 1),
+            "seconds": round(found.seconds, 4),
+            "broken": found.broken,
+        },
+        start=start_of(job),
+        data="; ".join(note for note in notes if note),
+        where={key: str(environment[key]) for key in WHERE if key in environment}
+        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
+    )
+
+
+def _short(values: Sequence[float | None]) -> list[float]:
+    """Six digits after the point: more than a test set can distinguish."""
+    return [math.nan if value is None else round(float(value), 6) for value in values]
+
+
+def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
+    """The mask that grew by more than `rate` of the shared parameters, which no correct run does; None: no mask did.
+
+    A faulty top-k kernel that selects too many entries on a busy GPU shows itself here.
+    """
+    rate, before = algorithm.get("rate", 1.0), dict[int, float]()
+    for line in rounds:
+        fractions = line["per_client"].get("personal_fraction")
+        for id, fraction in zip(line["clients"], fractions, strict=True) if fractions else ():
+            old = before.get(id, 0.0)
+            if fraction > old + rate * (1 - old) + 1e-3:  # counts are rounded
+                grew = f"the mask of client {id} grew from {old:.1%} to {fraction:.1%} of the parameters"
+                return f"in round {line['round']} {grew}, more than rate={rate} allows"
+            before[id] = fraction
+    return None
+
+
+# Files
+
+
+@dataclass(frozen=True)
+class Store:
+    """The records of a folder: one file per experiment, a line per run; a shared run is stored once."""
+
+    folder: Path
+    found: dict[str, Record] = field(default_factory=dict)  # by identity
+    unusable: list[str] = field(default_factory=list)  # what could not be read, and why
+    starts: Starts = field(default_factory=lambda: Starts(ADVICE))
+    read: dict[str, tuple[int, int]] = field(default_factory=dict)  # files read so far: time of writing, size
+    defaults: dict[str, Tables] = field(default_factory=dict)
+
+    def get(self, job: Job) -> Record | None:
+        """The job's record, if it has all that the job evaluates."""
+        record = self.found.get(job.id)
+        return record if record is not None and record.serves(job) else None
+
+    def add(self, record: Record, experiment: str) -> None:
+        """Adds the record to the experiment's file; several processes may do so at once."""
+        self._check(record)
+        with self._locked():
+            self.refresh()
+            self.found[self.id_of(record)] = record
+            path = self.folder / f"{experiment}{SUFFIX}"
+            known = dict(self._lines(path)) if path.exists() else {}
+            write(path, {**known, self.id_of(record): record})
+            self._seen(path)
+
+    def refresh(self) -> None:
+        """Reads what was added to the folder since the last time."""
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            if self._seen(path):
+                continue
+            for id, record in self._lines(path):
+                known = self.found.get(id)
+                if known is None or record.evaluated() > known.evaluated():
+                    try:
+                        self._check(record)
+                        self.found[id] = record
+                    except CopflError as error:
+                        self.unusable.append(f"{path}: {error}")
+
+    def id_of(self, record: Record) -> str:
+        """The identity of the record's run. Options that are younger than the record get their defaults.
+
+        They depend on the names and keys of the tables alone, so one resolution serves all records of a kind.
+        """
+        tables = record.tables
+        kind = json.dumps([[title, table.get("name"), sorted(table)] for title, table in tables.items()])
+        if kind not in self.defaults:
+            self.defaults[kind] = essential(resolve([tables], {}))
+        complete = {title: {**table, **tables.get(title, {})} for title, table in self.defaults[kind].items()}
+        return identity(complete, record.validation)
+
+    def _check(self, record: Record) -> None:
+        self.starts.check(record.title, record.tables, record.validation, record.start)
+
+    def _seen(self, path: Path) -> bool:
+        """Whether this state of the file has been read; from now on it has."""
+        state = path.stat()
+        before = self.read.get(path.name)
+        self.read[path.name] = state.st_mtime_ns, state.st_size
+        return before == self.read[path.name]
+
+    def _lines(self, path: Path) -> Iterator[tuple[str, Record]]:
+        try:
+            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        except (OSError, EOFError, ValueError) as error:
+            self.unusable.append(f"{path}: {error}")
+            return
+        for number, line in enumerate(lines, 1):
+            try:
+                record = from_json(line)
+                yield self.id_of(record), record
+            except (ValueError, KeyError, TypeError, CopflError) as error:
+                self.unusable.append(f"{path}, line {number}: {error}")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {self.folder}: {error}; name another folder with --results DIR"
+            ) from error
+
+
+def opened(folder: Path) -> Store:
+    """The records in a folder."""
+    store = Store(folder)
+    store.refresh()
+    return store
+
+
+def write(path: Path, found: Mapping[str, Record]) -> None:
+    """Writes a file of records; the same records give the same bytes."""
+    lines = sorted(as_json(record) + "\n" for record in found.values())
+    write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
+
+
+def as_json(record: Record) -> str:
+    """The record as a line; nan is null."""
+    content = plain({"format": FORMAT, **record._asdict()})
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def from_json(text: str) -> Record:
+    """The record in a line."""
+    content = json.loads(text)
+    if content.pop("format", None) != FORMAT:
+        raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')
+    for part in ("curves", "clients"):
+        content[part] = {n: [math.nan if v is None else v for v in own] for n, own in content[part].items()}
+    return Record(**{**content, "tables": migrated(content["tables"])})

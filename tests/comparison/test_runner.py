@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from copfl.comparison import runner
+from copfl.comparison.entries import entry_of, layers
+from copfl.comparison.jobs import Job
+from copfl.comparison.results import Starts, start_of
+from copfl.comparison.runner import LeanFolder, all_done, finished, in_processes
+from copfl.comparison.tuning import job_of
+from copfl.errors import RunError, UsageError
+from copfl.experiment.folder import claimed
+from copfl.experiment.run import execute, prepare
+from tests.comparison.small import base, clouds
+
+
+def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
+    data = tmp_path / "clouds.npz"
+    if not data.exists():
+        clouds(data)
+    entry = entry_of(text)
+    return job_of(tmp_path / "runs", entry.label, layers(entry, base(data, **run)), seed)
+
+
+def carry_out(one: Job) -> None:
+    all_done([one], 1, lambda line: None)
+
+
+def rounds(one: Job) -> bytes:
+    return (one.path / "rounds.jsonl").read_bytes()
+
+
+def test_a_folder_is_called_after_its_run_and_found_by_what_it_is_of(tmp_path: Path) -> None:
+    one = job(tmp_path, "copfl:score=none", 3)
+    assert one.path.parent == tmp_path / "runs"
+    assert one.path.name.startswith("copfl-score=none-seed3-")
+    assert job(tmp_path, "copfl:score=none", 3) == one
+    others = [job(tmp_path, "copfl", 3), job(tmp_path, one.label.replace(" ", ":"), 4)]
+    others.append(job(tmp_path, "copfl:score=none", 3, batch=4))
+    assert len({one.path, *(other.path for other in others)}) == 4
+    carry_out(job(tmp_path, "copfl:score=both", 3))  # the default, under another label
+    assert job(tmp_path, "copfl", 3).path.name.startswith("copfl-score=both-seed3-")
+
+
+def test_where_the_data_lie_and_how_often_is_saved_do_not_matter(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    assert job(tmp_path, checkpoint_every=3).path == one.path
+    tables = {
+        **base(tmp_path / "clouds.npz"),
+        "data": {"name": str(tmp_path / "clouds.npz"), "dir": "elsewhere"},
+    }
+    assert job_of(tmp_path / "runs", "copfl", layers(entry_of("copfl"), tables), 0).path == one.path
+
+
+def test_a_finished_run_keeps_what_is_read_and_is_left_as_it_is(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    assert not finished(one)
+    carry_out(one)
+    assert finished(one)
+    left = {path.name: path.stat().st_mtime_ns for path in one.path.iterdir()}
+    assert left.keys() == {"run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json"}
+    carry_out(one)
+    assert {path.name: path.stat().st_mtime_ns for path in one.path.iterdir()} == left
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("pause", [0.0, 3600.0])
+def test_an_unfinished_run_goes_on_to_the_same_bytes(tmp_path: Path, pause: float) -> None:
+    whole = job(tmp_path, rounds=6, checkpoint_every=2)
+    carry_out(whole)
+    expected = rounds(whole)
+    shutil.rmtree(whole.path)
+
+    def stop(round: Any, seconds: float) -> None:
+        if round.number == 4:
+            raise Stop
+
+    folder = LeanFolder(
+        whole.path, start={"partition": "", "samples": "", "weights": ""}, rounds=6, pause=pause
+    )
+    with claimed(whole.path, new=True), pytest.raises(Stop):
+        execute(prepare([whole.tables]), folder, stop)
+    assert (whole.path / "checkpoint").exists() == (pause == 0)
+    assert not finished(whole)
+    carry_out(whole)
+    assert rounds(whole) == expected
+    assert not (whole.path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rounds.jsonl", "{\n" * 3, "line 1 of .*rounds.jsonl is damaged"),
+        ("partition.json", "{", "partition.json is not a valid partition"),
+        ("run.toml", "[", "is not valid TOML"),
+        ("environment.json", "{}", "does not contain what the run began with"),
+    ],
+)
+def test_a_damaged_run_is_reported_with_what_to_do(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    one = job(tmp_path)
+    carry_out(one)
+    (one.path / name).write_text(content)
+    with pytest.raises(RunError, match=message) as error:
+        finished(one)
+    assert str(error.value).startswith("copfl, seed 0: ")
+    assert f"Delete {one.path} to have that run made again" in str(error.value)
+
+
+def test_a_run_file_that_was_changed_is_reported(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    carry_out(one)
+    path = one.path / "run.toml"
+    path.write_text(path.read_text().replace("batch = 8", "batch = 9"))
+    with pytest.raises(RunError, match="was changed in run"):
+        finished(one)
+
+
+def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
+    def check() -> None:
+        starts = Starts("delete the older run")
+        for one in jobs:
+            starts.check(one.title, one.tables, 0.0, start_of(one))
+
+    jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
+    all_done(jobs, 1, print)
+    check()
+    starts = [start_of(one) for one in jobs]
+    assert starts[0] == starts[1] == starts[2]
+    assert len(set(starts[0].values())) == 3
+    other = job(tmp_path, "copfl", 1)
+    carry_out(other)
+    assert start_of(other)["weights"] != starts[0]["weights"]
+    for what in ("partition", "samples", "weights"):
+        path = jobs[1].path / "environment.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "start": {**content["start"], what: "another"}}))
+        with pytest.raises(
+            RunError, match=r"fedavg, seed 0 and copfl, seed 0 began with .* delete the older run"
+        ):
+            check()
+        path.write_text(json.dumps(content))
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(experiment: Any, *given: Any) -> Any:
+        if experiment.tables["algorithm"]["name"] == "fedavg":
+            raise UsageError("it does not work")
+        return execute(experiment, *given)
+
+    monkeypatch.setattr(runner, "execute", broken)
+    jobs, said = [job(tmp_path, text) for text in ("fedavg", "local")], list[str]()
+    with pytest.raises(
+        RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"
+    ):
+        all_done(jobs, 1, said.append)
+    assert finished(jobs[1])
+    assert "failed" in said[0]
+    assert "local, seed 0: done" in said[1]
+
+
+def test_a_killed_process_does_not_stop_the_others_and_its_job_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = clouds(tmp_path / "clouds.npz")
+    (tmp_path / "fragile.py").write_text(f"""
+import os, signal
+from pathlib import Path
+import numpy as np
+
+def once():
+    killed = Path({str(tmp_path / "killed")!r})
+    if not killed.exists():
+        killed.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return load()
+
+def always():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def load():
+    file = np.load({str(data)!r})
+    return (file["x"], file["y"]), (file["x_test"], file["y_test"])
+""")
+
+    def fragile(name: str) -> Job:
+        tables = {**base(data), "data": {"name": f"fragile:{name}"}}
+        return job_of(tmp_path / "runs", name, layers(entry_of("local"), tables), 0)
+
+    jobs = [fragile("once"), job(tmp_path, "local")]
+    assert [(done.job.label, done.error) for done in in_processes(jobs, 2)].count(("once", None)) == 1
+    assert all(finished(one) for one in jobs)
+    (done,) = in_processes([fragile("always")], 2)
+    assert "its process was killed, perhaps for lack of memory" in str(done.error)

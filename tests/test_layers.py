@@ -17,13 +17,13 @@ LEVELS: list[set[str]] = [
     {"errors"},
     {"files", "stats", "tables", "charts", "kernels"},
     {"core"},
-    {"models", "data", "parts"},
-    {"algorithms", "wire"},
-    {"wrappers", "engine"},
+    {"models", "data", "parts", "wire"},
+    {"algorithms", "wrappers", "engine"},
     {"experiment", "testing"},
     {"comparison", "flower", "report"},
     {"reproduction", "audit"},
-    {"cli", "__init__", "__main__"},
+    {"cli"},
+    {"__init__", "__main__"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 EXTRAS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.optim import Adam
 from copfl.parts import Cowa, Pwpm
 from copfl.parts.averaging import Server, Total
-from copfl.testing import check_algorithm
+from copfl.testing import LAWS, algorithm_checks, check_algorithm
 
 # To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and flower/test_rounds.py.
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
@@ -65,8 +66,10 @@ class Shakes(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        return turn._replace(upload=turn.upload._replace(w=turn.upload.w + torch.rand_like(turn.upload.w)))
+        output = super().client_update(task, client, down, data, plan)
+        return output._replace(
+            upload=output.upload._replace(w=output.upload.w + torch.rand_like(output.upload.w))
+        )
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class Branches(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        return turn if turn.metrics["loss"] > 1e9 else turn._replace(upload=turn.upload)
+        output = super().client_update(task, client, down, data, plan)
+        return output if output.metrics["loss"] > 1e9 else output._replace(upload=output.upload)
 
 
 class Remembering(NamedTuple):
-    own: Tensor
+    personal: Tensor
     moments: Any
     history: Any
 
@@ -92,32 +95,42 @@ class Grows(FedAvg):
 
     def client_init(self, task: Any) -> Any:
         start = {"list": [], "tuple": (), "tensor": torch.zeros(0, dtype=torch.float64)}[self.kind]
-        return Remembering(*FedAvg().client_init(task), start)
+        personal, moments = super().client_init(task)
+        return Remembering(personal, moments, start)
 
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        loss = turn.metrics["loss"]
+        output = super().client_update(task, client, down, data, plan)
+        loss = output.metrics["loss"]
         more: Any = (*client.history, loss)
         if self.kind == "list":
             more = list(more)
         elif self.kind == "tensor":
             more = torch.cat([client.history, loss[None]])
-        return ClientOutput(Remembering(*turn.client, more), turn.upload, turn.trained, turn.metrics)
+        return ClientOutput(
+            Remembering(output.client.personal, output.client.moments, more),
+            output.upload,
+            output.trained,
+            output.metrics,
+        )
 
 
 @dataclass(frozen=True)
 class ChangesItsType(FedAvg):
     def client_init(self, task: Any) -> Any:
-        return Remembering(*FedAvg().client_init(task), torch.zeros((), dtype=torch.int64))
+        personal, moments = super().client_init(task)
+        return Remembering(personal, moments, torch.zeros((), dtype=torch.int64))
 
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
+        output = super().client_update(task, client, down, data, plan)
         return ClientOutput(
-            Remembering(*turn.client, client.history + 0.5), turn.upload, turn.trained, turn.metrics
+            Remembering(output.client.personal, output.client.moments, client.history + 0.5),
+            output.upload,
+            output.trained,
+            output.metrics,
         )
 
 
@@ -161,7 +174,7 @@ class ByPosition(FedAvg):
             self.calls[0] += 1
             id = torch.tensor(self.calls[0] % clients)
         total = FedAvg().summand(task, server, id, upload)
-        return TableTotal(*total, tree.placed(upload.w[0], id, clients))
+        return TableTotal(total.w, total.size, tree.placed(upload.w[0], id, clients))
 
     def server_update(self, task: Any, server: Any, total: Any) -> Any:
         after, metrics = FedAvg().server_update(task, Server(server.w), Total(total.w, total.size))
@@ -170,8 +183,8 @@ class ByPosition(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        return turn._replace(upload=turn.upload._replace(w=turn.upload.w + 0.01 * down.own))
+        output = super().client_update(task, client, down, data, plan)
+        return output._replace(upload=output.upload._replace(w=output.upload.w + 0.01 * down.own))
 
 
 @dataclass(frozen=True)
@@ -179,9 +192,9 @@ class LeaksPersonal(COPFL):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        shared = turn.upload.shared._replace(values=turn.client.w)
-        return turn._replace(upload=turn.upload._replace(shared=shared))
+        output = super().client_update(task, client, down, data, plan)
+        shared = output.upload.shared._replace(values=output.client.w)
+        return output._replace(upload=output.upload._replace(shared=shared))
 
 
 class Talkative(NamedTuple):
@@ -195,12 +208,12 @@ class LeaksStatistics(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn: Any = super().client_update(task, client, down, data, plan)
+        output: Any = super().client_update(task, client, down, data, plan)
         return ClientOutput(
-            turn.client,
-            Talkative(turn.upload.w, turn.upload.size, turn.trained[task.d :]),
-            turn.trained,
-            turn.metrics,
+            output.client,
+            Talkative(output.upload.w, output.upload.size, output.trained[task.d :]),
+            output.trained,
+            output.metrics,
         )
 
 
@@ -240,8 +253,8 @@ class SaysNothing(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        return turn._replace(metrics={"loss": turn.metrics["loss"]})
+        output = super().client_update(task, client, down, data, plan)
+        return output._replace(metrics={"loss": output.metrics["loss"]})
 
 
 @dataclass(frozen=True)
@@ -249,8 +262,8 @@ class Breaks(FedAvg):
     def client_update(
         self, task: Any, client: Any, down: Any, data: Any, plan: Any
     ) -> ClientOutput[Any, Any]:
-        turn = super().client_update(task, client, down, data, plan)
-        return turn._replace(upload=turn.upload._replace(size=0 * turn.upload.size / 0))
+        output = super().client_update(task, client, down, data, plan)
+        return output._replace(upload=output.upload._replace(size=0 * output.upload.size / 0))
 
 
 @dataclass(frozen=True)
@@ -270,25 +283,28 @@ class Thawed:
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "edits its client": (EditsItsClient(), "client_update changed what it was lent: 0.own"),
-    "edits its server": (EditsItsServer(), "server_update changed what it was lent"),
-    "uses torch.rand": (Shakes(), "differs by|two answers"),
+    "edits its client": (
+        EditsItsClient(),
+        "no side effects: client_update changed its arguments: 0.personal",
+    ),
+    "edits its server": (EditsItsServer(), "server_update changed its arguments"),
+    "uses torch.rand": (Shakes(), "differs by|two results"),
     "branches on a value": (Branches(), "the rounds fail vmap: .*data-dependent"),
     "a growing list": (Grows(kind="list"), "the rounds fail .* not list"),
     "a growing tuple": (Grows(kind="tuple"), "the rounds fail"),
     "a growing tensor": (Grows(kind="tensor"), "the rounds fail|changed its shape"),
     "a count that becomes a fraction": (ChangesItsType(), "the rounds fail|changed its shape"),
-    "a downlink by position": (ByPosition(where="downlink"), "against one by one|by position"),
+    "a downlink by position": (ByPosition(where="downlink"), "against sequential|by position"),
     "a summand by position": (
         ByPosition(where="summand"),
-        "two answers|against one by one|order in which uploads arrive",
+        "two results|against sequential|order in which uploads arrive",
     ),
     "a leak in a masked vector": (LeaksPersonal(), "an upload carries values at personal coordinates"),
     "a leak of statistics": (LeaksStatistics(), "an upload carries local batch-norm statistics: gossip"),
-    "0 / 0 when nobody answers": (DividesByNobody(), "not finite after a round that nobody answered"),
-    "zeros when nobody answers": (ForgetsWhenNobodyAnswers(), "changed in a round that nobody answered"),
+    "0 / 0 when nobody answers": (DividesByNobody(), "not finite after a round without uploads"),
+    "zeros when nobody answers": (ForgetsWhenNobodyAnswers(), "global model changed without uploads"),
     "1 / (N - 1)": (NeedsTwo(), "not finite"),
-    "no weight among the figures": (SaysNothing(), "its weight in the mean|'weight'"),
+    "no weight among the metrics": (SaysNothing(), "its weight in the mean|'weight'"),
     "an upload that is not finite": (Breaks(), "not finite although its data are"),
     "a number that repr hides": (HidesItsNumbers(), "repr hides secret"),
     "no dataclass": (NoDataclass(), "an algorithm is a frozen dataclass"),
@@ -301,6 +317,12 @@ def test_the_contract_catches(what: str) -> None:
     algorithm, message = BROKEN[what]
     with pytest.raises(AssertionError, match=message):
         check_algorithm(algorithm)
+
+
+@pytest.mark.parametrize(("law", "check"), algorithm_checks(FedAvg(), rounds=1))
+def test_each_law_is_a_check_with_a_name(law: str, check: Callable[[], None]) -> None:
+    assert law in LAWS
+    check()
 
 
 def test_the_toys_break_nothing_else() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from copfl.core.task import task_of
-from copfl.parts.averaging import active, combined, layers, personal_of, shared_of, with_shared
+from copfl.parts.averaging import active_part, combined, layers, personal_of, shared_of, with_shared
 from copfl.testing import small_federation
 from tests.core.test_task import network
 
@@ -27,8 +27,8 @@ def test_personal_and_shared_entries_combine_to_the_vector() -> None:
 
 def test_the_active_mask_of_one_part() -> None:
     task = task_of(network(), 4)
-    assert active(task, "all") is None
-    head = active(task, "head")
+    assert active_part(task, "all") is None
+    head = active_part(task, "head")
     assert head is not None
     assert head.tolist() == task.where("head")[: task.d].tolist()
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept
+from copfl.core.optim import State, begin, kept
 from copfl.core.task import Data, Personal, Plan, Task
-from copfl.core.train import descend, mean_loss
+from copfl.core.train import Trained, descend, mean_loss
 from copfl.errors import UsageError, at_least, one_of
-from copfl.parts import averaging
-from copfl.parts.averaging import Down, Upload
+from copfl.parts.averaging import Averaging, Down, Upload
 from copfl.parts.mixtures import MIXTURES
 
 
@@ -28,35 +27,26 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL:
+class APFL(Averaging):
     """w is FedAvg's; v descends the loss of alpha * v + (1 - alpha) * w, and once a round so does alpha.
 
     mixture  "predictions": the two models' probabilities are mixed (the authors' code mixes outputs too). "weights":
              their parameters are (Paper: Algorithm 1)
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     alpha: float = 0.5  # before the first round
     alpha_rate: float = 0.01  # the step size of alpha; 0 keeps it fixed
     mixture: str = "predictions"
 
-    personal: ClassVar[tuple[str, ...]] = ()
-    total_epochs = property(averaging.total_epochs)
-    server_init = averaging.server_init
-    downlink = averaging.downlink
-    summand = averaging.summand
-    server_update = averaging.server_update
-
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         at_least(0, alpha_rate=self.alpha_rate)
         one_of(MIXTURES, mixture=self.mixture)
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha={self.alpha} must be between 0, all global, and 1, all personal")
 
     def client_init(self, task: Task) -> Client:
-        personal, moments = averaging.client_init(self, task)
+        personal, moments = super().client_init(task)
         alpha = task.initial.new_full((), self.alpha)
         never = task.initial.new_zeros((), dtype=torch.bool)
         return Client(personal, moments, task.initial, moments, alpha, never)
@@ -66,7 +56,7 @@ class APFL:
 
     def _models(self, task: Task, client: Client, down: Down) -> tuple[Tensor, Tensor]:
         """v_n and w; a new client has no v_n yet and takes the global model."""
-        w = averaging.personal_model(self, task, client, down)
+        w = self.global_model(task, client, down)
         return torch.where(client.started, client.v, w), w
 
     def client_update(
@@ -83,9 +73,8 @@ class APFL:
             v, v_moments, loss = descend(task, self.optimizer, v, v_moments, data, (batch,), **options)
             w, moments, _ = descend(task, self.optimizer, w, moments, data, (batch,))
             losses.append(loss)
-        global_part = averaging.client_after(self, task, w, moments)
+        trained = Trained(w, moments, mean_loss(losses, batches))
+        output = self.output(task, trained, data, predicts=mixture.personal_model(task, v, w, alpha))
         v_state, started = kept(self.optimizer, v_moments), torch.ones_like(client.started)
-        upload = averaging.upload(self, task, w, data)
-        metrics = {"loss": mean_loss(losses, batches), "weight": upload.size, "alpha": alpha}
-        model = mixture.personal_model(task, v, w, alpha)
-        return ClientOutput(Client(*global_part, v, v_state, alpha, started), upload, model, metrics)
+        after = Client(*output.client, v, v_state, alpha, started)
+        return ClientOutput(after, output.upload, output.trained, {**output.metrics, "alpha": alpha})

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.optim import Optimizer, State, kept
 from copfl.core.task import Data, Plan, Task
@@ -15,7 +16,7 @@ from copfl.core.train import fresh
 from copfl.core.tree import Masked
 from copfl.errors import UsageError, at_least, fraction_of, one_of
 from copfl.kernels.fused import either
-from copfl.parts import averaging
+from copfl.parts.averaging import weighted_mean
 from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
 from copfl.parts.mamo import Mamo
 from copfl.parts.masks import shared, sharing_metrics, weighted
@@ -77,8 +78,6 @@ class COPFL:
     epochs: int = 1
     max_weight: float = 1.0
 
-    downlink = averaging.downlink_all
-
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
         at_least(1, epochs=self.epochs)
@@ -102,6 +101,9 @@ class COPFL:
         never = torch.full((), -1, dtype=torch.int64, device=task.device)
         score = task.initial.new_zeros(())
         return Client(task.initial, task.local(), fresh(self.optimizer, task), task.initial, score, never)
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return tree.repeat(server, len(ids))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """w_n^k: the client's entries where personal, the global model's elsewhere."""
@@ -151,7 +153,7 @@ class COPFL:
         union = server.union | (total.personal > 0)  # masks only grow, and absent clients keep theirs
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)
-        w = averaging.mean(total.w, weights, server.w)
+        w = weighted_mean(total.w, weights, server.w)
         bounds = server.bounds
         if bounds is not None:
             bounds = next_bounds(total.score, total.clients, self.max_weight, bounds)

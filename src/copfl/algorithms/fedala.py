@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, State
+from copfl.core.optim import State
 from copfl.core.task import Data, Epoch, Plan, Task
 from copfl.core.train import fresh
 from copfl.errors import at_least, fraction_of
-from copfl.parts import averaging
-from copfl.parts.averaging import Down, Upload
+from copfl.parts.averaging import Averaging, Down, Upload, with_shared
 
 
 class Client(NamedTuple):
@@ -25,7 +24,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedALA:
+class FedALA(Averaging):
     """The mean of all models; a client starts from its own mixture of that mean and its last model.
 
     Published: 2 tensors, 80 % of the samples, eta 1; Sgd(lr=0.005, momentum=0, weight_decay=0) in batches of 10.
@@ -34,21 +33,14 @@ class FedALA:
     as a batch take the same steps: here it is `mix_epochs` every time, and W, which is kept, converges over the rounds.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     tensors: int = 2  # p: how many of the last parameter tensors are mixed; 2 are the head's matrix and bias
     fraction: float = 0.8  # s: the fraction of the client's samples that W is trained on
     step: float = 1.0  # eta, of W
     mix_epochs: int = 1
 
-    personal: ClassVar[tuple[str, ...]] = ()
-    server_init = averaging.server_init
-    downlink = averaging.downlink
-    summand = averaging.summand
-    server_update = averaging.server_update
-
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, tensors=self.tensors)
+        super().__post_init__()
+        at_least(1, tensors=self.tensors)
         at_least(0, mix_epochs=self.mix_epochs, step=self.step)
         fraction_of("the samples", fraction=self.fraction)
 
@@ -74,10 +66,11 @@ class FedALA:
             mix = self._trained_mix(task, client, down, data, batches, mix)
         mix = torch.where(client.rounds > 0, mix, client.mix)  # a new client has no model to mix with
         start = self._mixed(task, client, down, mix)
-        w, moments, loss = averaging.fit(self, task, start, client.moments, data, plan[self.mix_epochs :])
-        upload = averaging.upload(self, task, w, data)
-        metrics = {"loss": loss, "weight": upload.size, "global_fraction": mix.mean()}
-        return ClientOutput(Client(w, mix, moments, client.rounds + 1), upload, w, metrics)
+        trained = self.fit(task, start, client.moments, data, plan[self.mix_epochs :])
+        output = self.output(task, trained, data)
+        after = Client(trained.w, mix, trained.state, client.rounds + 1)
+        metrics = {**output.metrics, "global_fraction": mix.mean()}
+        return ClientOutput(after, output.upload, trained.w, metrics)
 
     def _last(self, task: Task) -> slice:
         """The place of the last tensors in w: at the end of the parameters."""
@@ -86,7 +79,7 @@ class FedALA:
 
     def _mixed(self, task: Task, client: Client, down: Down, mix: Tensor) -> Tensor:
         """The global model, but in the last tensors local + (global - local) * W."""
-        last, w = self._last(task), averaging.with_shared(task, self.personal, client.w, down.w)
+        last, w = self._last(task), with_shared(task, self.personal, client.w, down.w)
         local = client.w[last]
         return torch.cat([w[: last.start], local + (w[last] - local) * mix, w[last.stop :]])
 

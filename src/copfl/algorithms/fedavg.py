@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
-from copfl.core.optim import Optimizer, Sgd
-from copfl.errors import at_least
-from copfl.parts import averaging
+from copfl.parts.averaging import Averaging
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Averaging):
     """The mean of all models, weighted by their numbers of samples."""
-
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
-
-    personal: ClassVar[tuple[str, ...]] = ()
-    total_epochs = property(averaging.total_epochs)
-    server_init = averaging.server_init
-    client_init = averaging.client_init
-    downlink = averaging.downlink
-    personal_model = averaging.personal_model
-    client_update = averaging.client_update
-    summand = averaging.summand
-    server_update = averaging.server_update
-
-    def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd
 from copfl.core.task import Data, Plan, Task
 from copfl.core.train import train
 from copfl.errors import at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Client, Down, Upload
+from copfl.parts.averaging import Averaging, Client, Down, Upload, active_part
 
 
 @dataclass(frozen=True)
-class FedBABU:
+class FedBABU(Averaging):
     """FedAvg of the body under a head that never changes.
 
     The evaluated model is the global model after `tune_epochs` of fine-tuning on the client's data. It is never
     uploaded and never stored. With tune_epochs=0 it is the global model itself. Published: 5 epochs of the whole model.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     tune_epochs: int = 5
     tune: str = "all"  # the part that fine-tuning trains: "all", "head", "body"
 
     personal: ClassVar[tuple[str, ...]] = (
         "head",
     )  # every client has the same initial head: it is never sent
-    server_init = averaging.server_init
-    client_init = averaging.client_init
-    downlink = averaging.downlink
-    personal_model = averaging.personal_model
-    summand = averaging.summand
-    server_update = averaging.server_update
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         at_least(0, tune_epochs=self.tune_epochs)
 
     @property
@@ -48,9 +38,9 @@ class FedBABU:
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        start, body = self.personal_model(task, client, down), averaging.active(task, "body")
-        trained = averaging.fit(self, task, start, client.moments, data, plan[: self.epochs], active=body)
+        start, body = self.global_model(task, client, down), active_part(task, "body")
+        trained = self.fit(task, start, client.moments, data, plan[: self.epochs], active=body)
         # Fine-tuning starts from the global model, as after the last round, with an optimizer state of its own.
-        active, state = averaging.active(task, self.tune), self.optimizer.init(start[: task.d])
+        active, state = active_part(task, self.tune), self.optimizer.init(start[: task.d])
         tuned = train(task, self.optimizer, start, state, data, plan[self.epochs :], active=active)
-        return averaging.output(self, task, trained, data, predicts=tuned.w)
+        return self.output(task, trained, data, predicts=tuned.w)

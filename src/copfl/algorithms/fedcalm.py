@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,11 +10,9 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Client, Down, Upload
+from copfl.parts.averaging import Client, Down, PartlyPersonal, Upload, layers
 from copfl.parts.quadratic import in_box
 
 
@@ -29,7 +27,7 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCALM:
+class FedCALM(PartlyPersonal):
     """In each layer: project conflicting updates off each other, then give every client a gain along its own update.
 
     Paper: the authors published no code; stage 1 is the projection that the abstract names, stage 2 is as independent
@@ -39,28 +37,20 @@ class FedCALM:
     margin=0, limit=0 is stage 1 alone; personal=("head",) adds FedPer's personal head.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     margin: float = 0.01
     limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
-    personal: tuple[str, ...] = ()  # parts of the model that stay with the client, such as ("head",)
-
-    total_epochs = property(averaging.total_epochs)
-    client_init = averaging.client_init
-    downlink = averaging.downlink
-    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         at_least(0, margin=self.margin, limit=self.limit)
 
     def server_init(self, task: Task, clients: int) -> Server:
-        return Server(averaging.server_init(self, task, clients).w, task.initial.new_zeros(clients))
+        return Server(super().server_init(task, clients).w, task.initial.new_zeros(clients))
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        output = averaging.client_update(self, task, client, down, data, plan)
+        output = super().client_update(task, client, down, data, plan)
         return output._replace(metrics={**output.metrics, "weight": torch.ones_like(output.metrics["loss"])})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
@@ -70,7 +60,7 @@ class FedCALM:
         who = total.reported.nonzero()[:, 0]
         if not len(who):
             return server, {"conflicts": torch.zeros_like(server.w[:1].sum())}
-        spans = averaging.layers(task, self.personal)
+        spans = layers(task, self.personal)
         parts = [
             total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans
         ]  # [m, layer] each

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State
+from copfl.core.optim import State
 from copfl.core.task import Data, Plan, Task
-from copfl.errors import at_least, one_of
-from copfl.parts import averaging
-from copfl.parts.averaging import combined, shared_of
+from copfl.errors import one_of
+from copfl.parts.averaging import Averaging, combined, personal_of, shared_of, weighted_mean
 from copfl.parts.cowa import cosine, whole_without
 
 COMBINE = {"times": 1, "plus": 2, "equal": 1}  # and how many weights a client then has
@@ -52,7 +52,7 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedCE:
+class FedCE(Averaging):
     """The mean of all models, weighted by (1 - cosine with the others' update) and the error of the model without one.
 
     Both are running means over the rounds. Paper: the server compares the updates of this round. Here a client compares
@@ -63,30 +63,27 @@ class FedCE:
     error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     combine: str = "times"
     error: str = "accuracy"
-
-    personal: ClassVar[tuple[str, ...]] = ()
-    total_epochs = property(averaging.total_epochs)
-    downlink = averaging.downlink_all
-    personal_model = averaging.personal_model
 
     def __post_init__(self) -> None:
         one_of(COMBINE, combine=self.combine)
         one_of(ERRORS, error=self.error)
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return tree.repeat(server, len(ids))
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, self.personal, task.initial)
         return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
 
     def client_init(self, task: Task) -> Client:
-        first = averaging.client_init(self, task)
+        personal, moments = super().client_init(task)
         w, zero = shared_of(task, self.personal, task.initial), task.initial.new_zeros(())
         never = torch.full_like(zero, -1, dtype=torch.int64)
-        return Client(*first, w, w, w.new_zeros(COMBINE[self.combine]), never, zero, zero, zero)
+        weight = w.new_zeros(COMBINE[self.combine])
+        return Client(personal, moments, w, w, weight, never, zero, zero, zero)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
@@ -97,10 +94,10 @@ class FedCE:
         weights = {"times": [gradient * lack], "plus": [gradient, lack], "equal": [torch.ones_like(lack)]}
         # Where all weights are zero the clients weigh the same.
         weight = torch.stack(weights[self.combine]).clamp(min=1e-6)  # [k]
-        start = self.personal_model(task, client, down)
-        w, moments, loss = averaging.fit(self, task, start, client.moments, data, plan)
-        model, sent = averaging.client_after(self, task, w, moments), shared_of(task, self.personal, w)
-        after = Client(*model, sent, down.w, weight, down.round, closeness, error, measured)
+        start = self.global_model(task, client, down)
+        w, moments, loss = self.fit(task, start, client.moments, data, plan)
+        personal, sent = personal_of(task, self.personal, w), shared_of(task, self.personal, w)
+        after = Client(personal, moments, sent, down.w, weight, down.round, closeness, error, measured)
         scores = {"gradient_score": gradient, "prediction_score": lack}
         return ClientOutput(after, Upload(sent, weight), w, {"loss": loss, "weight": weight.mean(), **scores})
 
@@ -122,5 +119,5 @@ class FedCE:
         return Total(upload.weight[:, None] * upload.w, upload.weight)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        means = averaging.mean(total.w, total.weight[:, None], server.w)  # [k, s]
+        means = weighted_mean(total.w, total.weight[:, None], server.w)  # [k, s]
         return Server(means.mean(0), total.weight, server.round + 1), {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, faster
+from copfl.core.optim import State, faster
 from copfl.core.task import Data, Plan, Task
 from copfl.core.train import fresh
 from copfl.errors import above, at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import combined, personal_of, shared_of
+from copfl.parts.averaging import Averaging, combined, personal_of, shared_of
+from copfl.parts.averaging import Total as BodyTotal
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
 from copfl.parts.phases import fresh_head, head_then_body
 from copfl.parts.quadratic import combination
@@ -63,16 +63,14 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPAC:
-    """Head phase, body phase pulled towards the centroids of all clients, one combined head per client.
+class FedPAC(Averaging):
+    """Head phase, body phase (`epochs`) pulled towards the centroids of all clients, one combined head per client.
 
     Published: lambda 1, one epoch of the head at lr 0.1, 5 of the body at 0.01 (0.02 on CIFAR), else Sgd().
 
     Paper: the class statistics are taken on augmented samples; here on plain ones, normalised by themselves.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1  # of the body
     head_epochs: int = 1
     head_speed: float = 10.0  # the head's learning rate, in multiples of the body's
     alignment: float = 1.0  # lambda
@@ -81,7 +79,7 @@ class FedPAC:
     personal: ClassVar[tuple[str, ...]] = ("head",)
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         at_least(0, head_epochs=self.head_epochs, alignment=self.alignment)
         above(0, head_speed=self.head_speed)
 
@@ -130,7 +128,7 @@ class FedPAC:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """The mean body, the mean centroids, and for each client that reported the best mixture of those heads."""
-        body, metrics = averaging.server_update(self, task, server, averaging.Total(total.w, total.size))
+        body, metrics = super().server_update(task, server, BodyTotal(total.w, total.size))
         centroids = centroids_of(total.features, total.counts, server.centroids)
         who = total.reported.nonzero()[:, 0]
         weights = combination(total.means[who].flatten(1), total.spread[who]).to(server.w.dtype)

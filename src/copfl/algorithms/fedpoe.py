@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.batches import training_split, validation_split
-from copfl.core.optim import Optimizer, Sgd, State
+from copfl.core.optim import State
 from copfl.core.task import Data, Experts, Plan, Task
 from copfl.errors import UsageError, at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Total, Upload, combined
+from copfl.parts.averaging import Averaging, Total, Upload, combined, shared_of
 from copfl.parts.experts import Logs, even, fallen, losses, shares
 
 
@@ -39,7 +39,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPOE:
+class FedPOE(Averaging):
     """Weights fall by exp(-rate * loss) with each expert's loss in every round; probabilities are mixed.
 
     Paper: a sample of a stream is predicted before it is learnt. Rounds go over the same samples, so every `held`-th is
@@ -47,30 +47,27 @@ class FedPOE:
     a client draws some; here it stores the last few and every client uses them all.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     rate: float = 0.1  # eta_c; the paper's 1 / sqrt(T) for 100 rounds
     stored: int = 2  # M
     period: int = 20  # rounds between two stored models
     holdout: int = 5
 
-    personal: ClassVar[tuple[str, ...]] = ()
-    total_epochs = property(averaging.total_epochs)
-    downlink = averaging.downlink_all
-    summand = averaging.summand
-
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, stored=self.stored, period=self.period)
+        super().__post_init__()
+        at_least(1, stored=self.stored, period=self.period)
         at_least(0, rate=self.rate, holdout=self.holdout)
         if self.holdout == 1:
             raise UsageError("holdout=1 leaves no sample to train on; it must be 0, or at least 2")
 
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return tree.repeat(server, len(ids))
+
     def server_init(self, task: Task, clients: int) -> Server:
-        w = averaging.shared_of(task, self.personal, task.initial)
+        w = shared_of(task, self.personal, task.initial)
         return Server(w, w.repeat(self.stored, 1), self._birth(task), torch.zeros_like(self._birth(task)[0]))
 
     def client_init(self, task: Task) -> Client:
-        personal, moments = averaging.client_init(self, task)
+        personal, moments = super().client_init(task)
         logs, never = even(task.initial, self.stored), task.initial.new_zeros(())
         return Client(task.initial, personal, moments, moments, logs, self._birth(task), never)
 
@@ -86,10 +83,10 @@ class FedPOE:
     ) -> ClientOutput[Client, Upload]:
         logs = self._weighed(task, client, down, data)
         plan = training_split(plan, self.holdout) if self.holdout else plan
-        start = averaging.personal_model(self, task, client, down)
-        trained = averaging.fit(self, task, start, client.moments, data, plan)
-        local = averaging.fit(self, task, client.local, client.local_moments, data, plan)
-        (personal, moments), upload, _, metrics = averaging.output(self, task, trained, data)
+        start = self.global_model(task, client, down)
+        trained = self.fit(task, start, client.moments, data, plan)
+        local = self.fit(task, client.local, client.local_moments, data, plan)
+        (personal, moments), upload, _, metrics = self.output(task, trained, data)
         experts = self._experts(task, local.w, personal, upload.w, down, logs)
         metrics |= {"local_weight": experts.share[0], "global_weight": experts.share[1]}
         after = Client(local.w, personal, moments, local.state, logs, down.birth, client.rounds + 1)
@@ -112,7 +109,7 @@ class FedPOE:
         return fallen(client.logs._replace(bank=bank), found, self.rate)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        mean, metrics = averaging.server_update(self, task, server, total)
+        mean, metrics = super().server_update(task, server, total)
         after = server.round + 1
         due, place = after % self.period == 0, after // self.period % self.stored
         here = (torch.arange(self.stored, device=after.device) == place) & due

@@ -14,8 +14,7 @@ from copfl.core.task import Data, Plan, Task
 from copfl.core.train import descend, fresh
 from copfl.core.tree import Masked
 from copfl.errors import at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Down, Server
+from copfl.parts.averaging import Down, Server, weighted_mean
 from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
@@ -55,8 +54,6 @@ class FedSelect:
     interval: int = 3  # rounds between growths
     count: str = "all"  # "moving": rate and budget count only the entries that training changes
 
-    downlink = averaging.downlink
-
     def __post_init__(self) -> None:
         at_least(1, epochs=self.epochs)
         _ = self.growth  # its options are checked where it is built
@@ -83,6 +80,9 @@ class FedSelect:
     def client_init(self, task: Task) -> Client:
         local, never = task.local(), torch.zeros_like(task.initial[0], dtype=torch.int64)
         return Client(task.initial, local, local, fresh(self.optimizer, task), task.initial[: task.d], never)
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return Down(server.w.expand(len(ids), -1))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return torch.where(client.uploaded, client.w, down.w)
@@ -115,4 +115,4 @@ class FedSelect:
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
         averaged = (total.sharers > 0)[: task.d].to(server.w.dtype).mean()
-        return Server(averaging.mean(total.w, total.sharers, server.w)), {"averaged": averaged}
+        return Server(weighted_mean(total.w, total.sharers, server.w)), {"averaged": averaged}

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import Optimizer, Sgd, begin
+from copfl.core.optim import begin
 from copfl.core.task import Batch, Data, Plan, Task
 from copfl.core.train import Trained, descend, mean_loss
 from copfl.errors import at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Client, Down, Upload
+from copfl.parts.averaging import Averaging, Client, Down, Upload
 
 
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(Averaging):
     """w <- w - beta * grad f(w - alpha * grad f(w; first batch); second batch).
 
     An epoch goes over the data twice, once for the first batches and once for the second ones, so that the two are
@@ -30,21 +28,11 @@ class PerFedAvg:
     """
 
     # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, leaves that out.
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 
-    personal: ClassVar[tuple[str, ...]] = ()
-    server_init = averaging.server_init
-    client_init = averaging.client_init
-    downlink = averaging.downlink
-    personal_model = averaging.personal_model
-    summand = averaging.summand
-    server_update = averaging.server_update
-
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         at_least(0, inner_rate=self.inner_rate, tune_steps=self.tune_steps)
 
     @property
@@ -54,7 +42,7 @@ class PerFedAvg:
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        start = self.personal_model(task, client, down)
+        start = self.global_model(task, client, down)
         w, moments = start, begin(self.optimizer, client.moments, start[: task.d])
         inner, outer = ([batch for batches in plan[first::2] for batch in batches] for first in (0, 1))
         losses = []
@@ -67,7 +55,7 @@ class PerFedAvg:
             tuned = self._inner_step(task, start, data, batch)(tuned)
         tuned = torch.cat([tuned, w[task.d :]])  # the statistics of one step alone would be noise
         trained = Trained(w, moments, mean_loss(losses, outer))
-        return averaging.output(self, task, trained, data, predicts=tuned)
+        return self.output(task, trained, data, predicts=tuned)
 
     def _inner_step(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
         """Parameters to parameters after one plain step on this batch; without valid samples the gradient is 0."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept
+from copfl.core.optim import State, begin, kept
 from copfl.core.task import Data, Plan, Task
-from copfl.core.train import descend, fresh, has_valid, mean_loss, pull
+from copfl.core.train import Trained, descend, fresh, has_valid, mean_loss, pull
 from copfl.errors import at_least
-from copfl.parts import averaging
-from copfl.parts.averaging import Down, Server, Total, Upload
+from copfl.parts.averaging import Averaging, Down, Server, Total, Upload, with_shared
 
 
 class Client(NamedTuple):
@@ -24,28 +23,21 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(Averaging):
     """Per batch: `inner_steps` towards theta = argmin f + lam / 2 * |theta - w_n|^2, then w_n moves towards theta.
 
     The optimizer takes the inner steps. The published one is Sgd(lr=0.09, momentum=0, weight_decay=0.001), its lr tuned
     between 0.01 and 0.1.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     rate: float = 0.005  # eta, of w_n
     lam: float = 15.0  # lambda
     inner_steps: int = 5  # K
     server_rate: float = 1.0  # beta
 
-    personal: ClassVar[tuple[str, ...]] = ()
-    total_epochs = property(averaging.total_epochs)
-    server_init = averaging.server_init
-    downlink = averaging.downlink
-    summand = averaging.summand
-
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs, inner_steps=self.inner_steps)
+        super().__post_init__()
+        at_least(1, inner_steps=self.inner_steps)
         at_least(0, rate=self.rate, lam=self.lam, server_rate=self.server_rate)
 
     def client_init(self, task: Task) -> Client:
@@ -54,15 +46,15 @@ class PFedMe:
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """theta_n; the global model for a new client, which has no theta_n yet."""
-        return torch.where(client.started, client.theta, self._global_model(task, client, down))
+        return torch.where(client.started, client.theta, self.global_model(task, client, down))
 
-    def _global_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.with_shared(task, self.personal, client.theta, down.w)
+    def global_model(self, task: Task, client: Client, down: Down) -> Tensor:
+        return with_shared(task, self.personal, client.theta, down.w)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        theta = self._global_model(
+        theta = self.global_model(
             task, client, down
         )  # w_n and theta start here; theta goes on from batch to batch
         w = theta[: task.d]
@@ -74,13 +66,13 @@ class PFedMe:
             # The envelope's gradient is lambda * (w - theta): w <- w - eta * lambda * (w - theta).
             w = torch.where(has_valid(batch), w - self.rate * self.lam * (w - theta[: task.d]), w)
             losses.append(loss)
+        trained = Trained(torch.cat([w, theta[task.d :]]), moments, mean_loss(losses, batches))
         after = Client(theta, kept(self.optimizer, moments), torch.ones_like(client.started))
-        upload = averaging.upload(self, task, torch.cat([w, theta[task.d :]]), data)
-        return ClientOutput(after, upload, theta, {"loss": mean_loss(losses, batches), "weight": upload.size})
+        return ClientOutput(after, *self.output(task, trained, data, predicts=theta)[1:])
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """w <- (1 - beta) w + beta * mean."""
-        mean, metrics = averaging.server_update(self, task, server, total)
+        mean, metrics = super().server_update(task, server, total)
         mixed = (1 - self.server_rate) * server.w + self.server_rate * mean.w
         # Shared statistics take the mean: a variance that is extrapolated beyond it may turn negative.
         return Server(torch.cat([mixed[: task.d], mean.w[task.d :]])), metrics

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd
 from copfl.core.task import Data, Plan, Task
-from copfl.errors import at_least, unknown
-from copfl.parts import averaging
-from copfl.parts.averaging import Client, Down, Server, Total, Upload
+from copfl.errors import unknown
+from copfl.parts.averaging import Averaging, Client, Down, PartlyPersonal, Server, Total, Upload
 
 FLOAT, LABEL = 4, 8  # bytes on the wire
 
 
-class Split(NamedTuple):
-    """The algorithm as `averaging` takes it: with the names of the client's parameters."""
-
-    optimizer: Optimizer
-    personal: tuple[str, ...]
-
-
 @dataclass(frozen=True)
-class SplitNN:
+class SplitNN(Averaging):
     """The weights are computed exactly; the messages of a step enter by their size.
 
     In a step the client sends the cut's output and the labels; the server completes the forward pass and returns the
@@ -38,30 +29,21 @@ class SplitNN:
     8 a label. With the cut before the head the arithmetic is LG-FedAvg's; the messages are not.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     cut: str = ""  # the last module that the client runs, such as "stem"; "": all but the head
 
-    total_epochs = property(averaging.total_epochs)
-    downlink = averaging.downlink
-    summand = averaging.summand
+    def server_init(self, task: Task, clients: int) -> Any:
+        return self._split(task).server_init(task, clients)
 
-    def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
-
-    def server_init(self, task: Task, clients: int) -> Server:
-        return averaging.server_init(self._split(task), task, clients)
-
-    def client_init(self, task: Task) -> Client:
-        return averaging.client_init(self._split(task), task)
+    def client_init(self, task: Task) -> Any:
+        return self._split(task).client_init(task)
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        return averaging.personal_model(self._split(task), task, client, down)
+        return self._split(task).global_model(task, client, down)
 
     def client_update(
         self, task: Task, client: Client, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
-        output = averaging.client_update(self._split(task), task, client, down, data, plan)
+        output = self._split(task).client_update(task, client, down, data, plan)
         start = self.personal_model(task, client, down)
         width, visits = self._width(task, start, data), data.size * self.epochs
         up, back = (FLOAT * width + LABEL) * visits, FLOAT * width * visits
@@ -69,10 +51,10 @@ class SplitNN:
         return output._replace(metrics={**output.metrics, **crossing})
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        return averaging.server_update(self._split(task), task, server, total)
+        return self._split(task).server_update(task, server, total)
 
-    def _split(self, task: Task) -> Split:
-        return Split(self.optimizer, client_parameters(task, self.cut))
+    def _split(self, task: Task) -> PartlyPersonal:
+        return PartlyPersonal(self.optimizer, self.epochs, client_parameters(task, self.cut))
 
     def _width(self, task: Task, w: Tensor, data: Data) -> int:
         """How many numbers cross the cut for one sample; none if the server runs nothing."""

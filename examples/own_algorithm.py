@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 import copfl
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, begin
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import train
+from copfl.core import ClientOutput, Data, Metrics, Optimizer, Plan, Sgd, Task, train
 
 
 class Client(NamedTuple):
@@ -59,8 +56,7 @@ class FedMix:
         self, task: Task, client: Client, down: Message, data: Data, plan: Plan
     ) -> ClientOutput[Client, Upload]:
         w = self.personal_model(task, client, down)
-        moments = begin(self.optimizer, self.optimizer.init(w[: task.d]), w[: task.d])
-        w, _, loss = train(task, self.optimizer, w, moments, data, plan)
+        w, _, loss = train(task, self.optimizer, w, self.optimizer.init(w[: task.d]), data, plan)
         samples = data.size.to(w.dtype)
         shared = torch.where(task.local(), 0, w)
         return ClientOutput(

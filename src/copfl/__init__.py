@@ -14,14 +14,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
     from copfl.comparison.compare import compare, sweep
-    from copfl.comparison.results import Comparison
+    from copfl.comparison.tables import Comparison
     from copfl.experiment.run import Result, resume, run
     from copfl.testing import check_algorithm
 
 # The names a user wants first. They load on first use, so that `copfl --help` need not wait for torch.
 _HOMES = {
     "ALGORITHMS": "copfl.algorithms",
-    "Comparison": "copfl.comparison.results",
+    "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
     "check_algorithm": "copfl.testing",
     "compare": "copfl.comparison.compare",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from copfl.comparison import tables
-from copfl.comparison.results import Comparison
+from copfl.comparison.tables import Comparison
 from copfl.experiment.config import Tables
 
 

@@ -10,7 +10,7 @@ import pytest
 from copfl import charts
 from copfl.comparison import plots
 from copfl.comparison.entries import Entry
-from copfl.comparison.results import Comparison, Row
+from copfl.comparison.tables import Comparison, Row
 from tests.comparison.test_tables import comparison, outcome
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")

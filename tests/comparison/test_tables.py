@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from copfl.comparison.entries import Entry
-from copfl.comparison.results import ACCURACIES, Comparison, Outcome, Row, Trial, Tuned
-from copfl.comparison.tables import as_csv, as_json, as_markdown, as_text
+from copfl.comparison.jobs import ACCURACIES
+from copfl.comparison.results import Outcome, Trial, Tuned
+from copfl.comparison.tables import Comparison, Row, as_csv, as_json, as_markdown, as_text
 from copfl.stats import difference
 
 

@@ -158,7 +158,7 @@ def test_batched_seeds_give_the_same_records(
         expected = known.get(job)
         assert error is None
         assert expected is not None
-        record = records.record_of(job)
+        record = batch.record_of(job)
         assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
         assert record.rounds == expected.rounds
     assert batched == [3]
@@ -184,13 +184,13 @@ def test_seeds_that_do_not_fit_on_the_gpu_in_one_batch_train_one_after_another(
     for job, _, _ in done:
         expected = known.get(job)
         assert expected is not None
-        assert records.record_of(job).curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
+        assert batch.record_of(job).curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
 
 
 def test_a_run_without_a_record_does_not_affect_those_of_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    valid = records.record_of
+    valid = batch.record_of
 
     def record_of(job: Job) -> records.Record:
         if job.seed == 0:
@@ -618,23 +618,23 @@ def test_a_mask_that_grew_by_more_than_its_rate_is_found() -> None:
         ]
 
     assert (
-        records.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
+        batch.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
     )  # some may return
     assert (
-        records.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
+        batch.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
         is None
     )
-    told = records.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
+    told = batch.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
     assert told is not None
     assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in told
-    assert "client 4" in (records.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
+    assert "client 4" in (batch.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
 
 
 def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     words = (*COLUMN, "--row", "CO-PFL")
-    monkeypatch.setattr(records, "overgrown", lambda algorithm, rounds: "in round 1 a mask grew")
+    monkeypatch.setattr(batch, "overgrown", lambda algorithm, rounds: "in round 1 a mask grew")
     refused = reproduce(capsys, tmp_path, *words)
     assert refused.code != 0
     assert "remove its folder, and it is run again" in refused.out + refused.err

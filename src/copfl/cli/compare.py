@@ -6,15 +6,12 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import OUTPUT, TRAINING, option
-
-if TYPE_CHECKING:
-    from copfl.comparison.results import Comparison
 
 Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
 Last = Annotated[
@@ -148,7 +145,7 @@ def sweep(
 
 
 def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
-    """Both tables. The second overrides the first; if it names another choice, options of the first one go."""
+    """Both tables. The second overrides the first; options of a choice that it replaces are dropped."""
     result = dict(first)
     for title, table in second.items():
         before = first.get(title, {})
@@ -177,7 +174,7 @@ def _say(quiet: bool) -> Callable[[str], None] | None:
     return None if quiet else lambda text: print(text, file=sys.stderr, flush=True)
 
 
-def _show(found: Comparison, folder: Path, plots: bool, quiet: bool, as_json: bool) -> None:
+def _show(found: Any, folder: Path, plots: bool, quiet: bool, as_json: bool) -> None:
     from copfl import charts
     from copfl.comparison import plots as pictures
     from copfl.comparison import tables

@@ -6,18 +6,13 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import DATA, OUTPUT, TRAINING, option
-
-if TYPE_CHECKING:
-    from copfl.reproduction.experiments import Experiment
-    from copfl.reproduction.findings import Findings
 
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
 NAMES = "table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, plus-others"
@@ -76,6 +71,7 @@ def reproduce(
 
     A run that has a record in the results folder is not run again.
     """
+    from copfl import charts
     from copfl.comparison.runner import PAUSE, Runner
     from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
     from copfl.experiment.loop import device_of
@@ -93,6 +89,8 @@ def reproduce(
     store = records.opened(results)
     for problem in store.unusable:
         say(f"copfl: not used: {problem}")
+    if from_records and not charts.available():
+        say(f"copfl: {charts.MISSING}")
     left, problems = 0, list[str]()
     place = _place(device, chunk, data_dir)
     cuda = place["run"]["device"].startswith("cuda")
@@ -102,7 +100,7 @@ def reproduce(
     for whole in [
         experiments.read(name) for name in (experiments.names() if experiment == "all" else [experiment])
     ]:
-        chosen = _only(whole, column, row)
+        chosen = experiments.only(whole, column or [], row or [])
         protocols = [p for p in chosen.protocols if protocol in (p, "both")]
         if not protocols:
             if experiment == "all":
@@ -113,7 +111,7 @@ def reproduce(
         wanted = _seeds(seeds, size.seeds, size.first_seed)
         if from_records:
             seen = findings.found(chosen, budget, protocols, wanted, store)
-            for path in _write(seen, budget, docs, say):
+            for path in pages.write(seen, budget, docs):
                 say(f"written: {path}")
             continue
         plans = list(experiments.plans(chosen, size, protocols))
@@ -155,48 +153,3 @@ def _seeds(given: str | None, usual: int, first: int) -> list[int]:
         at_least(1, seeds=count)
         return list(range(first, first + count))
     return seeds_of(given)
-
-
-def _only(experiment: Experiment, columns: list[str] | None, rows: list[str] | None) -> Experiment:
-    """The experiment with these columns and rows only."""
-    import dataclasses
-
-    from copfl.errors import unknown
-
-    for what, wanted, there in (
-        ("column", columns, [column.name for column in experiment.columns]),
-        ("row", rows, [row.label for row in experiment.rows]),
-    ):
-        for name in wanted or []:
-            if name not in there:
-                raise unknown(what, name, there)
-    return dataclasses.replace(
-        experiment,
-        columns=[column for column in experiment.columns if not columns or column.name in columns],
-        rows=[row for row in experiment.rows if not rows or row.label in rows],
-        claims=[] if columns or rows else experiment.claims,
-    )
-
-
-def _write(seen: Findings, budget: str, docs: Path, say: Callable[[str], None]) -> list[Path]:
-    """Writes the experiment's page and pictures, and its part of reproduction.md."""
-    from copfl.charts import MISSING, available
-    from copfl.files import write_bytes
-    from copfl.reproduction import figures, pages
-
-    experiment = seen.experiment
-    stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
-    folder, size = docs / "reproduction", experiment.budget(budget)
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = figures.write(seen, stem, folder)
-    names = figures.names(seen, stem)
-    if names and not available():
-        say(f"copfl: {MISSING}")
-    page, front = folder / f"{stem}.md", docs / "reproduction.md"
-    write_bytes(page, pages.page(seen, size, names).encode())
-    if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
-        return [page, *drawn]
-    made = pages.summary(seen, size, [f"reproduction/{name}" for name in names])
-    made += f"\nEvery column, seed and tuning run: [{experiment.title}](reproduction/{page.name})."
-    write_bytes(front, pages.put(text, stem, made).encode())
-    return [page, *drawn, front]

@@ -16,10 +16,10 @@ from typing import Any
 from copfl.comparison import entries as reading
 from copfl.comparison import tuning
 from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
-from copfl.comparison.jobs import LAST, Job
-from copfl.comparison.results import ACCURACIES, Comparison, Outcome, Row, Starts, Tuned, outcome_of, start_of
+from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts
+from copfl.comparison.results import Outcome, Tuned, outcome_of, start_of
 from copfl.comparison.runner import Say, all_done
-from copfl.comparison.tables import write
+from copfl.comparison.tables import Comparison, Row, write
 from copfl.comparison.tuning import VALIDATION, job_of
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import resolve
@@ -43,15 +43,15 @@ def compare(
     jobs: int = 1,
     say: Say | None = None,
 ) -> Comparison:
-    """The entries on the same clients, each with its best settings, and its paired difference to the reference.
+    """The entries on the same clients, each with its best settings, and paired differences to the reference.
 
     >>> import copfl
-    >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], seeds=[0, 1, 2], out="runs/mine")  # doctest: +SKIP
+    >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
-    The table and the runs are written to `out`; runs that are there already are used again. `base_tables` apply to
-    every run, as in run.toml. `tune` contains the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`
-    runs are in processes of their own, so a script needs the usual `if __name__ == "__main__":`.
+    The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to every
+    run, as in run.toml. `tune` has the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`, runs have
+    processes of their own, so a script needs the usual `if __name__ == "__main__":`.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
     base, out, say = dict(base_tables or {}), Path(out), say or _silent
@@ -105,7 +105,7 @@ def sweep(
     jobs: int = 1,
     say: Say | None = None,
 ) -> Comparison:
-    """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "copfl.budget": [0.05, 0.5]}."""
+    """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
     seeds, grid = check_seeds(seeds), reading.grid_of(over, "--over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
     own = base.pop("algorithm", {})

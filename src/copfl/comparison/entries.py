@@ -1,4 +1,4 @@
-"""What is compared, as people write it: algorithms with options, grids, seeds, and the file with all of them."""
+"""What is compared, as people write it: algorithms with options, grids, seeds, and files of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config
-from copfl.experiment.components import OPTIMIZERS
 from copfl.experiment.config import Tables
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
@@ -64,8 +63,8 @@ def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
     for table, key in places:
         if table in COMMON and (COMMON[table] is None or key in (COMMON[table] or ())):
             raise UsageError(
-                f"{who}: {table}.{key} is the same for every row, or they could not be compared; set it for all of "
-                f"them with --set {table}.{key}=..., or use `copfl sweep --over {table}.{key}=...`"
+                f"{who}: {table}.{key} is the same for every row, or they could not be compared; set it for "
+                f"all of them with --set {table}.{key}=..., or use `copfl sweep --over {table}.{key}=...`"
             )
 
 
@@ -155,9 +154,7 @@ def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
 def layers(entry: Entry, base: Base) -> list[Tables]:
     """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
     own = applies(entry, base)
-    plain = {
-        title: dict(t) for title, t in base.items() if title not in ALGORITHMS and title not in OPTIMIZERS
-    }
+    plain = {title: dict(t) for title, t in base.items() if not _names_a_choice(title)}
     titled = {title: dict(t) for title, t in base.items() if title in own}
     chosen: Tables = {"optimizer": {"name": own[1]}}
     return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
@@ -171,8 +168,15 @@ def applies(entry: Entry, base: Base) -> tuple[str, str]:
 
 
 def concerns(entry: Entry, base: Base, title: str) -> bool:
-    """Whether a table of this title is for this entry; one named after another algorithm or optimizer is not."""
-    return title in applies(entry, base) or not (title in ALGORITHMS or title in OPTIMIZERS)
+    """Whether a table of this title is for this entry; one named after another algorithm is not."""
+    return title in applies(entry, base) or not _names_a_choice(title)
+
+
+def _names_a_choice(title: str) -> bool:
+    """Whether a table has the name of an algorithm or optimizer, and not of a kind such as [run]."""
+    from copfl.experiment.components import OPTIMIZERS
+
+    return title in ALGORITHMS or title in OPTIMIZERS
 
 
 def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:
@@ -202,7 +206,7 @@ OPTIONS = {
 
 
 def read_file(path: Path) -> File:
-    """A file with an [[entry]] per row, a table [compare] of options, and the tables of a run for all rows."""
+    """A file with an [[entry]] per row, a table [compare] of options, and tables for all rows."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

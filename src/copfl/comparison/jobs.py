@@ -1,15 +1,29 @@
-"""One run as data: its settings, its identity and its folder. Nothing here trains or reads a run folder."""
+"""One run as data: its settings, its identity, its folder and what it began with."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from copfl.core.algorithm import EVAL_MODELS
+from copfl.errors import RunError
 from copfl.experiment.config import Tables
-from copfl.experiment.identity import identity
+from copfl.experiment.identity import essential, identity
 
 LAST = 5  # evaluations that a value is the mean of
+Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
+
+
+def accuracies(eval_models: str) -> tuple[str, ...]:
+    """The accuracies that such an evaluation measures."""
+    return tuple(f"accuracy{model}" for model in EVAL_MODELS[eval_models])
+
+
+ACCURACIES = accuracies("all")
 
 
 class Job(NamedTuple):
@@ -44,3 +58,35 @@ def placed(job: Job, folder: Path) -> Job:
     known = sorted(folder.glob(f"*-{digest}"))
     name = re.sub(r"[^\w.=-]+", "-", job.label).strip("-.")[:60]
     return job._replace(path=known[0] if known else folder / f"{name}-seed{job.seed}-{digest}")
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What the runs on the same clients began with; they can be compared only if it is the same."""
+
+    advice: str  # what to do about a run that began with something else
+    seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
+
+    def check(self, title: str, tables: Tables, validation: float, start: Mapping[str, str]) -> None:
+        """Nothing, if the run began with the same as those on the same data, partition and seed."""
+        kept = essential(tables)
+        run = kept["run"]
+        clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
+        weights = [*clients, kept["model"], run.get("precision")]
+        for key, what, group, why in (
+            ("partition", "partitions", clients, "the data changed between them"),
+            ("samples", "samples", clients, "the data changed between them"),
+            (
+                "weights",
+                "initial weights",
+                weights,
+                "other processors or versions of torch draw other last digits",
+            ),
+        ):
+            group_key = json.dumps([key, group], sort_keys=True)
+            known, other = self.seen.setdefault(group_key, (start[key], title))
+            if start[key] != known:
+                raise RunError(
+                    f"{title} and {other} began with different {what}, so they cannot be compared: {why}; "
+                    f"{self.advice}"
+                )

@@ -9,7 +9,7 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
-from copfl.comparison.results import Comparison, Row
+from copfl.comparison.tables import Comparison, Row
 from copfl.files import write_bytes
 
 ACCURACY = "accuracy after local training, %"

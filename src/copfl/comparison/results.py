@@ -1,40 +1,27 @@
-"""Metrics of finished runs, and the rows of a comparison."""
+"""Metrics of finished runs, and checks that they can be compared."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.comparison.entries import Entry, Grid
-from copfl.comparison.jobs import Job
-from copfl.core.algorithm import EVAL_MODELS
+from copfl.comparison.jobs import ACCURACIES, Job, Start
 from copfl.errors import DataError, RunError
 from copfl.experiment import records
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import essential
-from copfl.stats import Difference, Numbers, Spread, spread_of
+from copfl.stats import Numbers
 
 WORST = 0.1  # fraction of the clients
-Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
-
-
-def accuracies(eval_models: str) -> tuple[str, ...]:
-    """The accuracies that such an evaluation measures."""
-    return tuple(f"accuracy{model}" for model in EVAL_MODELS[eval_models])
-
-
-ACCURACIES = accuracies("all")
 
 
 class Outcome(NamedTuple):
-    """One run. Accuracies are means over each client's last evaluations; nan without any, or if it is malicious."""
+    """One run. Accuracies are means over each client's last evaluations; nan without any or if malicious."""
 
     clients: dict[str, Numbers]  # by accuracy, [clients]
     rounds: NDArray[np.int64]  # the rounds with an evaluation, from 1
@@ -76,8 +63,8 @@ def outcome_of(job: Job) -> Outcome:
         values = records.table(evaluations, name, partition.clients)
         if ((values < 0) | (values > 1)).any():  # nan is neither
             raise RunError(
-                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and must be a "
-                f"fraction, so something went wrong in the run itself; remove {job.path} and run it again"
+                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and must "
+                f"be a fraction, so something went wrong in the run itself; remove {job.path} and run it again"
             )
         for row, line in zip(values, evaluations, strict=True):
             if name not in line["per_client"]:  # this model was not evaluated
@@ -136,38 +123,7 @@ def start_of(job: Job) -> Start:
     return start
 
 
-@dataclass(frozen=True)
-class Starts:
-    """What runs of each group of clients began with; runs can be compared only if they began with the same."""
-
-    advice: str  # what to do about a run that began with something else
-    seen: dict[str, tuple[str, str]] = field(default_factory=dict)  # by group: a fingerprint, and whose it is
-
-    def check(self, title: str, tables: Tables, validation: float, start: Mapping[str, str]) -> None:
-        """Nothing, if the run began with the same as those on the same data, partition and seed."""
-        kept = essential(tables)
-        run = kept["run"]
-        clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
-        weights = [*clients, kept["model"], run.get("precision")]
-        for key, what, group, why in (
-            ("partition", "partitions", clients, "the data changed between them"),
-            ("samples", "samples", clients, "the data changed between them"),
-            (
-                "weights",
-                "initial weights",
-                weights,
-                "other processors or versions of torch draw other last digits",
-            ),
-        ):
-            group_key = json.dumps([key, group], sort_keys=True)
-            known, other = self.seen.setdefault(group_key, (start[key], title))
-            if start[key] != known:
-                raise RunError(
-                    f"{title} and {other} began with different {what}, so they cannot be compared: {why}; {self.advice}"
-                )
-
-
-# A comparison
+# Tuning
 
 
 class Trial(NamedTuple):
@@ -185,47 +141,3 @@ class Tuned(NamedTuple):
     @property
     def chosen(self) -> Tables:
         return max(self.trials, key=lambda trial: trial.accuracy).settings if self.trials else {}
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One entry: an outcome per seed, and what tuning chose."""
-
-    entry: Entry
-    outcomes: list[Outcome]
-    tuned: Tuned = field(default_factory=lambda: Tuned([]))
-    differences: dict[str, Difference] = field(
-        default_factory=dict
-    )  # by accuracy; none for the reference itself
-
-    @property
-    def label(self) -> str:
-        return self.entry.label
-
-    def per_seed(self) -> dict[str, list[float]]:
-        """Every metric of the table, a value per seed."""
-        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
-        others = ("worst", "best", "bytes_up", "bytes_down", "seconds")
-        return values | {name: [float(getattr(run, name)) for run in self.outcomes] for name in others}
-
-    def metrics(self) -> dict[str, Spread]:
-        """Every metric of the table, its mean and spread over the seeds."""
-        return {name: spread_of(values) for name, values in self.per_seed().items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files."""
-
-    title: str
-    rows: list[Row]
-    seeds: list[int]
-    last: int
-    reference: str | None = None
-    over: Grid = field(default_factory=dict)  # of a sweep
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        from copfl.comparison.tables import as_text
-
-        return as_text(self)

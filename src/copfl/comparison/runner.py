@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import Start, start_of
+from copfl.comparison.jobs import Job, Start
+from copfl.comparison.results import start_of
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching, simulate
@@ -63,7 +63,7 @@ class Done(NamedTuple):
 
 
 def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") -> None:
-    """Runs every job that is not finished. One that fails does not stop the others; a RunError names each of them."""
+    """Runs every job that is not finished. A failure does not stop the others; a RunError names each."""
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
@@ -120,7 +120,7 @@ class Runner:
                 yield from self._attempt([job])
 
     def expected(self, jobs: Sequence[Job]) -> float:
-        """Seconds that these jobs will take: as the last of their kind, or as the slowest so far; 0 at first."""
+        """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
         slowest = max(self.seconds.values(), default=0.0)
         return float(jobs[0].tables["run"]["rounds"] * self.seconds.get(_kind(jobs), slowest))
 
@@ -286,7 +286,7 @@ def started_with(experiment: Experiment) -> Start:
 
 @dataclass(frozen=True)
 class LeanFolder(RunFolder):
-    """A run folder with what a comparison reads and no more: no models, and no checkpoint once the run has ended.
+    """A run folder without models, and without a checkpoint once the run has ended.
 
     A comparison has dozens of runs, and the states of ten ResNets take gigabytes.
     """
@@ -320,32 +320,29 @@ class LeanFolder(RunFolder):
 def in_processes(jobs: Sequence[Job], processes: int) -> Generator[Done]:
     """Every job as it ends, from processes that import torch once and run one job after another.
 
-    A process that is killed, perhaps for lack of memory, ends its pool. What is left is tried again, one job at a time.
+    A process that is killed, perhaps for lack of memory, ends its pool; what is left is tried again one by one.
     """
-    left = list(jobs)
-    for size in (processes, 1):
-        pool = ProcessPoolExecutor(
-            min(size, len(left)),
-            get_context("spawn"),
-            _init_worker,  # a forked torch may hang in its thread pool
-        )
-        try:
-            futures = {pool.submit(_run_in_worker, job): job for job in left}
-            for future in as_completed(futures):
-                if not isinstance(future.exception(), BrokenProcessPool):
-                    left.remove(futures[future])
-                    yield future.result()  # raises an error that is not the user's
-        finally:
-            for process in list((pool._processes or {}).values()) if left else ():
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
-        if not left:
-            return
-    for job in left:
-        problem = (
-            "its process was killed, perhaps for lack of memory; run the same command again with --jobs 1"
-        )
-        yield Done(job, RunError(f"{job.title}: {problem}"), 0.0)
+    for job in (yield from _pool(jobs, processes)):
+        if (yield from _pool([job], 1)):
+            advice = "perhaps for lack of memory; run the same command again with --jobs 1"
+            yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
+
+
+def _pool(jobs: Sequence[Job], processes: int) -> Generator[Done, None, list[Job]]:
+    """Every job as it ends; returns those that a killed process left undone."""
+    left, context = list(jobs), get_context("spawn")  # a forked torch may hang in its thread pool
+    pool = ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
+    try:
+        futures = {pool.submit(_run_in_worker, job): job for job in jobs}
+        for future in as_completed(futures):
+            if not isinstance(future.exception(), BrokenProcessPool):
+                left.remove(futures[future])
+                yield future.result()  # raises an error that is not the user's
+    finally:
+        for process in list((pool._processes or {}).values()) if left else ():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+    return left
 
 
 _worker = Runner()  # of this process, if it is a worker

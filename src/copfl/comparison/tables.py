@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown, CSV and JSON."""
+"""The rows of a comparison, and its tables as text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,60 @@ import json
 import math
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from copfl import tables
-from copfl.comparison.entries import described
-from copfl.comparison.results import ACCURACIES, Comparison, Row
+from copfl.comparison.entries import Entry, Grid, described
+from copfl.comparison.jobs import ACCURACIES
+from copfl.comparison.results import Outcome, Tuned
 from copfl.files import write_bytes
-from copfl.stats import LEVEL, Spread
+from copfl.stats import LEVEL, Difference, Spread, spread_of
 from copfl.tables import Table, interval, percent, percent_with_spread, plain
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One entry: an outcome per seed, and what tuning chose."""
+
+    entry: Entry
+    outcomes: list[Outcome]
+    tuned: Tuned = field(default_factory=lambda: Tuned([]))
+    differences: dict[str, Difference] = field(
+        default_factory=dict
+    )  # by accuracy; none for the reference itself
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+    def per_seed(self) -> dict[str, list[float]]:
+        """Every metric of the table, a value per seed."""
+        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
+        others = ("worst", "best", "bytes_up", "bytes_down", "seconds")
+        return values | {name: [float(getattr(run, name)) for run in self.outcomes] for name in others}
+
+    def metrics(self) -> dict[str, Spread]:
+        """Every metric of the table, its mean and spread over the seeds."""
+        return {name: spread_of(values) for name, values in self.per_seed().items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A row per entry; `print` shows the table, and `copfl.comparison.tables` writes it to files."""
+
+    title: str
+    rows: list[Row]
+    seeds: list[int]
+    last: int
+    reference: str | None = None
+    over: Grid = field(default_factory=dict)  # of a sweep
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
 
 COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
     "accuracy": ("after", lambda value: percent_with_spread(*value)),
@@ -47,10 +92,10 @@ def _metrics(comparison: Comparison) -> Table:
         rows.append([row.label, *(show(metrics[name]) for name, (_, show) in COLUMNS.items())])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
-        f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local training; "
-        "before: the same model before local training; global: the global model; worst 10 %: the mean over the worst "
-        "tenth of the clients, after; best round: the highest mean over clients, a round chosen on test. up, down: "
-        "bytes per client and round."
+        f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
+        "training; before: the same model before local training; global: the global model; worst 10 %: the "
+        "mean over the worst tenth of the clients, after; best round: the highest mean over clients, a round "
+        "chosen on test. up, down: bytes per client and round."
     )
     title = f"{comparison.title}: accuracy in % on each client's own test samples"
     return Table(title, ["", *(title for title, _ in COLUMNS.values())], rows, [note])
@@ -65,8 +110,8 @@ def _differences(comparison: Comparison) -> Table:
             rows.append([row.label, percent(gain.mean, "+.1f"), *bounds, gain.verdict])
     level = f"{100 * LEVEL:.0f} %"
     note = (
-        "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, row by "
-        "row; the interval over clients takes these seeds as given."
+        "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, row "
+        "by row; the interval over clients takes these seeds as given."
     )
     if len(comparison.seeds) < 2:
         note += " One seed says nothing about the next: nothing is distinguishable."

@@ -1,4 +1,4 @@
-"""The settings that do best on validation samples cut from the clients' training samples; test samples are not used.
+"""The best settings on validation samples, which are cut from the clients' training samples.
 
 Every entry tries the same grid on the same seeds. The best settings then train on all training samples.
 """

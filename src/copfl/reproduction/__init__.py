@@ -1,6 +1,6 @@
 """The paper's tables and figures as data on top of `copfl.comparison`: `copfl reproduce EXPERIMENT`.
 
-experiments   an experiment as data: rows, columns, protocols and the paper's claims (experiment_files, setup.toml)
+experiments   an experiment as data: rows, columns, protocols and claims (experiment_files, setup.toml)
 records       a small record of every run; tables and figures are made of records alone
 batch         runs what is missing, through `comparison.runner`
 findings      cells, paired differences, and a verdict for every claim

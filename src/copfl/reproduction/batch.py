@@ -1,27 +1,34 @@
 """Runs what an experiment lacks, through `comparison.runner`, and adds a record of each run.
 
-On a GPU the seeds of one cell train as one batch. Several processes may work on one experiment; each leaves the runs
-that another one works on. A run that has a record is not run again.
+On a GPU the seeds of one cell train as one batch. Several processes may work on one experiment; each leaves the
+runs of the others alone. A run that has a record is not run again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from copfl.comparison.jobs import Job, placed
-from copfl.comparison.results import Start
+from copfl.comparison.jobs import ACCURACIES, Job, Start, placed
+from copfl.comparison.results import outcome_of, start_of
 from copfl.comparison.runner import Runner, TimeIsUp
-from copfl.errors import CopflError
+from copfl.errors import CopflError, RunError
+from copfl.experiment import records as rounds_file
 from copfl.experiment.config import Tables
+from copfl.experiment.folder import RunFolder
+from copfl.experiment.identity import essential
 from copfl.experiment.progress import span
 from copfl.files import Busy
 from copfl.reproduction.experiments import Plan, joined
 from copfl.reproduction.findings import chosen
-from copfl.reproduction.records import Store, record_of
+from copfl.reproduction.records import Record, Store
+
+WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
 
 @dataclass
@@ -108,3 +115,63 @@ def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int
             waiting = [plan.column.name, row.algorithm, row.preset, row.settings, row.recipes[plan.protocol]]
             left |= {json.dumps([waiting, seed], default=str) for seed in seeds}
     return len(left)
+
+
+# Records
+
+
+def record_of(job: Job) -> Record:
+    """The record of the job's finished run folder."""
+    found = outcome_of(job)
+    rounds = rounds_file.read(job.path / "rounds.jsonl")
+    if len(rounds) != job.tables["run"]["rounds"]:
+        raise RunError(
+            f"{job.path} has {len(rounds)} of {job.tables['run']['rounds']} rounds: it is not finished"
+        )
+    if wrong := overgrown(job.tables["algorithm"], rounds):
+        raise RunError(
+            f"{job.path}: {wrong}; such a run gets no record: remove its folder, and it is run again"
+        )
+    environment = json.loads((job.path / "environment.json").read_text("utf-8"))
+    ran = RunFolder(job.path).tables()["run"]
+    notes = [environment.get("data", ""), *environment.get("partition", [])]
+    return Record(
+        tables=essential(job.tables),
+        validation=job.validation,
+        last=job.last,
+        rounds=found.rounds.tolist(),
+        curves={name: _short(values) for name, values in found.curves.items()},
+        clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
+        cost={
+            "bytes_up": round(found.bytes_up, 1),
+            "bytes_down": round(found.bytes_down, 1),
+            "seconds": round(found.seconds, 4),
+            "broken": found.broken,
+        },
+        start=start_of(job),
+        data="; ".join(note for note in notes if note),
+        where={key: str(environment[key]) for key in WHERE if key in environment}
+        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
+    )
+
+
+def _short(values: Sequence[float | None]) -> list[float]:
+    """Six digits after the point: more than a test set can distinguish."""
+    return [math.nan if value is None else round(float(value), 6) for value in values]
+
+
+def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
+    """The mask that grew by more than `rate` of the shared parameters, which no correct run does; or None.
+
+    A faulty top-k kernel that selects too many entries on a busy GPU shows itself here.
+    """
+    rate, before = algorithm.get("rate", 1.0), dict[int, float]()
+    for line in rounds:
+        fractions = line["per_client"].get("personal_fraction")
+        for id, fraction in zip(line["clients"], fractions, strict=True) if fractions else ():
+            old = before.get(id, 0.0)
+            if fraction > old + rate * (1 - old) + 1e-3:  # counts are rounded
+                grew = f"the mask of client {id} grew from {old:.1%} to {fraction:.1%} of the parameters"
+                return f"in round {line['round']} {grew}, more than rate={rate} allows"
+            before[id] = fraction
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -187,12 +187,12 @@ class Plan(NamedTuple):
 
 @cache
 def _complete(layers: str) -> Tables:
-    """The tables of these layers (as JSON) with every default; many seeds and experiments need the same ones."""
+    """The tables of these layers (as JSON) with every default; many jobs need the same ones."""
     return resolve(json.loads(layers), {})
 
 
 def plans(experiment: Experiment, budget: Budget, protocols: Sequence[str]) -> Iterator[Plan]:
-    """Every cell of the experiment, column by column, so that one column is complete before the next begins."""
+    """Every cell of the experiment; a column is complete before the next one begins."""
     for column in experiment.columns:
         for protocol in protocols:
             for row in experiment.rows_of(protocol):
@@ -206,6 +206,23 @@ def joined(*parts: Mapping[str, Mapping[str, Any]]) -> Tables:
         for title, table in part.items():
             result[title] = {**result.get(title, {}), **table}
     return result
+
+
+def only(experiment: Experiment, columns: Sequence[str], rows: Sequence[str]) -> Experiment:
+    """The experiment with these columns and rows only; all of them, and the claims, where none is named."""
+    for what, wanted, there in (
+        ("column", columns, [column.name for column in experiment.columns]),
+        ("row", rows, [row.label for row in experiment.rows]),
+    ):
+        for name in wanted:
+            if name not in there:
+                raise unknown(what, name, there)
+    return replace(
+        experiment,
+        columns=[column for column in experiment.columns if not columns or column.name in columns],
+        rows=[row for row in experiment.rows if not rows or row.label in rows],
+        claims=[] if columns or rows else experiment.claims,
+    )
 
 
 # Reading
@@ -231,7 +248,7 @@ def read(name: str) -> Experiment:
         return _experiment(Path(name).stem, content, tomllib.loads((HERE / "setup.toml").read_text("utf-8")))
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"the experiment {name} is incomplete: {error!r}; see copfl/reproduction/experiment_files for examples"
+            f"the experiment {name} is incomplete: {error!r}; copfl/reproduction/experiment_files has examples"
         ) from error
 
 

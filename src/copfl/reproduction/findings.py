@@ -90,7 +90,7 @@ def found(
 
 
 def chosen(plan: Plan, store: Store) -> Tables | None:
-    """The settings with the highest validation accuracy, of equals the first; None: tuning is not finished."""
+    """The settings with the highest validation accuracy, of equals the first; None: not all are tried."""
     trials = plan.trials()
     if not trials:
         return plan.choices[0]
@@ -145,7 +145,7 @@ def best_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True
 
 
 def surest_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
-    """The gain over a row that is distinguishably above, if there is one: it need not have the highest mean."""
+    """The gain over a row that is distinguishably above, if any: it need not have the highest mean."""
     above = [g for g in gains(own, column, baselines_only) if judged(g.bounds, g.seeds) == FAILS]
     return min(above, key=lambda g: g.mean, default=best_baseline(own, column, baselines_only))
 
@@ -201,7 +201,7 @@ def _above(options: Options, findings: Findings, protocol: str) -> Iterator[Verd
 
 
 def _best(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """The row is above the best of all others, or of those in `other`; with `margin`, by so many points on average."""
+    """The row is above the best of the others, or of `other`; with `margin`, by so many points on average."""
     margin = float(options.get("margin", 0.0))
 
     def word(bounds: Interval, seeds: int) -> str:
@@ -255,7 +255,7 @@ def _few(names: Sequence[str]) -> str:
 def _steps(
     sign: int, fraction: float, options: Options, findings: Findings, protocol: str
 ) -> Iterator[Verdict]:
-    """From column to column, rows change in this direction: more than this fraction of the baselines, or all rows.
+    """From column to column, more than this fraction of the baselines change in this direction; 1: all rows.
 
     Columns of different lengths are compared in the rounds that count for the shorter one.
     """

@@ -1,12 +1,14 @@
-"""Markdown of an experiment: our numbers next to the paper's, and a verdict for every claim. Made of records alone."""
+"""Markdown of an experiment: our numbers next to the paper's, and a verdict for every claim."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
+from copfl.files import write_bytes
 from copfl.reproduction.experiments import Budget, Column
 from copfl.reproduction.findings import (
     NOT_YET,
@@ -20,9 +22,9 @@ from copfl.reproduction.findings import (
 from copfl.tables import Table, as_markdown, percent, with_spread
 
 BASELINES_NOTE = (
-    "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, with the "
-    "95 % t interval over seeds. That baseline is selected by the numbers that it is compared with, which favours it "
-    "slightly."
+    "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, with "
+    "the 95 % t interval over seeds. That baseline is selected by the numbers that it is compared with, which "
+    "favours it slightly."
 )
 
 
@@ -79,8 +81,8 @@ def _method(findings: Findings, budget: Budget) -> str:
     )
     text = (
         f"{budget.rounds} rounds. Mean ± standard deviation over seeds of each client's last {budget.last} "
-        f"evaluations (every {budget.eval_every} rounds{more}). All rows of a seed have the same partitions, initial "
-        "weights and batches."
+        f"evaluations (every {budget.eval_every} rounds{more}). All rows of a seed have the same partitions, "
+        "initial weights and batches."
     )
     if findings.experiment.numbers:
         text += " The paper's numbers, single runs, are in brackets."
@@ -164,8 +166,8 @@ def _notes(columns: Sequence[Column]) -> list[str]:
 
 def _tuning(findings: Findings, budget: Budget) -> str:
     text = (
-        f"Accuracy in % on {budget.validation:.0%} of the training images, which these runs did not train on. "
-        f"Seed {budget.tune_seed}, {budget.tune_rounds} rounds."
+        f"Accuracy in % on {budget.validation:.0%} of the training images, which these runs did not train "
+        f"on. Seed {budget.tune_seed}, {budget.tune_rounds} rounds."
     )
     plans = {cell.plan.column.title: cell.plan for cell in findings.cells.values() if cell.trials}
     for title, plan in plans.items():
@@ -217,3 +219,22 @@ def put(text: str, name: str, made: str) -> str:
     if len(pattern.findall(text)) != 1:
         raise UsageError(f"the page must have the comments {begin} and {end} once, around the generated part")
     return pattern.sub(lambda _: f"{begin}\n{made.strip()}\n{end}", text)
+
+
+def write(findings: Findings, budget: str, docs: Path) -> list[Path]:
+    """Writes the page and pictures of an experiment, and its part of reproduction.md; the files."""
+    from copfl.reproduction import figures
+
+    experiment = findings.experiment
+    stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
+    folder, size = docs / "reproduction", experiment.budget(budget)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn, names = figures.write(findings, stem, folder), figures.names(findings, stem)
+    path, front = folder / f"{stem}.md", docs / "reproduction.md"
+    write_bytes(path, page(findings, size, names).encode())
+    if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
+        return [path, *drawn]
+    made = summary(findings, size, [f"reproduction/{name}" for name in names])
+    made += f"\nEvery column, seed and tuning run: [{experiment.title}](reproduction/{path.name})."
+    write_bytes(front, put(text, stem, made).encode())
+    return [path, *drawn, front]

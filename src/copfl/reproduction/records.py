@@ -1,30 +1,28 @@
 """A small record of every run. Tables and figures are made of records alone.
 
-A record contains all settings of its run, its metrics, and where it ran. Its identity depends neither on the machine
-nor on the experiment that asked for it: experiments share runs, and a table may be completed on several machines.
+A record contains all settings of its run, its metrics, and where it ran. Its identity does not depend on the
+machine or the experiment: experiments share runs, and a table may be completed on several machines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from copfl.comparison.jobs import Job
-from copfl.comparison.results import ACCURACIES, Starts, accuracies, outcome_of, start_of
+from copfl.comparison.jobs import Job, Starts, accuracies
 from copfl.errors import CopflError, RunError
-from copfl.experiment import records as rounds_file
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
-from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential, identity
 from copfl.experiment.migration import migrated
 from copfl.files import write_bytes
@@ -33,7 +31,6 @@ from copfl.tables import plain
 
 FORMAT = "copfl record 2"
 SUFFIX = ".jsonl.gz"
-WHERE = ("copfl", "python", "torch", "numpy", "device")
 ADVICE = "use the data and the kind of processor of the other records, or another folder with --results DIR"
 
 
@@ -97,63 +94,6 @@ class Record(NamedTuple):
 
     def evaluated(self) -> set[str]:
         return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
-
-
-def record_of(job: Job) -> Record:
-    """The record of the job's finished run folder."""
-    found = outcome_of(job)
-    rounds = rounds_file.read(job.path / "rounds.jsonl")
-    if len(rounds) != job.tables["run"]["rounds"]:
-        raise RunError(
-            f"{job.path} has {len(rounds)} of {job.tables['run']['rounds']} rounds: it is not finished"
-        )
-    if wrong := overgrown(job.tables["algorithm"], rounds):
-        raise RunError(
-            f"{job.path}: {wrong}; such a run gets no record: remove its folder, and it is run again"
-        )
-    environment = json.loads((job.path / "environment.json").read_text("utf-8"))
-    ran = RunFolder(job.path).tables()["run"]
-    notes = [environment.get("data", ""), *environment.get("partition", [])]
-    return Record(
-        tables=essential(job.tables),
-        validation=job.validation,
-        last=job.last,
-        rounds=found.rounds.tolist(),
-        curves={name: _short(values) for name, values in found.curves.items()},
-        clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
-        cost={
-            "bytes_up": round(found.bytes_up, 1),
-            "bytes_down": round(found.bytes_down, 1),
-            "seconds": round(found.seconds, 4),
-            "broken": found.broken,
-        },
-        start=start_of(job),
-        data="; ".join(note for note in notes if note),
-        where={key: str(environment[key]) for key in WHERE if key in environment}
-        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
-    )
-
-
-def _short(values: Sequence[float | None]) -> list[float]:
-    """Six digits after the point: more than a test set can distinguish."""
-    return [math.nan if value is None else round(float(value), 6) for value in values]
-
-
-def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
-    """The mask that grew by more than `rate` of the shared parameters, which no correct run does; None: no mask did.
-
-    A faulty top-k kernel that selects too many entries on a busy GPU shows itself here.
-    """
-    rate, before = algorithm.get("rate", 1.0), dict[int, float]()
-    for line in rounds:
-        fractions = line["per_client"].get("personal_fraction")
-        for id, fraction in zip(line["clients"], fractions, strict=True) if fractions else ():
-            old = before.get(id, 0.0)
-            if fraction > old + rate * (1 - old) + 1e-3:  # counts are rounded
-                grew = f"the mask of client {id} grew from {old:.1%} to {fraction:.1%} of the parameters"
-                return f"in round {line['round']} {grew}, more than rate={rate} allows"
-            before[id] = fraction
-    return None
 
 
 # Files
@@ -241,9 +181,13 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise RunError(
-                f"cannot write {self.folder}: {error}; name another folder with --results DIR"
-            ) from error
+            advice = "name another folder with --results DIR"
+            raise RunError(f"cannot write {self.folder}: {error}; {advice}") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
 
 def opened(folder: Path) -> Store:

@@ -105,4 +105,6 @@ def test_a_removed_option_is_dropped_unless_it_had_an_effect(monkeypatch: pytest
 
 def test_a_renamed_field_of_a_record_is_read_under_its_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(migration.RECORDS, "old", "new")
-    assert migration.renamed_tensor("inner.old.u") == "inner.new.u"
+    assert migration.renamed_tensor("inner.old.u", ["inner.new.u"]) == "inner.new.u"
+    assert migration.renamed_tensor("server.server.w", ["server.w"]) == "server.w"
+    assert migration.renamed_tensor("server.hostile", ["server.w"]) is None

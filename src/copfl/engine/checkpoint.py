@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from copfl.core import tree
 from copfl.errors import RunError, WireError
 from copfl.files import write_with
 
+Renamed = Callable[[str, Collection[str]], str | None]  # of a path, with the paths that are expected
 RENAMED = {"known_masks": "held"}  # the names of trees in files of version 0.1
 
 
@@ -44,11 +45,11 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
 
 
 def load(
-    path: Path, like: Mapping[str, Any], renamed: Callable[[str], str] = str
+    path: Path, like: Mapping[str, Any], renamed: Renamed = lambda place, _: place
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The trees, with the shapes and devices of `like`, and `about`; RunError where the file does not fit.
 
-    `renamed` is applied to the paths of tensors that `like` does not have.
+    `renamed` is applied to the paths of tensors that `like` does not have; None removes one.
     """
     tensors, about = read(path)
     result: dict[str, Any] = {}
@@ -58,7 +59,9 @@ def load(
         for key, t in tensors.items():
             stored, _, place = key.partition(":")
             if stored in (name, RENAMED.get(name)):
-                found[place if place in expected else renamed(place)] = t
+                today = place if place in expected else renamed(place, expected)
+                if today is not None:
+                    found[today] = t
         try:
             taken = [wire.take(found, place, t.shape, t.dtype).to(t.device) for place, t in expected.items()]
             wire.refuse_rest(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from copfl.errors import UsageError
@@ -123,9 +123,14 @@ def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     return {names.get(key, key): value for key, value in record.items()}
 
 
-def renamed_tensor(path: str) -> str:
-    """Today's name of a checkpoint's tensor, such as "client.moments.u"."""
-    return ".".join(RECORDS.get(field, field) for field in path.split("."))
+def renamed_tensor(path: str, expected: Collection[str]) -> str | None:
+    """Today's name of a checkpoint's tensor, such as "server.moments.u"; None for one that is not needed."""
+    fields = [RECORDS.get(field, field) for field in path.split(".")]
+    if fields[-1] == "malicious":  # an attack knows its clients without a record
+        return None
+    name = ".".join(fields)
+    inner = name.removeprefix("server.")  # the median and the trimmed mean have no record any more
+    return inner if name not in expected and inner in expected else name
 
 
 def settings_fingerprint(tables: Mapping[str, Mapping[str, Any]], contents: Tables) -> str:

@@ -1,7 +1,7 @@
-"""What comes from outside, one function each: bytes in, nothing out, and nothing raised but a CopflError.
+"""One function per reader of foreign input. It takes bytes and may raise only a CopflError.
 
-A target may also look at what was accepted: a file whose checksum somebody else wrote must hold what that one wrote,
-samples must be finite, labels must have a class. What is not so is an AssertionError, a failure as any other.
+A target also checks the accepted input: a file with a checksum must have its original content, samples must
+be finite, every label must have a class. A violation is an AssertionError: a failure like any other exception.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import json
 import math
 import os
 import pickle
+import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from copfl.flower.folder import Folder
 
 from copfl import wire
 from copfl.comparison import entries
 from copfl.core import tree
+from copfl.core.algorithm import received
 from copfl.data import datasets, reading
 from copfl.data.arrays import from_arrays
 from copfl.data.federation import Federation
@@ -32,53 +34,58 @@ from copfl.data.partition import SCHEMES, Partition
 from copfl.data.samples import Dataset
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
-from copfl.experiment import config, records, settings
-from copfl.experiment.inference import Trained, load
-from copfl.flower import node, server
+from copfl.experiment import components, config, records
+from copfl.experiment.inference import RunModels, load
+from copfl.flower import node
 from copfl.flower.registry import Registry
-from copfl.flower.settings import settings_of
+from copfl.flower.server import Round, Server, _record
+from copfl.flower.settings import Settings, settings_of
+from copfl.flower.state import ClientRecords, ServerFolder
+from copfl.flower.transport import Content, Field, Reply
 from copfl.report import run_data
 from copfl.wire import Head, Packet
 
 
 class Target(NamedTuple):
-    """An outside input: what reads it, and good examples to start from."""
+    """A reader of foreign input, and valid examples to start from."""
 
-    one: Callable[[bytes], None]
-    seeds: Callable[[], list[bytes]]
-    share: float  # of the cases of a run over all targets
+    read: Callable[[bytes], None]
+    examples: Callable[[], list[bytes]]
+    weight: float  # its part of the cases in a run over all targets
 
 
 @functools.cache
-def home() -> Path:
-    """A folder of this process, in memory where there is such a place."""
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = tempfile.TemporaryDirectory(prefix="copfl-fuzz-", dir=place)
-    _kept.append(folder)  # removed when the process ends
-    return Path(folder.name)
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """Of this process, in memory where possible; removed when the process ends."""
+    shared = "/dev/shm"
+    parent = shared if os.access(shared, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="copfl-fuzz-", dir=parent)
 
 
-_kept: list[Any] = []
+def scratch() -> Path:
+    """The temporary folder of this process."""
+    return Path(_temporary().name)
 
 
-def same_bits(a: Any, b: Any) -> bool:
-    """Whether two trees hold the same bits."""
+def equal(a: Any, b: Any) -> bool:
+    """Whether two trees are equal bit for bit."""
     return all(torch.equal(left, right) for left, right in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-def put(name: str, content: bytes) -> Path:
-    path = home() / name
+def write(name: str, content: bytes) -> Path:
+    """The path of a temporary file with this content."""
+    path = scratch() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
 
 def text_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")  # as the command line gives what is no UTF-8
+    return data.decode("utf-8", "surrogateescape")  # as Python decodes arguments that are not UTF-8
 
 
 class Draw:
-    """Numbers and choices out of bytes; zeros when they are used up."""
+    """Numbers and choices taken from bytes; zeros after the last byte."""
 
     def __init__(self, data: bytes) -> None:
         self.rest = io.BytesIO(data)
@@ -90,25 +97,25 @@ class Draw:
         return options[self.number(len(options))]
 
 
-# -- words: --set, run files, entries of a comparison, a Flower run config ---------------------------------------------
+# Settings: --set, run files, entries of a comparison, a Flower run config
 
 
 def set_option(data: bytes) -> None:
     table, key, value = config.setting(text_of(data))
-    resolved({table: {key: value}})
+    check_tables({table: {key: value}})
 
 
 def run_file(data: bytes) -> None:
-    resolved(config.read_file(put("run.toml", data)))
+    check_tables(config.read_file(write("run.toml", data)))
 
 
-def resolved(tables: dict[str, dict[str, Any]]) -> None:
-    """What run.toml would say must be TOML that says the same."""
-    found = settings.resolve([tables], {})
-    again = config.read_toml(config.as_toml(found), "run.toml")
-    plain = {kind: {k: v for k, v in table.items() if v is not None} for kind, table in found.items()}
+def check_tables(tables: dict[str, dict[str, Any]]) -> None:
+    """Resolves the tables; the run.toml of the result must be read back unchanged."""
+    resolved = components.resolve([tables], {})
+    again = config.read_toml(config.as_toml(resolved), "run.toml")
+    expected = {kind: {k: v for k, v in table.items() if v is not None} for kind, table in resolved.items()}
     # As text, because nan is not equal to itself.
-    assert repr(_lists(again)) == repr(_lists(plain)), "run.toml does not say what was chosen"
+    assert repr(_lists(again)) == repr(_lists(expected)), "run.toml has other settings"
 
 
 def _lists(value: Any) -> Any:
@@ -118,24 +125,44 @@ def _lists(value: Any) -> Any:
 
 
 SETTINGS = (
-    "copfl.rate=0.15", "run.threads=2", "optimizer.lr=1e-3", "optimizer.name=adam", "mlp.width=4", "model.name=mlp",
-    "algorithm.name=fedprox", "partition.name=dirichlet", "partition.per_client=3", "data.name=digits", "run.seed=7",
-    "run.participation=0.5", "run.store=disk", "classes.train_per_class=[1, 2]", "data.dir='a b'", "run.clients=0x10",
-    "copfl.merge=union", "robust.name=clip", "attack.name=noise", "run.device=cuda:0", "cnn.width=-1", "run.batch=8",
-)  # fmt: skip
+    "copfl.rate=0.15",
+    "run.threads=2",
+    "optimizer.lr=1e-3",
+    "optimizer.name=adam",
+    "mlp.width=4",
+    "model.name=mlp",
+    "algorithm.name=fedprox",
+    "partition.name=dirichlet",
+    "partition.per_client=3",
+    "data.name=digits",
+    "run.seed=7",
+    "run.participation=0.5",
+    "run.store=disk",
+    "classes.train_per_class=[1, 2]",
+    "data.dir='a b'",
+    "run.clients=0x10",
+    "copfl.merge=union",
+    "robust.name=clip",
+    "attack.name=noise",
+    "run.device=cuda:0",
+    "cnn.width=-1",
+    "run.batch=8",
+)
 
 
 def run_files() -> list[bytes]:
     chosen: list[dict[str, dict[str, Any]]] = [
-        {}, {"algorithm": {"name": "fedavg"}}, {"algorithm": {"name": "apfl"}, "model": {"name": "mlp"}},
+        {},
+        {"algorithm": {"name": "fedavg"}},
+        {"algorithm": {"name": "apfl"}, "model": {"name": "mlp"}},
         {"partition": {"name": "dirichlet"}, "run": {"clients": 3}},
-    ]  # fmt: skip
-    return [config.as_toml(settings.resolve([tables], {})).encode() for tables in chosen]
+    ]
+    return [config.as_toml(components.resolve([tables], {})).encode() for tables in chosen]
 
 
-def entry(data: bytes) -> None:
-    for found in entries.entries_of([text_of(data)]):
-        settings.resolve(entries.layers(found, {}), {})
+def entries_text(data: bytes) -> None:
+    for entry in entries.entries_of([text_of(data)]):
+        components.resolve(entries.layers(entry, {}), {})
 
 
 def seeds(data: bytes) -> None:
@@ -147,8 +174,8 @@ def grid(data: bytes) -> None:
 
 
 def compare_file(data: bytes) -> None:
-    for found in entries.read_file(put("compare.toml", data)).entries:
-        settings.resolve(entries.layers(found, {}), {})
+    for entry in entries.read_file(write("compare.toml", data)).entries:
+        components.resolve(entries.layers(entry, {}), {})
 
 
 COMPARE_FILE = b"""[compare]
@@ -170,15 +197,12 @@ rounds = 3
 
 
 def flower_config(data: bytes) -> None:
-    """A run config, as `flwr run` hands it over: a flat table of TOML values."""
-    import tomllib
-
+    """A run config, as `flwr run` passes it: a flat table of TOML values."""
     try:
-        config = tomllib.loads(data.decode("utf-8", "replace"))
+        content = tomllib.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        return  # Flower reads it, not we
-    flat = {k: v for k, v in config.items() if isinstance(v, str | int | float | bool)}
-    settings_of(flat)
+        return  # Flower reads the file and reports this error
+    settings_of({k: v for k, v in content.items() if isinstance(v, str | int | float | bool)})
 
 
 FLOWER_CONFIG = b"""run = "a"
@@ -199,15 +223,15 @@ mean = "0.5"
 """
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# Data
 
 
-def sound(dataset: Dataset) -> None:
-    """What a data set promises."""
+def check_dataset(dataset: Dataset) -> None:
+    """The invariants of a data set."""
     for split in (dataset.train, dataset.test):
         assert len(split.x) == len(split.y) > 0, "there are samples, and each has a label"
         assert split.y.dtype == np.int64, "labels are int64"
-        assert split.y.min() >= 0, "labels begin at 0"
+        assert split.y.min() >= 0, "labels start at 0"
         assert split.y.max() < len(dataset.classes), "every label has a class"
         if split.x.dtype.kind == "f":
             assert np.isfinite(split.x).all(), "samples are finite"
@@ -215,7 +239,7 @@ def sound(dataset: Dataset) -> None:
 
 
 def npz(data: bytes) -> None:
-    sound(datasets.load(put("data.npz", data)))
+    check_dataset(datasets.load(write("data.npz", data)))
 
 
 def npz_files() -> list[bytes]:
@@ -233,8 +257,8 @@ def npz_files() -> list[bytes]:
 
 
 def npy(data: bytes) -> None:
-    array = reading.map_npy(put("data.npy", data))
-    assert array.size < 2**24, "no more than the file holds"
+    array = reading.map_npy(write("data.npy", data))
+    assert array.size < 2**24, "the array is not larger than the file"
 
 
 def npy_files() -> list[bytes]:
@@ -247,7 +271,7 @@ def npy_files() -> list[bytes]:
 
 
 def arrays(data: bytes) -> None:
-    """Arrays of any dtype and shape, split among clients in any of the ways there are."""
+    """Arrays of any dtype and shape, partitioned by any scheme."""
     draw = Draw(data)
     kinds = ("u1", "f4", "f8", "i8", "i4", "f2", "b1", "c8", "U2", "O", "M8[s]", "V3", ">f4", "u8")
     given: dict[str, Any] = {}
@@ -274,7 +298,7 @@ def arrays(data: bytes) -> None:
     if draw.number(6) == 0:
         given["group"] = np.arange(count) % draw.choice((1, 2, 5))
     dataset = from_arrays(**given)
-    sound(dataset)
+    check_dataset(dataset)
     name, clients = draw.choice(sorted(SCHEMES)), draw.choice((1, 2, 3, 10))
     options: dict[str, Any] = {}
     if draw.number(2):
@@ -287,12 +311,12 @@ def arrays(data: bytes) -> None:
     split = SCHEMES[name](dataset, clients, draw.number(1000), **options)
     federation = Federation(dataset, split)
     assert federation.clients == clients
-    assert all(federation.train.sizes > 0), "every client has something to train on"
+    assert all(federation.train.sizes > 0), "every client has training samples"
 
 
 def image(data: bytes) -> None:
-    reading.image_size(data, "it")
-    pixels = reading.decode(data, "it", (4, 4))
+    reading.image_size(data, "the file")
+    pixels = reading.decode(data, "the file", (4, 4))
     assert pixels.shape == (3, 4, 4)
 
 
@@ -316,33 +340,29 @@ def image_files() -> list[bytes]:
 
 
 def image_folder(data: bytes) -> None:
-    """Two classes, of which one image is the given bytes."""
-    good = _first_image()
-    for label in ("a", "b"):
-        for number in range(5):
-            path = home() / "folder" / label / f"{number}.png"
-            if not path.exists():
-                put(f"folder/{label}/{number}.png", good)
-    put("folder/b/2.png", data)
-    sound(datasets.load(home() / "folder"))
+    """Two classes of five images, one of which is the input."""
+    write(f"{_image_folder().name}/b/2.png", data)
+    check_dataset(datasets.load(_image_folder()))
 
 
 @functools.cache
-def _first_image() -> bytes:
-    return image_files()[0]
+def _image_folder() -> Path:
+    valid = image_files()[0]
+    paths = [write(f"folder/{label}/{number}.png", valid) for label in ("a", "b") for number in range(5)]
+    return paths[0].parents[1]
 
 
 def archive(data: bytes) -> None:
-    path = put("data.tar", data)
+    path = write("data.tar", data)
     for member in reading.members(path):
         member.read(2**16)
 
 
 def archives() -> list[bytes]:
     result = []
-    for how in ("w", "w:gz", "w:xz", "w:bz2"):
+    for mode in ("w", "w:gz", "w:xz", "w:bz2"):
         file = io.BytesIO()
-        with tarfile.open(fileobj=file, mode=how) as archive:
+        with tarfile.open(fileobj=file, mode=mode) as archive:
             for name, content in (("a/train/cat/1.png", b"12345"), ("a/" + "x" * 120, b"6" * 600)):
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
@@ -352,23 +372,18 @@ def archives() -> list[bytes]:
 
 
 def cifar_batch(data: bytes) -> None:
-    x, y = datasets._cifar_batch(data, "it")
+    x, y = datasets._cifar_batch(data, "the file")
     assert len(x) == len(y) > 0
     assert y.max() < 10
 
 
 def cifar_batches() -> list[bytes]:
-    """Batches as numpy of Python 2 pickled them, without asking numpy to do it."""
+    """Batches as numpy of Python 2 pickled them, written without numpy."""
     pixels = bytes(range(256)) * 12
-
-    class Names(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            return None
-
     body = (
-        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b"
-        b"\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xff"
-        b"J\xff\xff\xff\xffK\x00tb\x89T"
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04"
+        b"K\x00\x85U\x01b\x87Rq\x05(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
         + len(pixels).to_bytes(4, "little")
         + pixels
         + b"tbU\x06labelsq\x08]q\x09K\x03au."
@@ -376,20 +391,20 @@ def cifar_batches() -> list[bytes]:
     return [body, pickle.dumps({b"data": None, b"labels": [1]}, 2), pickle.dumps(os.getcwd, 2)]
 
 
-# -- files of a run ----------------------------------------------------------------------------------------------------
+# Files of a run
 
 
 @functools.cache
-def run_home() -> Path:
+def finished_run(algorithm: str = "copfl", rounds: int = 2) -> Path:
     """The folder of a small finished run."""
     import copfl
 
-    path = home() / "finished"
+    path = scratch() / algorithm
     copfl.run(
-        "copfl",
+        algorithm,
         model="mlp",
         clients=2,
-        rounds=2,
+        rounds=rounds,
         mlp={"width": 4},
         out=path,
         engine="sequential",
@@ -399,101 +414,87 @@ def run_home() -> Path:
 
 
 def partition_file(data: bytes) -> None:
-    found = Partition.load(put("partition.json", data))
-    assert found.fingerprint == _good_partition(), "a partition that was changed has another fingerprint"
+    partition = Partition.load(write("partition.json", data))
+    assert partition.fingerprint == _original_fingerprint(), "a changed partition has another fingerprint"
 
 
 @functools.cache
-def _good_partition() -> str:
-    return Partition.load(run_home() / "partition.json").fingerprint
+def _original_fingerprint() -> str:
+    return Partition.load(finished_run() / "partition.json").fingerprint
 
 
 @functools.cache
-def like() -> dict[str, Any]:
-    """A small state, as a checkpoint holds it."""
+def small_state() -> dict[str, Any]:
+    """The trees of a small checkpoint."""
     record = {"w": torch.arange(6.0), "mask": torch.tensor([True, False, True])}
-    return {"server": record, "clients": {"place": torch.zeros(2, dtype=torch.int8)}, "held": None}
+    return {"server": record, "clients": {"position": torch.zeros(2, dtype=torch.int8)}, "empty": None}
 
 
 def checkpoint_file(data: bytes) -> None:
-    path = put("state.safetensors", data)
+    path = write("state.safetensors", data)
     checkpoint.peek(path, "server:mask")
-    trees, about = checkpoint.load(path, like())
+    trees, about = checkpoint.load(path, small_state())
     assert about == {"round": 3}
-    assert same_bits(trees, like()), "what was changed has another checksum"
+    assert equal(trees, small_state()), "changed content has another checksum"
 
 
 def checkpoint_files() -> list[bytes]:
-    path = home() / "good.safetensors"
-    checkpoint.save(path, like(), {"round": 3})
+    path = scratch() / "valid.safetensors"
+    checkpoint.save(path, small_state(), {"round": 3})
     return [path.read_bytes()]
 
 
 @functools.cache
-def trained() -> Trained:
-    return load(run_home())
+def run_models() -> RunModels:
+    return load(finished_run())
 
 
 def model_file(data: bytes) -> None:
-    trained()
-    put("finished/models/client-0001.safetensors", data)
-    model = trained().client(1)
-    trained().answers(model, np.zeros((1, 1, 8, 8), np.uint8))
+    models = run_models()
+    (models.path / "models" / "client-0001.safetensors").write_bytes(data)
+    models.predict(models.client(1), np.zeros((1, 1, 8, 8), np.uint8))
 
 
 @functools.cache
 def model_files() -> list[bytes]:
-    import copfl
-
-    path = home() / "mixture"
-    copfl.run(
-        "apfl",
-        model="mlp",
-        clients=2,
-        rounds=1,
-        mlp={"width": 4},
-        out=path,
-        engine="sequential",
-        mkldnn="off",
-    )
-    places = (run_home() / "models" / "client-0000.safetensors", path / "models" / "client-0000.safetensors")
-    return [place.read_bytes() for place in places]
+    """A model, and a mixture of models."""
+    runs = finished_run(), finished_run("apfl", 1)
+    return [(run / "models" / "client-0000.safetensors").read_bytes() for run in runs]
 
 
 def rounds_file(data: bytes) -> None:
-    """The lines, and what a report makes of them."""
-    path = put("rounds/rounds.jsonl", data)
-    found = records.read(path)
-    for record in found:
+    """The records, and the tables of their metrics."""
+    for record in records.read(write("rounds/rounds.jsonl", data)):
         for name in record["per_client"]:
             records.table([record], name, 2)
 
 
+REPORTED = ("rounds.jsonl", "timing.jsonl", "environment.json", "partition.json", "run.toml")
+
+
 def report(data: bytes) -> None:
-    """The page of a run, one of whose files is not as it was."""
+    """The page of a run with one changed file; the first byte selects the file."""
     from copfl.report import page
 
-    which = ("rounds.jsonl", "timing.jsonl", "environment.json", "partition.json", "run.toml")
-    name, content = which[data[0] % len(which)] if data else which[0], data[1:]
-    path = run_home() / name
-    good = path.read_bytes()
+    path = finished_run() / REPORTED[(data[0] if data else 0) % len(REPORTED)]
+    original = path.read_bytes()
     try:
-        path.write_bytes(content)
-        page.update(run_data.read_all([run_home()]))
+        path.write_bytes(data[1:])
+        page.update(run_data.read_all([finished_run()]))
     finally:
-        path.write_bytes(good)
+        path.write_bytes(original)
 
 
 def report_files() -> list[bytes]:
-    names = ("rounds.jsonl", "timing.jsonl", "environment.json", "partition.json", "run.toml")
-    return [bytes([place]) + (run_home() / name).read_bytes() for place, name in enumerate(names)]
+    return [bytes([n]) + (finished_run() / name).read_bytes() for n, name in enumerate(REPORTED)]
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
+# Messages and the files of a federation
 
 
 @functools.cache
-def federation() -> Any:
+def federation() -> Settings:
+    """The settings of a small federation."""
     return settings_of(
         {
             "run": "f",
@@ -507,13 +508,30 @@ def federation() -> Any:
     )
 
 
+class OneNode:
+    """A transport to one node, which answers every message with the same content."""
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+
+    def nodes(self) -> list[int]:
+        return [7]
+
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        return "message"
+
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        return [Reply(message_id, self.content) for message_id in message_ids]
+
+
 @functools.cache
-def upload() -> Any:
-    return server.upload_like(federation())
+def flower_server() -> Server:
+    folder = ServerFolder(str(scratch()), "f", resume=True)
+    return Server(federation(), OneNode(("", b"")), folder, lambda text: None)
 
 
 def packet_of(data: bytes) -> tuple[Packet, bool]:
-    """A packet, and whether its checksum was made anew, as anybody can who means ill."""
+    """The packet after the first byte; S: with a new checksum, as a malicious sender would compute."""
     packet = wire.from_bytes(data[1:])
     if data[:1] != b"S":
         return packet, False
@@ -526,125 +544,126 @@ def packet_of(data: bytes) -> tuple[Packet, bool]:
     return Packet(signed, packet.body), True
 
 
+def receive(packet: Packet) -> Round:
+    """A round of the server with the reply of client 1, of which the server has no mask."""
+    shutil.rmtree(scratch() / "f" / "masks", ignore_errors=True)
+    now = Round(0)
+    flower_server()._add(now, 1, Packet(*Reply("message", packet).checked()))
+    return now
+
+
 def upload_message(data: bytes) -> None:
-    """At the server: taken into the round and written down, or named and left out."""
+    """At the server: added to the round and recorded, or refused with a reason."""
     packet, signed = packet_of(data)
-    given, good = federation(), federation().algorithm
-    state = server.State(good.server_init(given.task, 3))
-    now, folder = server.Round(0), Folder(str(home()), "f", goes_on=True)
-    folder._held[1] = {}
-    server._take(given, folder, state, now, upload(), 1, packet, "")
+    server = flower_server()
+    algorithm, task = server.algorithm, server.task
+    now = receive(packet)
     if not signed:
-        kept = now.total.w
-        assert torch.equal(kept, good.summand(given.task, state.server, torch.tensor(1), upload()).w.double())
+        original = algorithm.summand(task, server.state, torch.tensor(1), server.upload)
+        assert torch.equal(now.total.w, original.w.double()), "changed content has another checksum"
     with torch.no_grad():
-        state.server, figures = good.server_update(given.task, state.server, now.total)
-    assert tree.finite(state.server), "the server stays finite"
-    record = server._record(now, figures, 1.0)
-    line = json.dumps(record)
-    assert len(line) < 10**6, "a line does not grow without bound"
-    wire.encode(
-        state.server, server.head_of(given, folder, "server", 1), about={"counted": {}, "record": record}
-    )
+        state, metrics = algorithm.server_update(task, server.state, tree.narrow(now.total, now.dtypes))
+    assert tree.finite(state), "the server stays finite"
+    record = _record(now, metrics, 1.0)
+    assert len(json.dumps(record)) < 10**6, "the size of a line is bounded"
+    wire.encode(state, server._head("server", 1), about={Field.COUNTED: {}, "record": record})
 
 
 def uploads() -> list[bytes]:
-    given = federation()
-    head = Head("upload", "f", given.layout, 0, 1)
-    told = {"note": "began anew", "figures": {"loss": 0.5, "weight": 1.0, "accuracy": None}}
-    good = wire.to_bytes(wire.encode(upload(), head, "fp32", about=told))
-    huge = wire.to_bytes(wire.encode(upload(), head, "fp32", about={"note": "", "figures": {"loss": 1e308}}))
-    return [b"S" + good, b"-" + good, b"S" + huge]
+    upload, head = flower_server().upload, flower_server()._head("upload", 0, 1)
+    metrics = {"loss": 0.5, "weight": 1.0, "accuracy": None}
+    about = {Field.NOTE: "started again", Field.METRICS: metrics}
+    valid = wire.to_bytes(wire.encode(upload, head, "fp32", about=about))
+    about = {Field.NOTE: "", Field.METRICS: {"loss": 1e308}}
+    large = wire.to_bytes(wire.encode(upload, head, "fp32", about=about))
+    return [b"S" + valid, b"-" + valid, b"S" + large]
 
 
 def down_message(data: bytes) -> None:
-    """At a node: a turn, or a refusal."""
+    """At a node: an upload, or a refusal."""
     packet, _ = packet_of(data)
-    node.answer(federation(), node_config(), packet)
-    for path in (home() / "state").rglob("round-*.copfl"):
-        path.unlink()
+    try:
+        node.local_update(federation(), node_config(), packet)
+    finally:
+        shutil.rmtree(scratch() / "state", ignore_errors=True)
 
 
 @functools.cache
 def node_config() -> dict[str, Any]:
-    x, y = np.zeros((12, 1, 3, 3), np.uint8), np.arange(12) % 2
-    np.savez(home() / "node.npz", x=x, y=y)
-    return {"client": 1, "data": str(home() / "node.npz"), "state-dir": str(home() / "state")}
+    path = scratch() / "node.npz"
+    np.savez(path, x=np.zeros((12, 1, 3, 3), np.uint8), y=np.arange(12) % 2)
+    return {"client": 1, "data": str(path), "state-dir": str(scratch() / "state")}
 
 
 def downs() -> list[bytes]:
-    given = federation()
-    start = given.algorithm.server_init(given.task, 3)
-    down = tree.row(given.algorithm.downlink(start, torch.tensor([1])), 0)
-    about = {"counted": -1, "holds": {"shared": "0" * 16}, "look": True}
-    packet = wire.encode(down, Head("down", "f", given.layout, 0, 1), "fp32", about=about)
-    return [b"S" + wire.to_bytes(packet), b"-" + wire.to_bytes(packet)]
+    server = flower_server()
+    down = received(server.algorithm, server.state, torch.tensor(1))
+    about = {Field.COUNTED: -1, Field.KNOWN_MASKS: {"shared": "0" * 16}, Field.EVALUATE: True}
+    content = wire.to_bytes(wire.encode(down, server._head("down", 0, 1), "fp32", about=about))
+    return [b"S" + content, b"-" + content]
 
 
 def greeting(data: bytes) -> None:
-    """What a node says when it is asked who it is."""
-    registry = Registry("f", 3, lambda text: None)
-    registry._heard(7, text_of(data), "")
+    """A node's answer to the request for its client number."""
+    registry, transport = Registry("f", 3, lambda text: None), OneNode((text_of(data), b""))
+    registry.refresh(transport)
     assert set(registry.nodes) <= {0, 1, 2}
 
 
 def refusal(data: bytes) -> None:
-    """What a node says instead of an upload."""
-    given = federation()
-    folder = Folder(str(home()), "f", goes_on=True)
-    state = server.State(given.algorithm.server_init(given.task, 3))
-    packet = Packet('{"refused"' + data.decode("utf-8", "replace"), b"")
+    """A node's error message in place of an upload."""
     try:
-        server._take(given, folder, state, server.Round(0), upload(), 1, packet, "")
+        receive(Packet(f'{{"{Field.REFUSED}"' + data.decode("utf-8", "replace"), b""))
     except CopflError:
         return
-    raise AssertionError("a refusal is not taken for an upload")
+    raise AssertionError("a refusal is counted as an upload")
 
 
 def server_files(data: bytes) -> None:
-    """The server's checkpoint, a client's mask and the lines, as a server that begins again finds them."""
-    which, content = (data[0] % 3 if data else 0), data[1:]
-    folder = Folder(str(home()), "g", goes_on=True)
-    good = _server_checkpoint()
-    put("g/server.copfl", content if which == 0 else good)
-    put("g/rounds.jsonl", content if which == 1 else b"")
-    put("g/masks/1.copfl", content if which == 2 else b"")
-    given = federation()
-    folder.masks(1, upload())
-    first = given.algorithm.server_init(given.task, 3)
-    opened, round = folder.load(first, lambda round: Head("server", "g", given.layout, round, -1))
+    """The server's checkpoint, its lines and a client's mask, as a server that starts again reads them."""
+    changed, content = (data[0] % 3 if data else 0), data[1:]
+    write("g/server.copfl", content if changed == 0 else _server_checkpoint())
+    write("g/rounds.jsonl", content if changed == 1 else b"")
+    write("g/masks/1.copfl", content if changed == 2 else b"")
+    folder, server = ServerFolder(str(scratch()), "g", resume=True), flower_server()
+    folder.masks(1, server.upload)
+    opened, round = folder.load(server.state, _checkpoint_head)
     assert round == 1
-    assert same_bits(opened.record, first), "what was changed has another checksum"
+    assert equal(opened.record, server.state), "changed content has another checksum"
+
+
+def _checkpoint_head(round: int) -> Head:
+    return Head("server", "g", federation().layout, round, -1)
 
 
 @functools.cache
 def _server_checkpoint() -> bytes:
-    given = federation()
-    head = Head("server", "g", given.layout, 1, -1)
-    about = {"counted": {"1": 0}, "record": {"round": 1}}
-    return wire.to_bytes(wire.encode(given.algorithm.server_init(given.task, 3), head, about=about))
+    about = {Field.COUNTED: {"1": 0}, "record": {"round": 1}}
+    return wire.to_bytes(wire.encode(flower_server().state, _checkpoint_head(1), about=about))
 
 
-def server_seeds() -> list[bytes]:
-    masks = {path: piece.personal for path, piece in wire.pieces(upload()) if isinstance(piece, tree.Masked)}
-    prints = {path: wire.fingerprint(mask) for path, mask in masks.items()}
-    mask = wire.to_bytes(wire.encode(masks, Head("masks", "g", "", 0, 1), about=prints))
+def server_file_examples() -> list[bytes]:
+    pieces = wire.pieces(flower_server().upload)
+    masks = {path: piece.personal for path, piece in pieces if isinstance(piece, tree.Masked)}
+    mask = wire.to_bytes(wire.encode(masks, Head("masks", "g", "", 0, 1)))
     return [b"\0" + _server_checkpoint(), b'\1{"round":0}\n{"round":1}\n', b"\2" + mask]
 
 
 def client_record(data: bytes) -> None:
-    """A node's own record, as it finds it after a restart."""
-    given = federation()
-    put("h/f/round-000000.copfl", data)
-    fresh = given.algorithm.client_init(given.task)
-    found = node.Records(home() / "h", "f").load(Head("client", "f", given.layout, 0, 1), fresh)
-    assert same_bits(found, fresh), "what was changed has another checksum"
+    """A node's record, as it reads it after a restart."""
+    write("h/f/round-000000.copfl", data)
+    initial = federation().algorithm.client_init(federation().task)
+    record = ClientRecords(scratch() / "h", "f").load(_record_head(), initial)
+    assert equal(record, initial), "changed content has another checksum"
 
 
 def client_records() -> list[bytes]:
-    given = federation()
-    fresh = given.algorithm.client_init(given.task)
-    return [wire.to_bytes(wire.encode(fresh, Head("client", "f", given.layout, 0, 1)))]
+    initial = federation().algorithm.client_init(federation().task)
+    return [wire.to_bytes(wire.encode(initial, _record_head()))]
+
+
+def _record_head() -> Head:
+    return Head("client", "f", federation().layout, 0, 1)
 
 
 def fixed(*texts: str | bytes) -> Callable[[], list[bytes]]:
@@ -669,19 +688,19 @@ REFUSALS = (': "no data"}', ": 1}", "", ': {"a": []}}')
 TARGETS: dict[str, Target] = {
     "set": Target(set_option, fixed(*SETTINGS), 22),
     "run_file": Target(run_file, run_files, 6),
-    "entry": Target(entry, fixed(*ENTRIES), 8),
+    "entry": Target(entries_text, fixed(*ENTRIES), 8),
     "seeds": Target(seeds, fixed("0,1,2", "0-4", "7"), 6),
     "grid": Target(grid, fixed(*GRIDS), 6),
     "compare_file": Target(compare_file, fixed(COMPARE_FILE), 3),
     "flower_config": Target(flower_config, fixed(FLOWER_CONFIG), 1),
     "npz": Target(npz, npz_files, 3),
     "npy": Target(npy, npy_files, 5),
-    "arrays": Target(arrays, fixed(bytes(range(256)), b"\1\0" * 99, os.urandom(0) + b"\7\3" * 150), 6),
+    "arrays": Target(arrays, fixed(bytes(range(256)), b"\1\0" * 99, b"\7\3" * 150), 6),
     "image": Target(image, image_files, 5),
     "image_folder": Target(image_folder, image_files, 0.5),
     "archive": Target(archive, archives, 4),
     "cifar_batch": Target(cifar_batch, cifar_batches, 8),
-    "partition_file": Target(partition_file, lambda: [(run_home() / "partition.json").read_bytes()], 4),
+    "partition_file": Target(partition_file, lambda: [(finished_run() / "partition.json").read_bytes()], 4),
     "checkpoint_file": Target(checkpoint_file, checkpoint_files, 4),
     "model_file": Target(model_file, model_files, 1),
     "rounds_file": Target(rounds_file, fixed(*ROUNDS), 6),
@@ -690,6 +709,6 @@ TARGETS: dict[str, Target] = {
     "down_message": Target(down_message, downs, 0.5),
     "greeting": Target(greeting, fixed(*GREETINGS), 10),
     "refusal": Target(refusal, fixed(*REFUSALS), 4),
-    "server_files": Target(server_files, server_seeds, 1.5),
+    "server_files": Target(server_files, server_file_examples, 1.5),
     "client_record": Target(client_record, client_records, 2),
 }

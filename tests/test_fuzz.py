@@ -1,68 +1,56 @@
-"""What comes from outside is accepted or refused by a CopflError; nothing else ever comes out of it.
+"""Every reader of foreign input accepts it or raises a CopflError, and nothing else.
 
-The corpus holds inputs that once did something else, found by `python fuzz/run.py`; each is named after its target.
-Hypothesis looks for more in every run, for a few seconds; the fuzzer does so for a million cases.
+The corpus has inputs that failed once, found by `python fuzz/run.py`; each is named after its target. Hypothesis
+searches for more in every run, for a few seconds. The fuzzer tries a million cases.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import random
-import resource
 import string
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz.run import changed
-from fuzz.targets import SETTINGS, TARGETS, resolved
+from fuzz.run import changed, memory_limit
+from fuzz.targets import SETTINGS, TARGETS, check_tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from copfl.errors import CopflError
+from copfl.flower.server import numbers
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
+MIB = 2048  # memory that a reader may allocate
 quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-@contextlib.contextmanager
-def bounded(gibibytes: int = 2) -> Iterator[None]:
-    """Inside, this process gets no more than so much memory beyond what it has."""
-    have = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (have + gibibytes * 2**30, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def fed(name: str, data: bytes) -> None:
-    with bounded(), contextlib.suppress(CopflError):
-        TARGETS[name].one(data)
+def is_accepted(name: str, data: bytes) -> bool:
+    """Whether the target accepts the input; False if it refuses it."""
+    with memory_limit(MIB), contextlib.suppress(CopflError):
+        TARGETS[name].read(data)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
 @pytest.mark.filterwarnings("ignore")
-def test_what_once_failed(path: Path) -> None:
+def test_inputs_that_failed_once(path: Path) -> None:
     name = path.name.partition("-")[0]
-    TARGETS[name].seeds()
-    fed(name, path.read_bytes())
+    TARGETS[name].examples()
+    is_accepted(name, path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_few_changed_examples(name: str) -> None:
-    """The same cases in every run; the first of them are the examples themselves, and some are accepted."""
-    target, draw, accepted = TARGETS[name], random.Random(name), 0
-    seeds = target.seeds()
-    for case in range(40):
-        data = seeds[case] if case < len(seeds) else changed(draw, seeds)
-        with bounded(), contextlib.suppress(CopflError):
-            target.one(data)
-            accepted += 1
-    assert accepted > 0
+def test_changed_examples(name: str) -> None:
+    """The same cases in every run. The first ones are the unchanged examples; some must be accepted."""
+    draw, examples = random.Random(name), TARGETS[name].examples()
+    cases = [*examples, *(changed(draw, examples) for _ in range(40 - len(examples)))]
+    assert sum(is_accepted(name, data) for data in cases) > 0
 
 
 plain = st.one_of(
@@ -87,15 +75,15 @@ keys = st.one_of(
 @quick
 @given(st.dictionaries(titles, st.dictionaries(keys, plain, max_size=4), max_size=4))
 def test_tables_of_any_values(tables: dict[str, dict[str, Any]]) -> None:
-    """They are refused, or run.toml says exactly what was chosen."""
+    """They are refused, or their run.toml is read back unchanged."""
     with contextlib.suppress(CopflError):
-        resolved(tables)
+        check_tables(tables)
 
 
 @quick
 @given(st.one_of(st.text(max_size=60), st.sampled_from(SETTINGS)), st.text(max_size=5))
-def test_any_words_after_set(first: str, second: str) -> None:
-    fed("set", f"{first}{second}".encode("utf-8", "surrogatepass"))
+def test_any_text_after_set(first: str, second: str) -> None:
+    is_accepted("set", f"{first}{second}".encode("utf-8", "surrogatepass"))
 
 
 @quick
@@ -105,28 +93,21 @@ def test_any_words_after_set(first: str, second: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_any_bytes_in_a_file(name: str, data: bytes) -> None:
-    fed(name, data)
+    is_accepted(name, data)
 
 
 @quick
 @given(st.binary(min_size=40, max_size=300))
 @pytest.mark.filterwarnings("ignore")
 def test_arrays_of_any_dtype_and_shape(data: bytes) -> None:
-    fed("arrays", data)
+    is_accepted("arrays", data)
 
 
 @quick
 @given(
     st.dictionaries(st.text(max_size=8), st.one_of(plain, st.floats(1e300, 1e308)), max_size=6), st.booleans()
 )
-def test_whatever_a_node_says_of_itself_is_written_down_or_left_out(
-    figures: dict[str, Any], nested: bool
-) -> None:
-    import json
-    import math
-
-    from copfl.flower.server import numbers
-
-    found = numbers({"a": figures} if nested else figures)
-    assert all(v is None or math.isfinite(v) for v in found.values())
-    json.dumps(found, allow_nan=False)
+def test_reported_metrics_are_finite_or_none(metrics: dict[str, Any], nested: bool) -> None:
+    accepted = numbers({"a": metrics} if nested else metrics)
+    assert all(v is None or math.isfinite(v) for v in accepted.values())
+    json.dumps(accepted, allow_nan=False)

@@ -111,10 +111,11 @@ def personal_values(name: str, record: Any) -> list[float]:
     return personal  # the initial weights are public
 
 
-def test_a_node_does_not_report_what_is_wrong_with_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", ["data", "state-dir"])
+def test_a_node_does_not_report_what_is_wrong_with_its_files(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken file is refused with a sentence that names neither the file nor what is in it."""
+    """A broken file is refused with a sentence that contains neither its path nor its content."""
     pytest.importorskip("flwr", reason="Flower is an extra")
     from copfl.flower import client_app
     from copfl.flower.server import Server
@@ -123,18 +124,17 @@ def test_a_node_does_not_report_what_is_wrong_with_its_data(
     config = config_of("copfl")
     settings = settings_of(config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
-    packet = Server(settings, DirectTransport(settings, {}), folder).down(0)
+    message: Any = Server(settings, DirectTransport(settings, {}), folder).down(0)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
     monkeypatch.setattr(client_app, "content_of", lambda message: message)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
-    node_config = {"data": str(path), "state-dir": str(tmp_path / "s"), "client": 0}
+    node_config = write_nodes(with_secrets(), tmp_path / "nodes")[0] | {broken: str(path)}
     context: Any = SimpleNamespace(node_config=node_config, run_config=config)
-    message: Any = packet
     answer: Any = client_app.train(message, context)
     head, body = answer
-    assert "its data cannot be used" in head
+    assert f"its {broken} cannot be used" in head
     assert not body
     assert "ward" not in head
     assert "4711" not in head

@@ -74,16 +74,8 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     return Data(torch.from_numpy(split.x), y, torch.tensor(len(y)))
 
 
-class Request(NamedTuple):
-    """A message of the server, checked."""
-
-    head: Head
-    down: Any
-    about: dict[str, Any]
-
-
-def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> Request:
-    """The server's message; WireError if it is for another model or another client."""
+def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+    """The head, record and fields of the server's message; WireError if for another model or client."""
     fields = wire.opened_head(packet)
     run, round, client = (fields.get(name) for name in ("run", "round", "client"))
     if type(run) is not str or type(round) is not int or type(client) is not int:
@@ -98,19 +90,19 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> Reque
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):
         raise WireError("its fields are not those that a copfl server sends")
-    return Request(head, opened.record, opened.about)
+    return head, opened.record, opened.about
 
 
 def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) -> Packet:
     """The client's upload for one round; its record is written before."""
-    request, data = decode(settings, node_config, packet), node_data(settings, node_config)
-    algorithm, task, head = settings.algorithm, settings.task, request.head
-    counted = int(request.about.get(Field.COUNTED, -1))
+    (head, down, about), data = decode(settings, node_config, packet), node_data(settings, node_config)
+    algorithm, task = settings.algorithm, settings.task
+    counted = int(about.get(Field.COUNTED, -1))
     records = ClientRecords(state_dir(node_config), head.run)
     client, note = _start(settings, records, head, counted)
     with torch.no_grad():
         batches = _plan(settings, head, data)
-        output = algorithm.client_update(task, client, request.down, data.train, batches)
+        output = algorithm.client_update(task, client, down, data.train, batches)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
             raise WireError(
@@ -118,8 +110,8 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
                 "its state is unchanged"
             )
         metrics = output.metrics
-        if request.about.get(Field.EVALUATE):
-            metrics = metrics | evaluate(algorithm, task, client, request.down, output.trained, data.test)
+        if about.get(Field.EVALUATE):
+            metrics = metrics | evaluate(algorithm, task, client, down, output.trained, data.test)
     records.save_number(head.client)
     records.save(head._replace(kind="client"), output.client, keep=counted)
     if not (node_config.get("metrics", True) and node_config.get("figures", True)):  # "figures": version 0.1
@@ -129,7 +121,7 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
         output.upload,
         head._replace(kind="upload"),
         settings.config.wire,
-        holds=request.about.get(Field.KNOWN_MASKS),
+        holds=about.get(Field.KNOWN_MASKS),
         known=[t for t in tree.leaves(client) if t.dtype == torch.bool],  # the server has one of these masks
         about={Field.NOTE: note, Field.METRICS: reported},
     )

@@ -1,4 +1,4 @@
-"""`check_algorithm`: the laws that every algorithm must obey. The suite runs them over the registry; run them on yours.
+"""`check_algorithm`: the laws that every algorithm must obey, those of the registry and your own.
 
 | law | the kind of bug it finds |
 | --- | --- |
@@ -106,7 +106,7 @@ class Trial:
 
 
 def small_federation(norm: str, sizes: tuple[int, ...], device: str = "cpu") -> tuple[Task, Federation]:
-    """A tiny CNN in float64 over random 8x8 images of 4 classes, one client per size; and six public images."""
+    """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images."""
     rng = np.random.default_rng(0)
     count = sum(sizes)
     samples = Samples(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, count))
@@ -123,7 +123,7 @@ def small_federation(norm: str, sizes: tuple[int, ...], device: str = "cpu") -> 
     return task_of(model, 4, dtype=torch.float64, **options), federation
 
 
-# -- the laws ----------------------------------------------------------------------------------------------------------
+# -- the laws ------------------------------------------------------------------------------------------------
 
 
 def _frozen_dataclass(trial: Trial) -> None:

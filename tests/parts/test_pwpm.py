@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from copfl.core.layout import Layout, layout_of
 from copfl.core.task import Batch
 from copfl.errors import UsageError
-from copfl.parts.pwpm import AMONG, COUNTS, LIMITS, Pwpm, moves, personal_fraction
+from copfl.parts.pwpm import CANDIDATES, COUNTS, LIMITS, Pwpm, moves, personal_fraction
 
 ROUND = torch.tensor(0)
 
@@ -176,7 +176,7 @@ def test_masks_only_grow_and_never_beyond_the_budget(
         mask = after
 
 
-@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("among", CANDIDATES)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("count", COUNTS)
 def test_clients_side_by_side_grow_as_each_alone(among: str, limit: str, count: str) -> None:
@@ -210,7 +210,7 @@ def test_samples_are_kept_back_only_where_benefit_is_asked_for() -> None:
         assert places(~batch.valid) == missing
 
 
-@pytest.mark.parametrize("among", AMONG)
+@pytest.mark.parametrize("among", CANDIDATES)
 def test_what_is_of_no_benefit_stays_shared(among: str) -> None:
     change, benefit = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([-1.0, 0.5, 0.0, 0.25])
     found = Pwpm(1.0, 1.0, among, criterion="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
@@ -237,8 +237,8 @@ def test_shares() -> None:
         ({"limit": "hard"}, 'no limit "hard"'),
         ({"count": "moved"}, 'no count "moved"'),
         ({"criterion": "size"}, 'no criterion "size"'),
-        ({"warmup": -1}, "warmup=-1 must be at least 0"),
-        ({"interval": 0}, "interval=0 at least 1"),
+        ({"warmup": -1}, "warmup=-1 must be a number of at least 0"),
+        ({"interval": 0}, "interval=0 must be a number of at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

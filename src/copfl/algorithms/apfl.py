@@ -1,4 +1,4 @@
-"""APFL (Deng et al. 2020): a mixture of a personal and the global model, with a weight that each client learns."""
+"""APFL (Deng et al. 2020): a mixture of a personal and the global model, with a learned weight."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Client(NamedTuple):
 class APFL(Averaging):
     """w is FedAvg's; v descends the loss of alpha * v + (1 - alpha) * w, and once a round so does alpha.
 
-    mixture  "predictions": the two models' probabilities are mixed (the authors' code mixes outputs too). "weights":
-             their parameters are (Paper: Algorithm 1)
+    mixture  "predictions": the two models' probabilities are mixed (the authors' code mixes outputs too).
+             "weights": their parameters are (Paper: Algorithm 1)
     """
 
     alpha: float = 0.5  # before the first round

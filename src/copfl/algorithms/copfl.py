@@ -28,7 +28,7 @@ MERGES = ("sharers", "union")
 
 class Server(NamedTuple):
     w: Tensor  # [D], w^k
-    weights: Tensor  # [D], the sum of Gamma over the clients in the last mean of each entry; 0 where there was none
+    weights: Tensor  # [D], the sum of Gamma in the last mean of each entry; 0 without a mean
     score: Tensor  # [], the sum of Gamma over the last round's clients
     union: Tensor  # [D] bool, m_0^k: personal for at least one client
     round: Tensor  # [] int64, k
@@ -64,11 +64,11 @@ class Total(NamedTuple):
 class COPFL:
     """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA).
 
-    merge       "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6):
-                an entry that is personal for any client is never averaged again
+    merge       "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1,
+                line 6): an entry that is personal for any client is never averaged again
     epochs      for each phase
-    max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported scores
-                too, so it does not depend on honest clients
+    max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported
+                scores too, so it does not depend on honest clients
     """
 
     optimizer: Optimizer = field(default_factory=Mamo)

@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): FedAvg, and for each client a personal model regularised towards the global model."""
+"""Ditto (Li et al. 2021): FedAvg, and personal models regularised towards the global model."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Ditto(Averaging):
-    """The global model is FedAvg's; v <- v - eta * (grad f(v) + lam * (v - global model)) on the same batches.
+    """FedAvg for the global model w; v <- v - eta * (grad f(v) + lam * (v - w)) on the same batches.
 
-    `epochs` are those of the global model, `personal_epochs` those of v. lam=0 is local training alongside FedAvg.
+    `epochs` are those of the global model, `personal_epochs` those of v. lam=0 is local training alongside
+    FedAvg.
     """
 
     lam: float = 1.0  # lambda
@@ -49,7 +50,8 @@ class Ditto(Averaging):
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """v_n; the global model for a new client, which has no v_n yet."""
-        # Paper: v_n starts from the initial weights. So it does in round 0; a later client: from the global model.
+        # Paper: v_n starts from the initial weights. So it does in round 0; a later client: from the global
+        # model.
         return torch.where(client.started, client.v, self.global_model(task, client, down))
 
     def client_update(

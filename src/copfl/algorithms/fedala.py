@@ -27,10 +27,12 @@ class Client(NamedTuple):
 class FedALA(Averaging):
     """The mean of all models; a client starts from its own mixture of that mean and its last model.
 
-    Published: 2 tensors, 80 % of the samples, eta 1; Sgd(lr=0.005, momentum=0, weight_decay=0) in batches of 10.
+    Published: 2 tensors, 80 % of the samples, eta 1; Sgd(lr=0.005, momentum=0, weight_decay=0) in batches of
+    10.
 
-    Paper: W is trained to convergence the first time and for one epoch in every later round. Clients that are trained
-    as a batch take the same steps: here it is `mix_epochs` every time, and W, which is kept, converges over the rounds.
+    Paper: W is trained to convergence the first time and for one epoch in every later round. Clients that are
+    trained as a batch take the same steps: here it is `mix_epochs` every time, and W, which is kept,
+    converges over the rounds.
     """
 
     tensors: int = 2  # p: how many of the last parameter tensors are mixed; 2 are the head's matrix and bias
@@ -86,7 +88,7 @@ class FedALA(Averaging):
     def _trained_mix(
         self, task: Task, client: Client, down: Down, data: Data, batches: Epoch, mix: Tensor
     ) -> Tensor:
-        """W after the first `fraction` of a shuffled epoch: W - eta * gradient * (global - local), clipped."""
+        """W after the first `fraction` of an epoch: W - eta * gradient * (global - local), clipped."""
         last, visited = self._last(task), 0
         difference = self._mixed(task, client, down, torch.ones_like(mix))[last] - client.w[last]
         for batch in batches:

@@ -16,9 +16,9 @@ from copfl.parts.averaging import Averaging, Client, Down, Upload, active_part
 class FedAvgFT(Averaging):
     """FedAvg whose evaluated model trains for `tune_epochs` more after the upload is fixed.
 
-    Local training is fine-tuning already: with tune_epochs=0 the evaluated model is the global model after this round's
-    training (FedPAC's second accuracy). Further epochs change the evaluated model alone, which is neither uploaded nor
-    stored, so the federation is FedAvg's to the last bit.
+    Local training is fine-tuning already: with tune_epochs=0 the evaluated model is the global model after
+    this round's training (FedPAC's second accuracy). Further epochs change the evaluated model alone, which
+    is neither uploaded nor stored, so the federation is FedAvg's to the last bit.
     """
 
     tune_epochs: int = 0
@@ -38,7 +38,8 @@ class FedAvgFT(Averaging):
         w = self.global_model(task, client, down)
         state = begin(self.optimizer, client.moments, w[: task.d])
         trained = train(task, self.optimizer, w, state, data, plan[: self.epochs])
-        # Same optimizer, same state: one training of epochs + tune_epochs, of which the upload has the beginning.
+        # Same optimizer, same state: one training of epochs + tune_epochs, of which the upload has the
+        # beginning.
         active = active_part(task, self.tune)
         w, state, _ = trained
         tuned = train(task, self.optimizer, w, state, data, plan[self.epochs :], active=active)

@@ -16,8 +16,9 @@ from copfl.parts.averaging import Averaging, Client, Down, Upload, active_part
 class FedBABU(Averaging):
     """FedAvg of the body under a head that never changes.
 
-    The evaluated model is the global model after `tune_epochs` of fine-tuning on the client's data. It is never
-    uploaded and never stored. With tune_epochs=0 it is the global model itself. Published: 5 epochs of the whole model.
+    The evaluated model is the global model after `tune_epochs` of fine-tuning on the client's data. It is
+    never uploaded and never stored. With tune_epochs=0 it is the global model itself. Published: 5 epochs of
+    the whole model.
     """
 
     tune_epochs: int = 5
@@ -40,7 +41,8 @@ class FedBABU(Averaging):
     ) -> ClientOutput[Client, Upload]:
         start, body = self.global_model(task, client, down), active_part(task, "body")
         trained = self.fit(task, start, client.moments, data, plan[: self.epochs], active=body)
-        # Fine-tuning starts from the global model, as after the last round, with an optimizer state of its own.
+        # Fine-tuning starts from the global model, as after the last round, with an optimizer state of its
+        # own.
         active, state = active_part(task, self.tune), self.optimizer.init(start[: task.d])
         tuned = train(task, self.optimizer, start, state, data, plan[self.epochs :], active=active)
         return self.output(task, trained, data, predicts=tuned.w)

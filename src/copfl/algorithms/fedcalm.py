@@ -28,13 +28,13 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCALM(PartlyPersonal):
-    """In each layer: project conflicting updates off each other, then give every client a gain along its own update.
+    """In each layer: remove conflicts between updates, then give every client a gain along its own update.
 
-    Paper: the authors published no code; stage 1 is the projection that the abstract names, stage 2 is as independent
-    re-implementations read the paper. Stage 1 takes the clients in the order of their ids.
+    Paper: the authors published no code; stage 1 is the projection that the abstract names, stage 2 is as
+    independent re-implementations read the paper. Stage 1 takes the clients in the order of their ids.
 
-    Every two updates are compared, so the total is a table of all of them: O(N s) numbers where others need O(s).
-    margin=0, limit=0 is stage 1 alone; personal=("head",) adds FedPer's personal head.
+    Every two updates are compared, so the total is a table of all of them: O(N s) numbers where others need
+    O(s). margin=0, limit=0 is stage 1 alone; personal=("head",) adds FedPer's personal head.
     """
 
     margin: float = 0.01
@@ -77,12 +77,12 @@ class FedCALM(PartlyPersonal):
 
 
 def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
-    """The coefficients [L, m] of the clients' updates u_i in the step d, out of their inner products [L, m, m].
+    """The coefficients [L, m] of the clients' updates u_i in the step d, from inner products [L, m, m].
 
-    Stage 1: u_i loses its part against any u_j with <u_i, u_j> < 0; the mean of what is left is the reference u.
-    Stage 2: min 1/2 |d - u|^2 + limit * sum(slack_i) subject to <d, u_i> >= margin_i - slack_i, by its dual, in which
-    each client has a weight 0 <= x_i <= limit and d = u + sum x_i u_i. Our margin_i is `margin` times |u_i| times the
-    mean length, so that it means the same in every layer.
+    Stage 1: u_i loses its part against any u_j with <u_i, u_j> < 0; the mean of what is left is the reference
+    u. Stage 2: min 1/2 |d - u|^2 + limit * sum(slack_i) subject to <d, u_i> >= margin_i - slack_i, by its
+    dual, in which each client has a weight 0 <= x_i <= limit and d = u + sum x_i u_i. Our margin_i is
+    `margin` times |u_i| times the mean length, so that it means the same in every layer.
     """
     lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     clients = torch.arange(gram.shape[1])

@@ -1,4 +1,4 @@
-"""FedCE (Jiang et al., CVPR 2023): a client's weight is how far its updates and its data differ from the others'."""
+"""FedCE (Jiang et al., CVPR 2023): weights from how far updates and data differ from the others'."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCE(Averaging):
-    """The mean of all models, weighted by (1 - cosine with the others' update) and the error of the model without one.
+    """The mean weighted by 1 - cosine with the others' update and the error of the model without the client.
 
-    Both are running means over the rounds. Paper: the server compares the updates of this round. Here a client compares
-    its last update with the rest of the server's last step: the same number one round later, out of sums alone. The
-    error is that on the training samples: nothing is held out.
+    Both are running means over the rounds. Paper: the server compares the updates of this round. Here a
+    client compares its last update with the rest of the server's last step: the same number one round later,
+    out of sums alone. The error is that on the training samples: nothing is held out.
 
-    combine  "times": the product of both (published); "plus": the mean of both, each normalised first; "equal": 1
-    error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
+    combine  "times": the product of both (published); "plus": the mean of both, each normalised first;
+    "equal": 1 error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
     """
 
     combine: str = "times"
@@ -107,7 +107,8 @@ class FedCE(Averaging):
         alpha = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)
         update, d = client.seen - client.sent, task.d
         others, model = whole_without(down.w, client.seen, client.sent, update, alpha, client.round >= 0)
-        # The shared vector begins with all parameters; averaged statistics, where there are any, give no direction.
+        # The shared vector begins with all parameters; averaged statistics, where there are any, give no
+        # direction.
         closeness = cosine(update[:d], others[:d])
         loss, accuracy = task.evaluate(combined(task, self.personal, client.personal, model), data)
         error = 1 - accuracy if self.error == "accuracy" else loss

@@ -1,4 +1,4 @@
-"""FedPAC (Xu et al., ICLR 2023): features are aligned to common class centroids, heads are combined for each client."""
+"""FedPAC (Xu et al., ICLR 2023): features aligned to common class centroids, a combined head per client."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPAC(Averaging):
-    """Head phase, body phase (`epochs`) pulled towards the centroids of all clients, one combined head per client.
+    """Head phase, body phase (`epochs`) aligned to the centroids of all clients, one combined head each.
 
     Published: lambda 1, one epoch of the head at lr 0.1, 5 of the body at 0.01 (0.02 on CIFAR), else Sgd().
 
@@ -127,7 +127,7 @@ class FedPAC(Averaging):
         return Total(upload.size * upload.w, upload.size, *tables, upload.features, upload.counts)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        """The mean body, the mean centroids, and for each client that reported the best mixture of those heads."""
+        """The mean body, the mean centroids, and the best mixture of heads for each client that reported."""
         body, metrics = super().server_update(task, server, BodyTotal(total.w, total.size))
         centroids = centroids_of(total.features, total.counts, server.centroids)
         who = total.reported.nonzero()[:, 0]

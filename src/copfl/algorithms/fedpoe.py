@@ -1,4 +1,4 @@
-"""Fed-POE (Ghari and Shen 2024): an ensemble of a client's own model, the global model and some earlier ones."""
+"""Fed-POE (Ghari and Shen 2024): an ensemble of a local model, the global model and earlier ones."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Client(NamedTuple):
 class FedPOE(Averaging):
     """Weights fall by exp(-rate * loss) with each expert's loss in every round; probabilities are mixed.
 
-    Paper: a sample of a stream is predicted before it is learnt. Rounds go over the same samples, so every `held`-th is
-    never trained on and serves to weigh the experts (0: the training samples do). The server stores all its models and
-    a client draws some; here it stores the last few and every client uses them all.
+    Paper: a sample of a stream is predicted before it is learnt. Rounds go over the same samples, so every
+    `held`-th is never trained on and serves to weigh the experts (0: the training samples do). The server
+    stores all its models and a client draws some; here it stores the last few and every client uses them all.
     """
 
     rate: float = 0.1  # eta_c; the paper's 1 / sqrt(T) for 100 rounds

@@ -13,7 +13,7 @@ from copfl.parts.averaging import Averaging, Client, Down, Upload
 
 @dataclass(frozen=True)
 class FedProx(Averaging):
-    """Local training of f(w) + mu / 2 * |w - global model|^2, then the mean weighted by samples; mu=0 is FedAvg."""
+    """FedAvg with local training of f(w) + mu / 2 * |w - global model|^2; mu=0 is FedAvg."""
 
     mu: float = 0.1  # the authors name no default and tune over 0.001, 0.01, 0.1, 0.5, 1
 

@@ -26,7 +26,8 @@ class Client(NamedTuple):
 class FedRep(Averaging):
     """`head_epochs` on the head with the body frozen, then `epochs` on the body with the head frozen.
 
-    Each phase has an optimizer state of its own, see `head_then_body`. Published: 10 epochs of the head, 1 of the body.
+    Each phase has an optimizer state of its own, see `head_then_body`. Published: 10 epochs of the head, 1 of
+    the body.
     """
 
     head_epochs: int = 10

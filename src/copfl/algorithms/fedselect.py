@@ -1,4 +1,4 @@
-"""FedSelect (Tamirisa et al., CVPR 2024): in every weight tensor the entries that changed most become personal."""
+"""FedSelect (Tamirisa et al., CVPR 2024): the entries of each tensor that changed most become personal."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class FedSelect:
-    """Personal epoch, shared epoch, and every few rounds a larger mask; each entry is the plain mean of its sharers.
+    """Personal epoch, shared epoch, every few rounds a larger mask; an entry is the mean of its sharers.
 
-    Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0). The default
-    optimizer and epochs are those of the other algorithms here: methods are compared, not optimizers.
+    Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0). The
+    default optimizer and epochs are those of the other algorithms here: methods are compared, not optimizers.
 
-    Paper: the released code trains with batch norm in evaluation mode from the second round on, by accident. Here
-    training is training.
+    Paper: the released code trains with batch norm in evaluation mode from the second round on, by accident.
+    Here training is training.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)
@@ -113,6 +113,6 @@ class FedSelect:
         return Total(upload.shared.values, (~upload.shared.personal).to(server.w.dtype))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        """The mean over the sharers; an entry that nobody shares keeps its value (the released code's turns zero)."""
+        """The mean over the sharers; without any an entry keeps its value (zero in the released code)."""
         averaged = (total.sharers > 0)[: task.d].to(server.w.dtype).mean()
         return Server(weighted_mean(total.w, total.sharers, server.w)), {"averaged": averaged}

@@ -46,12 +46,14 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class KTpFL:
-    """Distil towards the own teacher on the public samples, train on the own samples, answer the public samples.
+    """Distil from the client's teacher on public samples, train on its data, predict the public samples.
 
-    Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training, Sgd(lr=0.02).
+    Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training,
+    Sgd(lr=0.02).
 
-    Paper: the released code searches for a step size of the coefficients and then takes a softmax of 5 c, which shrinks
-    what was learnt; here the step is 1/L, and rows are projected back onto the simplex. All models have one shape.
+    Paper: the released code searches for a step size of the coefficients and then takes a softmax of 5 c,
+    which shrinks what was learnt; here the step is 1/L, and rows are projected back onto the simplex. All
+    models have one shape.
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)

@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah et al. 2020), first order: a shared model trained for its loss after one gradient step."""
+"""Per-FedAvg (Fallah et al. 2020), first order: a model trained for its loss after one gradient step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from copfl.parts.averaging import Averaging, Client, Down, Upload
 class PerFedAvg(Averaging):
     """w <- w - beta * grad f(w - alpha * grad f(w; first batch); second batch).
 
-    An epoch goes over the data twice, once for the first batches and once for the second ones, so that the two are
-    independent and every sample is trained on once. The optimizer takes the outer step, beta. The evaluated model is
-    the global model after `tune_steps` plain steps of alpha; it is never uploaded. inner_rate=0 is FedAvg on every
-    second epoch.
+    An epoch goes over the data twice, once for the first batches and once for the second ones, so that the
+    two are independent and every sample is trained on once. The optimizer takes the outer step, beta. The
+    evaluated model is the global model after `tune_steps` plain steps of alpha; it is never uploaded.
+    inner_rate=0 is FedAvg on every second epoch.
     """
 
-    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, leaves that out.
+    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, leaves
+    # that out.
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 
@@ -58,7 +59,7 @@ class PerFedAvg(Averaging):
         return self.output(task, trained, data, predicts=tuned)
 
     def _inner_step(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """Parameters to parameters after one plain step on this batch; without valid samples the gradient is 0."""
+        """Parameters to parameters after one plain step; without valid samples the gradient is 0."""
         x, y = task.batch(data, batch)
         buffers = w[task.d :]
         return lambda p: p - self.inner_rate * task.gradient(p, buffers, x, y, batch.valid)[0]

@@ -24,10 +24,10 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(Averaging):
-    """Per batch: `inner_steps` towards theta = argmin f + lam / 2 * |theta - w_n|^2, then w_n moves towards theta.
+    """Per batch: `inner_steps` to theta = argmin f + lam / 2 * |theta - w_n|^2, then w_n moves to theta.
 
-    The optimizer takes the inner steps. The published one is Sgd(lr=0.09, momentum=0, weight_decay=0.001), its lr tuned
-    between 0.01 and 0.1.
+    The optimizer takes the inner steps. The published one is Sgd(lr=0.09, momentum=0, weight_decay=0.001),
+    its lr tuned between 0.01 and 0.1.
     """
 
     rate: float = 0.005  # eta, of w_n

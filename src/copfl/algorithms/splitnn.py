@@ -1,4 +1,4 @@
-"""Split learning (Gupta and Raskar 2018), in parallel: the client runs the first layers, the server runs the rest."""
+"""Split learning (Gupta and Raskar 2018): the client runs the first layers, the server the rest."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ FLOAT, LABEL = 4, 8  # bytes on the wire
 class SplitNN(Averaging):
     """The weights are computed exactly; the messages of a step enter by their size.
 
-    In a step the client sends the cut's output and the labels; the server completes the forward pass and returns the
-    gradient at the cut. By the chain rule both halves are then trained like one model, so one model is trained here.
-    The clients work in parallel, each with a copy of the server's half for the length of a round; the server then takes
-    the mean of the copies, weighted by samples (SplitFed's first variant, and every copy's optimizer starts from its
-    client's state). The clients' halves are never averaged: they are personal.
+    In a step the client sends the cut's output and the labels; the server completes the forward pass and
+    returns the gradient at the cut. By the chain rule both halves are then trained like one model, so one
+    model is trained here. The clients work in parallel, each with a copy of the server's half for the length
+    of a round; the server then takes the mean of the copies, weighted by samples (SplitFed's first variant,
+    and every copy's optimizer starts from its client's state). The clients' halves are never averaged: they
+    are personal.
 
-    The copies stay at the server. So `bytes_up` and `bytes_down` count what crosses the cut instead: 4 bytes a number,
-    8 a label. With the cut before the head the arithmetic is LG-FedAvg's; the messages are not.
+    The copies stay at the server. So `bytes_up` and `bytes_down` count what crosses the cut instead: 4 bytes
+    a number, 8 a label. With the cut before the head the arithmetic is LG-FedAvg's; the messages are not.
     """
 
     cut: str = ""  # the last module that the client runs, such as "stem"; "": all but the head
@@ -72,7 +73,7 @@ class SplitNN(Averaging):
 
 
 def client_parameters(task: Task, cut: str) -> tuple[str, ...]:
-    """The names of the parameters that the client holds: those of the modules up to the cut, in the model's order."""
+    """The names of the client's parameters: those of the modules up to the cut, in the model's order."""
     modules = [name for name, _ in task.module.named_modules()]
     if cut and cut not in modules:
         raise unknown("module", cut, (name for name in modules if name))

@@ -1,11 +1,11 @@
-"""The paper's parts, each usable alone: MAMO trains, PWPM chooses what is personal, COWA weighs.
+"""The paper's parts, each usable alone: MAMO (optimizer), PWPM (masks), COWA (weights).
 
-And the steps that several algorithms are made of, or that have a name of their own, as pure functions:
+And the steps that several algorithms share, or that have a name of their own, as pure functions:
 
-keeping    what of w stays home and what is shared         mixtures   two models that answer together
-masks      vectors under a personal mask                   experts    weights that fall with the loss
-phases     training of two parts, or of two models         transfer   lessons on public samples
-classes    features class by class, and their alignment    quadratic  small quadratic programmes
+averaging  FedAvg, and the personal and shared part of w    mixtures   mixtures of two models
+masks      vectors under a personal mask                    experts    weights that fall with the loss
+phases     training in two phases                           transfer   distillation on public samples
+classes    features class by class, and their alignment     quadratic  small quadratic programmes
 """
 
 from copfl.parts.cowa import Cowa

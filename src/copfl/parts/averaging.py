@@ -1,7 +1,7 @@
-"""FedAvg, as the base of every algorithm that averages a fixed part of the model and keeps the rest at the client.
+"""FedAvg, as the base of algorithms that average a fixed part of the model and keep the rest at the client.
 
-Vectors are cut and put together, not masked: a personal entry is not in the shared vector at all, and no shape depends
-on a tensor's value.
+Vectors are cut and put together, not masked: a personal entry is not in the shared vector at all, and no
+shape depends on a tensor's value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Total(NamedTuple):
     size: Tensor
 
 
-# -- personal and shared entries of w ----------------------------------------------------------------------------------
+# -- personal and shared entries of w ------------------------------------------------------------------------
 
 
 def _runs(task: Task, parts: tuple[str, ...]) -> Runs:
@@ -99,12 +99,12 @@ def weighted_mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     return torch.where(averaged, total / torch.where(averaged, weight, 1), before)
 
 
-# -- the algorithm -----------------------------------------------------------------------------------------------------
+# -- the algorithm -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """The mean of the shared entries, weighted by the number of samples; a subclass overrides what it changes."""
+    """The mean of the shared entries, weighted by samples; a subclass overrides what it changes."""
 
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
@@ -144,14 +144,14 @@ class Averaging:
         w = weighted_mean(total.w, total.size, server.w)
         return Server(w), {"shared": (~task.where(*self.personal))[: task.d].to(w.dtype).mean()}
 
-    # -- steps of a local update ---------------------------------------------------------------------------------
+    # -- steps of a local update -----------------------------------------------------------------------------
 
     def global_model(self, task: Task, client: Any, down: Any) -> Tensor:
         """The global model with the client's personal entries."""
         return combined(task, self.personal, client.personal, down.w)
 
     def fit(self, task: Task, w: Tensor, state: State, data: Data, epochs: Plan, **options: Any) -> Trained:
-        """`train` from the optimizer state in the client's record to the state that goes back into the record."""
+        """`train`, from the optimizer state in the client's record to the next state in the record."""
         state = begin(self.optimizer, state, w[: task.d])
         w, state, loss = train(task, self.optimizer, w, state, data, epochs, **options)
         return Trained(w, kept(self.optimizer, state), loss)
@@ -159,7 +159,7 @@ class Averaging:
     def output(
         self, task: Task, trained: Trained, data: Data, predicts: Personal | None = None
     ) -> ClientOutput[Client, Upload]:
-        """The output after this training; `predicts` is the evaluated model where it is not the trained one."""
+        """The output after this training; `predicts` is the evaluated model if not the trained one."""
         w, state, loss = trained
         client = Client(personal_of(task, self.personal, w), kept(self.optimizer, state))
         upload = Upload(shared_of(task, self.personal, w), data.size.to(w.dtype))

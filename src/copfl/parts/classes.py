@@ -1,4 +1,4 @@
-"""What one client's samples look like to the model, class by class, and features that are pulled to class centroids."""
+"""The features of a client's samples by class, and an objective that aligns them to class centroids."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Sums(NamedTuple):
 def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     """The sums of one client's features, of their squared lengths, and the number of samples of each class.
 
-    Batch norm looks at the client's own samples here: the running statistics of a young network do not normalise yet,
-    and centroids made with them are so far away that aligning to them makes a ResNet diverge in the first rounds.
+    Batch norm uses the statistics of these samples: the running statistics of a new network do not normalise
+    yet, and aligning to centroids computed with them makes a ResNet diverge in the first rounds.
     """
     parts = []
     for start in range(0, data.y.shape[0], STATISTICS_BATCH):
@@ -38,7 +38,7 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
 
 
 def table_shape(task: Task) -> tuple[int, ...]:
-    """[C, f], the classes and the features, read off the head's matrix."""
+    """[C, f], the classes and the features, the shape of the head's matrix."""
     named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     shape = named.get(f"{task.layout.head}.weight", ())
     if len(shape) != 2:
@@ -49,12 +49,12 @@ def table_shape(task: Task) -> tuple[int, ...]:
 
 
 def centroids_of(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
-    """The mean feature of each class [C, f], out of sums [C, f] and counts [C]; where nobody has any, the other's."""
+    """The mean feature of each class [C, f], from sums [C, f] and counts [C]; `otherwise` without samples."""
     return torch.where((counts > 0)[:, None], sums / counts.clamp(min=1)[:, None], otherwise)
 
 
 def prior_means(sums: Sums, size: Tensor) -> tuple[Tensor, Tensor]:
-    """h[c] = (n_c / n) * mean feature of class c [C, f], and the variance v of h: (E |feature|^2 - |h|^2) / n."""
+    """h[c] = (n_c / n) * mean feature of class c [C, f], and its variance: (E |feature|^2 - |h|^2) / n."""
     means = sums.features / size
     return means, ((sums.squares / size - (means * means).sum()) / size).clamp(min=0)
 
@@ -62,13 +62,14 @@ def prior_means(sums: Sums, size: Tensor) -> tuple[Tensor, Tensor]:
 def aligned(centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Objective:
     """Cross-entropy + strength * mean squared distance of a sample's features to the centroid of its class.
 
-    Where the class has none, `known` [C] is False, to the client's own mean; where no class has any, nothing pulls.
+    Where the class has no centroid, `known` [C] is False, to the client's own mean; without any centroid the
+    term is 0.
     """
     target = torch.where(known[:, None], centroids, own.features / own.counts.clamp(min=1)[:, None])
-    pull = strength * known.any()
+    weight = strength * known.any()
 
     def loss(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
         distance = ((features - target[labels]) ** 2).mean(1)
-        return cross_entropy(logits, features, labels, valid) + pull * mean_of_valid(distance, valid)
+        return cross_entropy(logits, features, labels, valid) + weight * mean_of_valid(distance, valid)
 
     return loss

@@ -1,7 +1,7 @@
 """COWA, contribution-oriented weighted aggregation: a client's weight is what the others lack without it.
 
-Each client computes two scores from the global model: how far its update deviates from the others' (Eq. 9), and the
-loss of the model without it on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
+Each client computes two scores from the global model: how far its update deviates from the others' (Eq. 9),
+and the loss of the model without it on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ class Cowa:
     """The scores that make the weight.
 
     score          "both" (Paper), "gradient", "prediction", or "none" (equal weights)
-    leave_one_out  how the client is removed from the server's step and model. "exact" (default): entry by entry, from
-                   the clients that shared it, with the client's last upload. "paper" (Paper): whole vectors, and in
-                   Eq. (9) the current update, which is not yet in the server's step, so every cosine is too low
-    prefer         "deviation": a higher score weighs more (Paper: the equations). "agreement": the reverse, 1 + cos and
-                   exp(-loss) (Paper: the introduction)
+    leave_one_out  how the client is removed from the server's step and model. "exact" (default): entry by
+                   entry, from the clients that shared it, with the client's last upload. "paper" (Paper):
+                   whole vectors, and in Eq. (9) the current update, which is not yet in the server's step, so
+                   every cosine is too low
+    prefer         "deviation": a higher score weighs more (Paper: the equations). "agreement": the reverse, 1
+                   + cos and exp(-loss) (Paper: the introduction)
     trust          "all": a score is used as it is (Paper), so wrong labels and noise count as a contribution.
-                   "held_out": the score times exp(-loss of the client's model on every fifth sample), which the client
-                   does not train on
+                   "held_out": the score times exp(-loss of the client's model on every fifth sample), which
+                   the client does not train on
     """
 
     score: str = "both"
@@ -95,7 +96,7 @@ class Cowa:
         return self.weigh(update, others.step, loss, own_loss)
 
     def weigh(self, update: Tensor, step: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
-        """Gamma_n from the client's update, the others' step and the loss of the others' model, Eqs. (9)-(11).
+        """Gamma_n from the update, the others' step and the loss of the others' model, Eqs. (9)-(11).
 
         `own_loss` is the loss of the client's own model on the held-out samples, where there are any.
         """
@@ -113,12 +114,13 @@ class Cowa:
         }[self.score]
         if own_loss is not None:
             total = total * torch.exp(-torch.where(torch.isfinite(own_loss), own_loss, torch.inf))
-        # Where all scores are zero the clients weigh the same; one without a finite loss or update is excluded.
+        # Where all scores are zero the clients weigh the same; one without a finite loss or update is
+        # excluded.
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
 
-# -- a bound on each client's weight -----------------------------------------------------------------------------------
+# -- a bound on each client's weight -------------------------------------------------------------------------
 
 
 def initial_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None:
@@ -134,8 +136,9 @@ def initial_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | No
 def next_bounds(score: Tensor, clients: Tensor, max_weight: float, before: Tensor) -> Tensor:
     """[2], bounds around the mean score that keep the weight of each of so many clients at most `max_weight`.
 
-    One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low), which is
-    `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the bounds stay.
+    One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low),
+    which is `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the bounds
+    stay.
     """
     ratio = (max_weight * (clients - 1) / (1 - max_weight)).clamp(min=1)
     mean = score / clients.clamp(min=1)
@@ -149,7 +152,7 @@ def bounded(score: Tensor, bounds: Tensor | None) -> Tensor:
     return torch.where(score > 0, torch.minimum(torch.maximum(score, bounds[0]), bounds[1]), 0)
 
 
-# -- leave-one-out -----------------------------------------------------------------------------------------------------
+# -- leave-one-out -------------------------------------------------------------------------------------------
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -162,8 +165,8 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:
     """The weighted mean without one member: (W mean - a own) / (W - a), entry by entry.
 
-    `weights` is W, the sum of the weights of the members that share the entry; `weight` is a, this member's, zero where
-    it does not share it. `fallback` is the value where no other member shares it.
+    `weights` is W, the sum of the weights of the members that share the entry; `weight` is a, this member's,
+    zero where it does not share it. `fallback` is the value where no other member shares it.
     """
     rest = weights - weight
     alone = rest <= 1e-6 * weights
@@ -173,9 +176,10 @@ def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fa
 def whole_without(
     w: Tensor, seen: Tensor, uploaded: Tensor, update: Tensor, alpha: Tensor, ever: Tensor
 ) -> Others:
-    """delta_{-n} and w_{-n} of Eqs. (9) and (10) as published: (x - alpha x_n) / (1 - alpha), x the step or the model.
+    """delta_{-n} and w_{-n} of Eqs. (9), (10) as published: (x - alpha x_n) / (1 - alpha), x step or model.
 
-    For the arguments see LastMean; `update` is the client's part of the step, `alpha` its weight in the last mean.
+    For the arguments see LastMean; `update` is the client's part of the step, `alpha` its weight in the last
+    mean.
     """
     step, one = torch.where(ever, seen - w, 0), torch.ones_like(alpha)  # delta^k = w^{k-1} - w^k
     return Others(

@@ -1,8 +1,9 @@
-"""MAMO, mask-aware momentum optimisation: Adam whose moments never leak between the shared and the personal half.
+"""MAMO, mask-aware momentum optimisation: Adam with separate moments for shared and personal entries.
 
-The paper keeps two pairs of moments, one per half (Eqs. 3-5). Every entry belongs to exactly one half at a time, and a
-half's moments are touched in its own phase alone, so one pair of vectors that is only updated where `active` holds both
-halves; `forget` is what happens to an entry that changes sides. A test proves the two equal.
+The paper has two pairs of moments, one for the shared and one for the personal entries (Eqs. 3-5). Every
+entry is in exactly one of them at a time, and each pair is updated only in its own phase. So one pair of
+vectors that is only updated where `active` represents both. `forget` treats an entry that changes sides. A
+test proves the two equal.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from torch import Tensor
 from copfl.errors import UsageError, above, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
-# Paper: not said what becomes of an entry's moments when it turns personal (docs/algorithms/copfl.md).
-#   "restart"  zero, and its own step count starts again (default: no leakage and no oversized first steps)
-#   "zero"     zero, but the count goes on (the letter: a 3x to 6x step right after the change)
-#   "carry"    nothing is forgotten (plain masked Adam)
+# Paper: the moments of an entry that becomes personal are not specified (docs/algorithms/copfl.md).
+#   "restart"  zero, and its step count starts again (default: no leakage and no oversized first steps)
+#   "zero"     zero, but the count continues (as published: a 3x to 6x step right after the change)
+#   "carry"    unchanged (plain masked Adam)
 CHANGES = ("restart", "zero", "carry")
 
 
 class MamoState(NamedTuple):
     u: Tensor  # [d], u_n of Eq. (4a)
     v: Tensor  # [d], v_n of Eq. (4b)
-    t: Tensor  # [d], how many steps each entry took: the exponent of Eq. (5a)
+    t: Tensor  # [d], the steps of each entry: the exponent of Eq. (5a)
 
 
 @dataclass(frozen=True)
 class Mamo:
     """Masked Adam with a step count per entry, Eqs. (4) and (5).
 
-    Paper: Eq. (4b) says beta1 and Eq. (5a) the moments before the new gradient, which is 0/0 in the first step; both
-    are read as Adam (A-1, A-2). `keep` carries the moments over to the next round, as the exponent kT+t asks.
+    Paper: Eq. (4b) says beta1 and Eq. (5a) the moments before the new gradient, which is 0/0 in the first
+    step; both are interpreted as Adam. `keep` carries the moments over to the next round, as the exponent
+    kT+t implies.
     """
 
     lr: float = 1e-4  # eta; the paper tries 1e-4 and 1e-5

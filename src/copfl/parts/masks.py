@@ -21,7 +21,7 @@ def weighted(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sharing_metrics(personal: Tensor, averaged: Tensor, clients: Tensor) -> dict[str, Tensor]:
-    """The shared fractions, from the number of clients for which an entry is personal and what the round averaged."""
+    """The shared fractions, from how many clients keep each entry personal and what the round averaged."""
     return {
         "shared": 1 - (personal / clients).mean(),  # of all clients' parameters
         "averaged": averaged.to(personal.dtype).mean(),  # of the server's parameters

@@ -1,6 +1,7 @@
 """Two models in a mixture, alpha * v + (1 - alpha) * w: of their predictions, or of their weights.
 
-A mixture defines what a client predicts with, how v descends the mixture's loss, and the loss's derivative by alpha.
+A mixture defines what a client predicts with, how v descends the mixture's loss, and the loss's derivative by
+alpha.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Predictions:
 
 
 class Weights:
-    """Parameters are mixed: the loss is f(alpha v + (1 - alpha) w), and by the chain rule v's gradient has a factor."""
+    """Parameters are mixed: the loss is f(alpha v + (1 - alpha) w), and v's gradient has the factor alpha."""
 
     def personal_model(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor) -> Personal:
         return torch.cat(

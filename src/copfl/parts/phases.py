@@ -16,7 +16,7 @@ from copfl.kernels.fused import elementwise
 
 @dataclass(frozen=True, eq=False)
 class HeadAlone:
-    """The task of learning a head on a body that stays: its vector is the head's entries and the statistics."""
+    """The task of training a head on a fixed body: its vector is the head's entries and the statistics."""
 
     task: Task
     w: Tensor  # [D], the body's and some head
@@ -43,13 +43,13 @@ class HeadAlone:
 
 
 def fresh_head(optimizer: Optimizer, task: Task) -> State:
-    """What of the state of a head's optimizer is in the record of a client that has never trained."""
+    """The state of a head's optimizer in the record of a client that has never trained."""
     return kept(optimizer, optimizer.init(task.layout.entries(task.initial, "head")))
 
 
 class HeadAndBody(NamedTuple):
     w: Tensor  # [D]
-    head_moments: State  # [h] each, what of them lives on
+    head_moments: State  # [h] each, as the client's record keeps them
     body_moments: State
     loss: Tensor  # [], of the body's phase
 
@@ -64,14 +64,14 @@ def head_then_body(
     head_epochs: int,
     objective: Objective = cross_entropy,
 ) -> HeadAndBody:
-    """w after `head_epochs` of the plan on the head with the body frozen, then the rest on the body with the head so.
+    """w after `head_epochs` of the plan on the head with the body frozen, then the rest on the body.
 
-    Each phase has an optimizer state of its own: one common step count would make Adam's first body steps three times
+    Each phase has its own optimizer state: a common step count would make Adam's first body steps three times
     too large. The `objective` is the body's.
     """
     head, body, statistics = task.layout.entries(w, "head"), task.where("body")[: task.d], w[task.d :]
     heads, alone = begin(optimizers[0], moments[0], head), HeadAlone(task, w)
-    epochs = plan[: head_epochs if len(head) else 0]  # a module without parameters has nothing to learn
+    epochs = plan[: head_epochs if len(head) else 0]  # a head may have no parameters
     moved, heads, _ = train(alone, optimizers[0], torch.cat([head, statistics]), heads, data, epochs)
     w = task.layout.with_entries(torch.cat([w[: task.d], moved[len(head) :]]), "head", moved[: len(head)])
     bodies, rest = begin(optimizers[1], moments[1], w[: task.d]), plan[head_epochs:]
@@ -89,9 +89,10 @@ class Halves(NamedTuple):
 def personal_then_shared(
     task: Task, optimizer: Optimizer, start: Tensor, moments: State, data: Data, plan: Plan, mask: Tensor
 ) -> Halves:
-    """w after the first half of the plan for the personal entries, the second for the shared ones, Eqs. (3)-(5).
+    """w after half of the plan on the personal entries and half on the shared ones, Eqs. (3)-(5).
 
-    Both phases start from the same point, and their results are put together (Paper: Algorithm 2, lines 1-13).
+    Both phases start from the same point, and their results are put together (Paper: Algorithm 2, lines
+    1-13).
     """
     epochs, personal = len(plan) // 2, mask[: task.d]
     moments = begin(optimizer, moments, start[: task.d])

@@ -1,4 +1,4 @@
-"""The small quadratic programmes of the rivals, with one variable per client."""
+"""Small quadratic programmes with one variable per client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 def on_simplex(matrix: Tensor) -> Tensor:
     """argmin a' P a over a >= 0, sum(a) = 1, for a positive semidefinite P [m, m].
 
-    Its direction is that of argmin 1/2 a' P a - 1' a over a >= 0: both ask for P a = 1 (up to scale) where a > 0 and
-    for P a >= 1 elsewhere. With P = L L', that is the non-negative least squares problem |L' a - L^-1 1|, for which
-    scipy has an exact active-set solver.
+    Its direction is that of argmin 1/2 a' P a - 1' a over a >= 0: both ask for P a = 1 (up to scale) where a
+    > 0 and for P a >= 1 elsewhere. With P = L L', that is the non-negative least squares problem |L' a - L^-1
+    1|, for which scipy has an exact active-set solver.
     """
     from scipy.optimize import nnls
 
@@ -25,7 +25,7 @@ def on_simplex(matrix: Tensor) -> Tensor:
 
 
 def _factor(matrix: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """L of P = L L'. What rounding may have taken below zero is lifted, and 1e-12 of the mean diagonal more."""
+    """L of P = L L', with the smallest eigenvalue raised to zero and 1e-12 of the mean diagonal added."""
     matrix = (matrix + matrix.T) / 2
     lift = (
         max(0.0, -float(np.linalg.eigvalsh(matrix)[0]))
@@ -40,7 +40,7 @@ def in_box(matrix: Tensor, gain: Tensor, limit: float, sweeps: int = 1000) -> Te
     """argmax b' x - 1/2 x' G x over 0 <= x <= limit, for positive semidefinite G [..., m, m] and b [..., m].
 
     One coordinate after the other is set to its best value until nothing moves, or `sweeps` times. Unlike a
-    factorisation, that does not mind a G without an inverse, as from updates with fewer entries than clients.
+    factorisation, this also works for a singular G, such as from updates with fewer entries than clients.
     """
     matrix, gain = matrix.double(), gain.double()
     bends, x = matrix.diagonal(dim1=-2, dim2=-1), torch.zeros_like(gain)
@@ -56,13 +56,14 @@ def in_box(matrix: Tensor, gain: Tensor, limit: float, sweeps: int = 1000) -> Te
 
 
 def combination(means: Tensor, spread: Tensor) -> Tensor:
-    """The share of each member [m] in each one's own mixture [m]: a_i = argmin a' (diag(v) + D_i) a on the simplex.
+    """The weights [m, m] of the members in each mixture: a_i = argmin a' (diag(v) + D_i) a on the simplex.
 
-    D_i[j, k] = <h_i - h_j, h_i - h_k> with the members' `means` h [m, ...] and the `spread` v [m] of these: the bias of
-    the mixture and its variance. One Gram matrix gives them all; only differences count, so the mean is taken off.
+    D_i[j, k] = <h_i - h_j, h_i - h_k> with the members' `means` h [m, ...] and the `spread` v [m] of these:
+    the bias of the mixture and its variance. One Gram matrix gives them all; only differences matter, so the
+    mean is subtracted.
     """
     rows = means.double() - means.double().mean(0)
-    # The solver works on the host: one small table goes there, and one comes back.
+    # The solver runs on the CPU: one small table each way.
     gram, variance = (rows @ rows.T).cpu(), torch.diag(spread.double().cpu())
     weights = [on_simplex(variance + gram + g[i] - g[:, None] - g) for i, g in enumerate(gram)]
     return (torch.stack(weights) if weights else gram).to(means.device)

@@ -1,4 +1,4 @@
-"""Knowledge transfer on public samples: clients teach each other by what they answer, not by their weights."""
+"""Knowledge transfer on public samples: clients exchange predictions instead of weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from copfl.errors import UsageError
 
 
 def public_of(task: Task) -> Tensor:
-    """The samples that everybody may look at [p, ...]; a task without any is no task for knowledge transfer."""
+    """The public samples [p, ...]; a UsageError if the task has none."""
     if task.public is None or not len(task.public):
         raise UsageError(
-            "ktpfl needs public samples that no client holds, and there are none; leave some training samples over "
-            "(fewer clients, or fewer samples a client), or give some, such as task_of(..., public=samples)"
+            "ktpfl needs public samples that no client holds, and there are none; leave some training "
+            "samples over (fewer clients, or fewer samples a client), or give some, such as "
+            "task_of(..., public=samples)"
         )
     return task.public
 
@@ -27,14 +28,14 @@ def softened(task: Task, w: Tensor, samples: Tensor, temperature: float) -> Tens
 
 
 def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple[Data, Epoch]:
-    """The samples with the teacher's answers [p, C] for labels, in steps of `batch`; none is real if not ready."""
+    """The samples with the teacher's predictions [p, C] as labels; none is valid if not `ready`."""
     order = torch.arange(samples.shape[0], device=samples.device)
     steps = (Batch(index, ready.expand(len(index)), None, None) for index in torch.split(order, batch))
     return Data(samples, teacher, order[-1] + 1), tuple(steps)
 
 
 def distillation(temperature: float) -> Objective:
-    """KL(teacher || own answers), softened: the mean over the samples of sum_c t_c (log t_c - log p_c)."""
+    """KL(teacher || student), softened: the mean over the samples of sum_c t_c (log t_c - log p_c)."""
 
     def loss(logits: Tensor, features: Tensor, teacher: Tensor, valid: Tensor | None) -> Tensor:
         logs = F.log_softmax(logits / temperature, 1)
@@ -44,10 +45,10 @@ def distillation(temperature: float) -> Objective:
 
 
 def coefficients_after(c: Tensor, answers: Tensor, known: Tensor, penalty: float) -> Tensor:
-    """The rows c [N, N] after a gradient step of 1/L on mean |p_i - sum_j c_ij p_j|^2 + penalty * mean |c_i - 1/N|^2.
+    """The rows c [N, N] after a step 1/L on mean |p_i - sum_j c_ij p_j|^2 + penalty * mean |c_i - 1/N|^2.
 
-    p are the answers [N, ...], of which `known` [N] are there; L is the largest curvature, so no step overshoots. The
-    rows add up to 1 as before, but may leave the simplex.
+    p are the predictions [N, ...], of which `known` [N] exist; L is the largest curvature, so no step
+    overshoots. The rows still add up to 1, but may leave the simplex.
     """
     flat, n = answers.flatten(1), known.sum().clamp(min=1)
     even = known.to(flat.dtype) / n

@@ -78,13 +78,13 @@ class ServerMomentum(Wrapper):
         server = self.algorithm.server_init(task, clients)
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
-                f"addons.server_momentum: the server of {type(self.algorithm).__name__.lower()} has no weights; "
-                "leave server_momentum out"
+                f"addons.server_momentum: the server of {type(self.algorithm).__name__.lower()} has no "
+                "weights; leave server_momentum out"
             )
         if task.buffers == "average" and task.initial.shape[0] > task.d:
             raise UsageError(
-                "addons.server_momentum would extrapolate averaged variances below zero; keep batch-norm statistics "
-                "local: --set run.buffers=local"
+                "addons.server_momentum would extrapolate averaged variances below zero; keep batch-norm "
+                "statistics local: --set run.buffers=local"
             )
         return MomentumServer(server, torch.zeros_like(server.w))
 
@@ -179,7 +179,7 @@ class BnStatsClient(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalBnStats(Wrapper):
-    """The algorithm whose clients predict with the statistics of their own samples instead of the running ones.
+    """The algorithm whose clients predict with the statistics of their samples, not the running ones.
 
     Without batch norm it changes nothing.
     """

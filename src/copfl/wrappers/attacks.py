@@ -6,8 +6,9 @@ scaled       uploads its update `strength` times as long, and reports `strength`
 noise        uploads noise `strength` times as long as its update
 free_rider   uploads what it received with noise, `strength` of the weights' length; and the honest weight
 
-An attacker may upload anything that the wire accepts: finite numbers of the right shape, absent where the mask is
-personal. Its reported loss and accuracy are honest, so that the record shows the effect of the attack.
+An attacker may upload anything that the wire accepts: finite numbers of the right shape, absent where the
+mask is personal. Its reported loss and accuracy are honest, so that the record shows the effect of the
+attack.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def choose_attackers(seed: int, clients: int, fraction: float) -> tuple[int, ...
 
 
 def flipped_labels(data: Data, classes: int) -> Tensor:
-    """The labels, each replaced by the next of the client's own classes, or by the next of all if it has only one."""
+    """Each label replaced by the next of the client's classes, or by the next of all if it has only one."""
     valid = torch.arange(len(data.y), device=data.y.device) < data.size
     every = torch.arange(classes, device=data.y.device)
     present = ((data.y[:, None] == every) & valid[:, None]).any(0)  # [C]
@@ -120,7 +121,7 @@ class Attacked(RoundWrapper):
     def client_update(
         self, task: Task, client: Any, down: Down, data: Data, plan: Plan
     ) -> ClientOutput[Any, Any]:
-        """The local update, on wrong labels if the attack is label_flip; a malicious client then changes its upload."""
+        """The local update, with wrong labels or with a changed upload if the client is malicious."""
         malicious = down.malicious
         if self.attack == "label_flip":
             data = data._replace(y=torch.where(malicious, flipped_labels(data, task.classes), data.y))

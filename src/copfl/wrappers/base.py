@@ -1,4 +1,4 @@
-"""The base of an algorithm around another algorithm: attacks, training add-ons, robust aggregation and privacy."""
+"""The base of an algorithm around another one: attacks, training add-ons, robust aggregation, privacy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from copfl.core.task import Data, Personal, Plan, Task
 class Wrapper:
     """An algorithm that delegates every method to the one inside; a subclass overrides what it changes.
 
-    A subclass that adds to a record puts the inner one into a field of its own record, called "server", "down" or
-    "client", and names the field in `wraps`. The methods here then pass on the inner record.
+    A subclass that adds to a record puts the inner one into a field of its own record, called "server",
+    "down" or "client", and names the field in `wraps`. The methods here then pass on the inner record.
     """
 
     algorithm: AnyAlgorithm

@@ -1,17 +1,18 @@
-"""Differential privacy around any algorithm that needs only sums: clipped and noised uploads, with their epsilon.
+"""Differential privacy around any algorithm that needs only sums: clipped and noised uploads.
 
-A client's update is clipped to the norm `clip` and gets normal noise of deviation `noise * clip / sqrt(n)` on every
-entry, where n clients take part in a round: their sum then carries noise of deviation `noise * clip`. Everything else
-in an upload that depends on data is withheld. The reported weight (samples, scores) is 1, so all clients weigh the
-same. A mask that grew is not sent: a personal entry is sent as if it had not changed.
+A client's update is clipped to the norm `clip` and gets normal noise of deviation `noise * clip / sqrt(n)` on
+every entry, where n clients take part in a round: their sum then carries noise of deviation `noise * clip`.
+Everything else in an upload that depends on data is withheld. The reported weight (samples, scores) is 1, so
+all clients weigh the same. A mask that grew is not sent: a personal entry is sent as if it had not changed.
 
-Protected are all the data of one client, against replacing them by any other (so the sensitivity is 2 clip; the number
-of clients is public). `epsilon` holds against everybody who sees the global models of all rounds, such as other clients
-and users of the shared model. It requires that the server sees only sums or is trusted, that every chosen client
-answers and adds its noise, and, with partial participation, that the choice is secret. `epsilon_server` holds against a
-server that sees each upload: there only the client's own noise counts, and a client is assumed to be in every round.
-Both cover the messages of this run: not the metrics that a simulation records, nor earlier runs on the same data. The
-noise comes from the run's seed, which must be kept as secret as the data.
+Protected are all the data of one client, against replacing them by any other (so the sensitivity is 2 clip;
+the number of clients is public). `epsilon` holds against everybody who sees the global models of all rounds,
+such as other clients and users of the shared model. It requires that the server sees only sums or is trusted,
+that every chosen client answers and adds its noise, and, with partial participation, that the choice is
+secret. `epsilon_server` holds against a server that sees each upload: there only the client's own noise
+counts, and a client is assumed to be in every round. Both cover the messages of this run: not the metrics
+that a simulation records, nor earlier runs on the same data. The noise comes from the run's seed, which must
+be kept as secret as the data.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Private(RoundWrapper):
     ) -> ClientOutput[Any, Any]:
         """The local update with a private upload.
 
-        A client whose training failed sends only noise and keeps its record: the failure must not be visible either.
+        A client whose training failed sends only noise and keeps its record: the failure must not be visible
+        either.
         """
         output = super().client_update(task, client, down, data, plan)
         _check_upload(output)
@@ -131,8 +133,9 @@ def _check_upload(output: ClientOutput[Any, Any]) -> None:
         others.append("messages during local training")
     if others:
         raise UsageError(
-            f"privacy covers the weights that a client sends; this algorithm also sends {', '.join(others)}, which "
-            "depend on its data, so no epsilon could be given; choose another algorithm, or leave privacy out"
+            f"privacy covers the weights that a client sends; this algorithm also sends {', '.join(others)}, "
+            "which depend on its data, so no epsilon could be given; choose another algorithm, or leave "
+            "privacy out"
         )
 
 
@@ -142,9 +145,9 @@ def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
     one, two = (algorithm.summand(task, server, torch.tensor(n, device=task.device), upload) for n in (0, 1))
     if not all(torch.equal(a, b) for a, b in zip(tree.leaves(one), tree.leaves(two), strict=True)):
         raise UsageError(
-            "privacy needs a server that only sees sums; this algorithm, or its robust aggregation, needs single "
-            "uploads, so the noise of the others protects nobody; choose another algorithm, or leave robust or "
-            "privacy out"
+            "privacy needs a server that only sees sums; this algorithm, or its robust aggregation, needs "
+            "single uploads, so the noise of the others protects nobody; choose another algorithm, or leave "
+            "robust or privacy out"
         )
 
 
@@ -152,8 +155,8 @@ def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
 def epsilon(noise: float, rounds: int, delta: float, clients: int = 1, taking_part: int = 1) -> float:
     """The epsilon of so many rounds at this delta, for replacing one client.
 
-    `noise` is the deviation of the observed noise over `clip`. By Renyi divergences, with Google's dp-accounting; with
-    partial participation, for sets of a fixed size sampled without replacement.
+    `noise` is the deviation of the observed noise over `clip`. By Renyi divergences, with Google's
+    dp-accounting; with partial participation, for sets of a fixed size sampled without replacement.
     """
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent

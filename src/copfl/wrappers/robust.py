@@ -1,14 +1,14 @@
 """Robust aggregation against malicious clients, around any algorithm.
 
-clip           Bounds the norm of each update and the reported weight of each client, by the median of what clients sent
-               last. Sums suffice. Before the first uploads the server knows no norms: the first round only measures
-               them and changes nothing.
+clip           Bounds the norm of each update and the reported weight of each client, by the median of what
+               clients sent last. Sums suffice. Before the first uploads the server knows no norms: the first
+               round only measures them and changes nothing.
 trimmed_mean   Entry by entry, the mean without the largest and the smallest `trim` of the values.
 median         Entry by entry, the median.
 
-The last two need all uploads at once: the server's memory grows with the clients of a round, partial sums do not
-suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every client that shares
-an entry weighs the same there.
+The last two need all uploads at once: the server's memory grows with the clients of a round, partial sums do
+not suffice, and single uploads cannot be hidden from the server. They ignore the reported weights: every
+client that shares an entry weighs the same there.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ClipTotal(NamedTuple):
 class Clipped(Wrapper):
     """The algorithm with clipped updates and clipped reported weights.
 
-    radius         the largest norm of an update; 0: `norm_factor` times the median of the clients' last norms, which a
-                   minority of the clients cannot raise above the honest ones
+    radius         the largest norm of an update; 0: `norm_factor` times the median of the clients' last
+                   norms, which a minority of the clients cannot raise above the honest ones
     weight_factor  the largest reported weight, as a multiple of the median
     """
 
@@ -122,7 +122,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Trimmed(Wrapper):
-    """The algorithm with its mean replaced by the mean without the `trim` largest and smallest of every entry."""
+    """The algorithm with the mean without the `trim` largest and smallest values of every entry."""
 
     trim: float = 0.25
 
@@ -139,8 +139,8 @@ class Trimmed(Wrapper):
     def server_update(self, task: Task, server: Any, total: Gathered) -> tuple[Any, Metrics]:
         """The algorithm's own update, as if every client had uploaded the trimmed mean of all uploads.
 
-        The weighted mean of equal vectors is that vector, so this holds for every algorithm that averages; scores and
-        masks stay as they were uploaded.
+        The weighted mean of equal vectors is that vector, so this holds for every algorithm that averages;
+        scores and masks stay as they were uploaded.
         """
         ids, uploads, counts = total.rows
         rows = [tree.row((ids, uploads), n) for n in counts.nonzero()[:, 0].tolist()]
@@ -160,9 +160,10 @@ class Trimmed(Wrapper):
 
 
 def trimmed_mean(values: Tensor, present: Tensor, trim: float) -> Tensor:
-    """The mean of every column's present values without the largest and smallest `trim` of them; 0.5 is the median.
+    """The mean of a column's present values without the largest and smallest `trim`; 0.5 is the median.
 
-    Of c values, floor(trim c) are removed at each end, but never all: one or two stay. A column without any gives 0.
+    Of c values, floor(trim c) are removed at each end, but never all: one or two stay. A column without any
+    gives 0.
     """
     count = present.sum(0)  # [s]
     largest = ((count - 1) // 2).clamp(min=0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 
 from copfl.audit import synthetic
-from copfl.audit.synthetic import DUPLICATE, DUPLICATED, HELD_OUT, NAMES, PUBLISHED, RARE, RIDER, WRONG
+from copfl.audit.synthetic import DUPLICATE, DUPLICATED, NAMES, RARE, RIDER, WRONG
 from copfl.core import tree
 from copfl.data import datasets
 from copfl.data.samples import Dataset
 from copfl.tables import as_markdown
 from tests.audit.test_replay import snapshots_of
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def test_the_anomalous_clients_are_anomalous_and_the_others_are_not(digits: Data
 
 
 def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular() -> None:
-    e = synthetic.experiment("equal weights", 0, rounds=1)
+    e = synthetic.experiment({"name": "copfl", "score": "none"}, 0, rounds=1)
     assert isinstance(e.algorithm, synthetic.FreeRider)
     sent = {}  # [clients, D]
     for kind, algorithm in (("honest", e.algorithm.algorithm), ("riding", e.algorithm)):
@@ -55,25 +58,36 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
     assert abs(float(torch.nn.functional.cosine_similarity(honest, riding, dim=0))) < 0.3
 
 
+def test_the_audit_of_the_federation() -> None:
+    found = synthetic.synthetic_audit([0], [], rounds=1, retrain=False)
+    assert (found.names, found.scores[0], len(found.seeds)) == (NAMES, "weight", 1)
+    assert found.seeds[0].scores["weight"].sum() == pytest.approx(len(NAMES))
+
+
 def test_the_study_from_end_to_end() -> None:
-    found = synthetic.study((0,), variants=(PUBLISHED, HELD_OUT), rounds=1, long=1)
-    assert [v.name for v in found.variants] == [PUBLISHED, HELD_OUT]
+    spec = importlib.util.spec_from_file_location("audit_study", ROOT / "benchmarks" / "audit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    variants = ("COWA as published", "trust=held_out")
+    found = benchmark.study((0,), variants=variants, rounds=1, long=1)
+    assert tuple(v.name for v in found.variants) == variants
     for variant in found.variants:
         np.testing.assert_allclose(variant.weights["weight"].sum(1), len(NAMES))
         assert set(variant.gains) == set(synthetic.ANOMALIES)
     published, held_out = (v.weights["weight"][0] for v in found.variants)
     assert held_out[RIDER] < 0.9 < published[RIDER]
     assert held_out[WRONG] < 0.95 < published[WRONG]
-    assert found.audit.scores[-1] == "trust=held_out weight"
-    text = "\n".join(map(as_markdown, synthetic.tables_of(found)))
+    assert "trust=held_out weight" in found.audit.scores
+    text = "\n".join(map(as_markdown, benchmark.tables_of(found)))
     assert "| trust=held_out | " in text
-    assert "rare classes" in synthetic.as_json(found)["variants"][0]["gains"]
+    assert "rare classes" in benchmark.as_json(found)["variants"][0]["gains"]
 
 
 def test_the_page_says_what_was_found() -> None:
-    root = Path(__file__).parents[2]
-    page = (root / "docs" / "audit.md").read_text("utf-8")
-    found = json.loads((root / "results" / "audit.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "audit.md").read_text("utf-8")
+    found = json.loads((ROOT / "results" / "audit.json").read_text("utf-8"))
     for variant in found["variants"]:
         (line,) = [
             line

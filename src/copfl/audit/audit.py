@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,64 +164,73 @@ def run_audit(
             "the run's algorithm is a Python value, so baselines cannot be run; use --baselines none"
         )
 
-    def make(seed: int, algorithm: str = own) -> Experiment:
+    def make(seed: int, algorithm: str | None) -> Experiment:
         # One process, with states in memory: the numbers are the same, and uploads can be intercepted.
         layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
-        if algorithm != own:  # with the run's optimizer, so that only the score differs
+        if algorithm not in (None, own):  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
         return prepare(layers, partition=partition, **values)
 
-    first = make(seed)
-    seeds = list(dict.fromkeys([seed, *seeds]))
+    return audit(
+        make,
+        list(dict.fromkeys([seed, *seeds])),
+        baselines=baselines,
+        retrain=retrain,
+        sampling=sampling,
+        cache=cache or path / "audit",
+        start=start,
+        recorded=records.table(lines, "weight", len(partition.train)),
+    )
+
+
+def audit(
+    make: Callable[[int, str | None], Experiment],
+    seeds: Sequence[int],
+    *,
+    baselines: Sequence[str] = (),
+    retrain: bool = True,
+    sampling: Sampling = DEFAULT,
+    cache: Path | None = None,
+    start: Callable[[int], Tick] | None = None,
+    recorded: Numbers | None = None,
+    names: Sequence[str] = (),
+    title: str = "",
+) -> Audit:
+    """The audit of the experiments that `make` returns for each seed, and for each baseline if it gets its name.
+
+    `recorded` are the weights in the folder of the first seed's run, with which its repetition is compared.
+    """
+    first = make(seeds[0], None)
+    rounds = first.loop.rounds
     fingerprints = {**first.fingerprints(), "rounds": rounds, "copfl": __version__, "format": AUDIT_FORMAT}
     digest = hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()[:12]
     runs = 1 + len(baselines) + retrain * first.clients
     tick = (lambda done: None) if start is None else start(len(seeds) * runs * rounds)
-    stored = Cache((cache or path / "audit") / digest, tick)
-    others = {
-        name: lambda seed, name=name: stored.run(
-            f"seed-{seed}-{name}", rounds, lambda on_round: execute(make(seed, name), None, on_round)
-        )
-        for name in baselines
-    }
-    found = audit(make, seeds, baselines=others, retrain=retrain, sampling=sampling, cache=stored)
-    weights = np.array(stored.get(f"seed-{seed}-run-{rounds}")["scores"]["weight"], np.float64)
-    recorded = records.table(lines, "weight", first.clients)
-    reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
-    return found._replace(seeds=[found.seeds[0]._replace(reproduced=reproduced), *found.seeds[1:]])
-
-
-def audit(
-    make: Callable[[int], Experiment],
-    seeds: Sequence[int],
-    *,
-    baselines: Mapping[str, Callable[[int], Metrics]],
-    retrain: bool = True,
-    sampling: Sampling = DEFAULT,
-    cache: Cache,
-    names: Sequence[str] = (),
-    title: str = "",
-) -> Audit:
-    """The audit of the runs that `make` returns for each seed; `baselines` return metrics for each seed."""
+    stored = Cache(None if cache is None else cache / digest, tick)
     found = []
     for seed in seeds:
-        experiment = make(seed)
-        others = {name: metrics(seed) for name, metrics in baselines.items()}
-        found.append(_one_seed(experiment, seed, others, retrain, sampling, cache))
-    names = list(names) or [f"client {client}" for client in range(experiment.clients)]
-    return Audit(title or experiment.title, experiment.loop.rounds, list(names), sampling, found)
+        e = first if seed == seeds[0] else make(seed, None)
+        run = _observed(e, seed, sampling, stored)
+        reproduced = None
+        if recorded is not None and seed == seeds[0]:
+            weights = np.array(run["scores"]["weight"], np.float64)
+            reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
+        for name in baselines:
+
+            def work(on_round: OnRound, seed: int = seed, name: str = name) -> Result:
+                return execute(make(seed, name), None, on_round)
+
+            scores = stored.run(f"seed-{seed}-{name}", rounds, work)["scores"]
+            run["scores"] |= {f"{name} {score}": rows for score, rows in scores.items()}
+        found.append(_one_seed(e, seed, run, retrain, sampling, stored)._replace(reproduced=reproduced))
+    clients = list(names) or [f"client {client}" for client in range(first.clients)]
+    return Audit(title or first.title, rounds, clients, sampling, found)
 
 
 def _one_seed(
-    e: Experiment,
-    seed: int,
-    baselines: Mapping[str, Metrics],
-    retrain: bool,
-    sampling: Sampling,
-    cache: Cache,
+    e: Experiment, seed: int, run: Metrics, retrain: bool, sampling: Sampling, cache: Cache
 ) -> Seed:
     rounds = e.loop.rounds
-    run = _observed(e, seed, sampling, cache)
     shapley_of = [cache.get(_round_name(seed, sampling, number)) for number in range(rounds)]
     value, square = np.zeros((e.clients, 2)), np.zeros((e.clients, 2))
     for one in shapley_of:
@@ -239,12 +248,7 @@ def _one_seed(
             mean, error = _with_error(gains[kind])
             values.setdefault(name, np.zeros(e.clients))[client] = mean
             errors.setdefault(name, np.zeros(e.clients))[client] = error
-    scores = run["scores"] | {
-        f"{name} {score}": rows
-        for name, metrics in baselines.items()
-        for score, rows in metrics["scores"].items()
-    }
-    weights = {name: relative_weights(np.array(rows, np.float64)) for name, rows in scores.items()}
+    weights = {name: relative_weights(np.array(rows, np.float64)) for name, rows in run["scores"].items()}
     return Seed(
         seed=seed,
         exact=bool(run["exact"]),
@@ -424,11 +428,9 @@ def as_json(found: Audit) -> dict[str, Any]:
     return dict(plain(content))
 
 
-def write(
-    folder: Path, title: str, tables: Sequence[Table], lines: Sequence[str], content: Any
-) -> list[Path]:
+def write(folder: Path, found: Audit, content: Any) -> list[Path]:
     """The paths of audit.json and audit.md, once they are written."""
-    parts = [f"# {title}", *map(as_markdown, tables), *lines]
+    parts = [f"# Audit: {found.title}", *map(as_markdown, tables_of(found)), *remarks(found)]
     texts = {"audit.json": json.dumps(content, indent=1), "audit.md": "\n\n".join(parts)}
     for name, text in texts.items():
         write_bytes(folder / name, f"{text}\n".encode(), durable=False)

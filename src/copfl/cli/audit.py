@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,8 +53,8 @@ def audit(
 ) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
     from copfl.audit import audit as auditing
-    from copfl.audit import synthetic as studying
     from copfl.audit.shapley import Sampling
+    from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.entries import seeds_of
     from copfl.errors import AGAIN, UsageError, stoppable
     from copfl.tables import as_text
@@ -63,35 +63,30 @@ def audit(
         raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
     if orders < 1 or not 0 <= truncate < 1:
         raise UsageError(f"orders={orders} must be at least 1, and truncate={truncate} from 0 to below 1")
-    sampling, more = Sampling(orders, truncate), [] if seeds is None else seeds_of(seeds)
     folder = out or run or Path("runs") / "audit-synthetic"
+    how: dict[str, Any] = {
+        "retrain": retrain,
+        "sampling": Sampling(orders, truncate),
+        "cache": folder / "audit",
+    }
+    if seeds is not None:
+        how["seeds"] = seeds_of(seeds)
+    if baselines is not None:
+        how["baselines"] = [] if baselines == "none" else baselines.split(",")
     with stoppable(AGAIN), _progress(quiet or as_json) as start:
-        if run is None:
-            cache = folder / "audit"
-            study = studying.study(more or (0, 1, 2), sampling=sampling, cache=cache, start=start)
-            title, found, content = studying.TITLE, study.audit, studying.as_json(study)
-            tables, shown = studying.tables_of(study), studying.tables_of(study, details=False)
-        else:
-            names = None if baselines is None else [] if baselines == "none" else baselines.split(",")
-            found = auditing.run_audit(
-                run,
-                seeds=more,
-                baselines=names,
-                retrain=retrain,
-                sampling=sampling,
-                cache=folder / "audit",
-                start=start,
-            )
-            title, content = f"Audit: {found.title}", auditing.as_json(found)
-            tables, shown = auditing.tables_of(found), auditing.tables_of(found, details=False)
-    remarks = auditing.remarks(found)
-    paths = auditing.write(folder, title, tables, remarks, content)
+        found = (
+            synthetic_audit(**how, start=start)
+            if run is None
+            else auditing.run_audit(run, **how, start=start)
+        )
+    content, remarks = auditing.as_json(found), auditing.remarks(found)
+    paths = auditing.write(folder, found, content)
     if as_json:
         print(json.dumps(content))
     elif not quiet:
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
-        print("\n\n".join([*(as_text(table, width) for table in shown), *remarks]))
-        print(f"Files: {', '.join(map(str, paths))}")
+        tables = [as_text(table, width) for table in auditing.tables_of(found, details=False)]
+        print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))
 
 
 @contextlib.contextmanager

@@ -27,16 +27,10 @@ MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl
 # var(--c7), in a variant for light and one for dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib, plotly
-SYMBOLS = (  # open shapes after the first, so that overlapping dots are all visible
-    ("o", "circle"),
-    ("D", "diamond-open"),
-    ("x", "x-thin"),
-    ("s", "square-open"),
-    ("^", "triangle-up-open"),
-    ("+", "cross-thin"),
-    ("*", "star-open"),
-    ("v", "hexagon-open"),
-)
+SHAPES = "diamond-open x-thin square-open triangle-up-open cross-thin star-open hexagon-open"
+SYMBOLS = tuple(
+    zip("oDxs^+*v", ["circle", *SHAPES.split()], strict=True)
+)  # open: overlapping dots are visible
 
 
 class Line(NamedTuple):
@@ -155,8 +149,7 @@ def draw(panels: Panels, title: str = "") -> Picture:
     for place, row in enumerate(panels):
         for column, (axes, chart) in enumerate(zip(grid[place], row, strict=True)):
             _panel(figure, axes, chart)
-            same_rows = not isinstance(chart, Lines) and chart.rows == getattr(row[0], "rows", ())
-            if column and isinstance(chart, Swarm) and same_rows:
+            if column and isinstance(chart, Swarm):  # the rows are those of the first column
                 axes.set_yticklabels([])
             if column and isinstance(chart, Lines):
                 axes.set_ylabel("")

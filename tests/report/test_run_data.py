@@ -83,6 +83,9 @@ def test_what_is_wrong_is_said(runs: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path / "run" / "environment.json").write_text(json.dumps(found | odd))
         with pytest.raises(RunError, match=r"cannot read .*environment"):
             run_data.read_all([tmp_path / "run"])
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(found | {"layers": {"head.weight": 2**60}}))
+    with pytest.raises(RunError, match="has other layers than environment"):
+        run_data.read_all([tmp_path / "run"])
     shutil.copy(runs["copfl"] / "environment.json", tmp_path / "run")
     (tmp_path / "run" / "checkpoint" / "state.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="is damaged"):

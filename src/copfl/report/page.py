@@ -175,9 +175,7 @@ def _facts(runs: Runs) -> Table:
         "seed": lambda run: str(run.tables["run"].get("seed", "–")),
         "device": lambda run: str(run.environment.get("device", "–")),
         "versions": lambda run: ", ".join(
-            f"{name} {run.environment[name]}"
-            for name in ("copfl", "python", "torch")
-            if name in run.environment
+            f"{name} {run.environment.get(name, '–')}" for name in ("copfl", "python", "torch")
         ),
         "folder": lambda run: str(run.path),
     }

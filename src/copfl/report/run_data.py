@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.stats import Numbers, latest
 
 AUDIT_FORMAT = "copfl audit 2"
+RESTORE = "restore it from a copy, or start the run again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,43 +134,42 @@ def read(path: Path, label: str) -> RunData:
     )
 
 
-def _environment(path: Path) -> dict[str, Any]:
+@contextmanager
+def _readable(path: Path, advice: str) -> Iterator[None]:
+    """Errors in the content of a file are reported with its path."""
     try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
+        raise RunError(f"cannot read {path} ({error}); {advice}") from error
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    with _readable(path, RESTORE):
         found = json.loads(path.read_text(encoding="utf-8"))
         layers = found.get("layers", {})
         if not all(type(size) is int and 0 < size < 2**63 for size in layers.values()):
             raise ValueError("the sizes of its layers are not positive numbers")
         if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is not a number")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(
-            f"cannot read {path} ({error}); restore it from a copy, or start the run again"
-        ) from error
-    return renamed(found, ENVIRONMENT)
+        return renamed(found, ENVIRONMENT)
 
 
 def _label_counts(path: Path, environment: Mapping[str, Any]) -> NDArray[np.int64] | None:
     """The number of samples of each class per client; None where the file does not contain it."""
-    try:
+    with _readable(path, RESTORE):
         counts = [[int(count) for count in row.split()] for row in environment.get("label_counts", [])]
         if counts and {len(row) for row in counts} != {len(environment["classes"])}:
             raise ValueError("it does not count every class for every client")
         return np.array(counts, np.int64) if counts else None
-    except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise RunError(
-            f"cannot read {path} ({error}); restore it from a copy, or start the run again"
-        ) from error
 
 
 def _audit(path: Path, clients: int) -> dict[str, Any] | None:
     """The audit of the run; None where there is none of these clients in this format."""
     if not path.is_file():
         return None
-    try:
+    with _readable(path, f"`copfl audit {path.parent}` makes it again"):
         found = dict(json.loads(path.read_text(encoding="utf-8")))
         return found if found["format"] == AUDIT_FORMAT and len(found["clients"]) == clients else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {path} ({error}); `copfl audit {path.parent}` makes it again") from error
 
 
 def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
@@ -182,19 +183,12 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
     if found is None:
         return None
     mask = found.numpy()
-    modules: dict[str, int] = {}  # a layer's weight and bias are one row of the chart
-    for name in layers:
-        modules.setdefault(name.rpartition(".")[0] or name, len(modules))
-    personal, shared = np.zeros((len(mask), len(modules))), np.zeros(len(modules))
-    sizes = [0] * len(modules)
-    start = 0
-    for name, size in layers.items():
-        place = modules[name.rpartition(".")[0] or name]
-        piece = mask[:, start : start + size]
-        personal[:, place] += piece.sum(1)
-        shared[place] += (~piece.any(0)).sum()
-        sizes[place] += size
-        start += size
-    return Masks(
-        int(about["round"]), list(modules), sizes, personal / np.array(sizes), shared / np.array(sizes)
-    )
+    if sum(layers.values()) != mask.shape[1]:
+        raise RunError(f"{path} has other layers than environment.json; restore both from a copy")
+    names = [name.rpartition(".")[0] or name for name in layers]  # a layer's weight and bias are one row
+    modules = list(dict.fromkeys(names))
+    place = np.repeat([modules.index(name) for name in names], list(layers.values()))  # of each parameter
+    sizes = np.bincount(place)
+    personal = np.stack([np.bincount(place, row, len(modules)) for row in mask])
+    shared = np.bincount(place, ~mask.any(0), len(modules))
+    return Masks(int(about["round"]), modules, sizes.tolist(), personal / sizes, shared / sizes)

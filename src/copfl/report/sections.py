@@ -132,8 +132,8 @@ def _accuracy(runs: Runs) -> list[Chart]:
         gains = [Line(pair.label, values_of(pair.gain), colour=places[pair.label]) for pair in pairs]
         about = f"Accuracy minus that of the same client under {first.label}, at the last evaluation."
         x_title, rows = f"difference to {first.label}, points", _client_names(first)
-        chart = Dots("differences", "Paired differences", about, rows, x_title, gains, " points", zero=True)
-        charts.append(chart)
+        gain = Dots("differences", "Paired differences", about, rows, x_title, gains, " points", zero=True)
+        charts.append(gain)
     return charts
 
 

@@ -90,16 +90,17 @@ class RunModels:
         server = checkpoint.load(path, like, renamed_tensor)[0]["server"]
         ids = torch.arange(min(2, clients))
         down, client = algorithm.downlink(server, ids), algorithm.client_init(task)
-        first, *others = (algorithm.personal_model(task, client, tree.row(down, row)) for row in ids.tolist())
-        if isinstance(first, Experts):
+        models = [algorithm.personal_model(task, client, tree.row(down, row)) for row in ids.tolist()]
+        single = [model for model in models if isinstance(model, torch.Tensor)]
+        if len(single) < len(models):
             raise UsageError(
                 "its clients predict with a mixture of models; there is no single one to fine-tune"
             )
-        if any(not torch.equal(first, other) for other in others):
+        if not torch.equal(single[0], single[-1]):
             raise UsageError(
                 "this algorithm's server sends each client a model of its own, and has none for a new client"
             )
-        return first
+        return single[0]
 
     def predict(self, model: Personal, x: NDArray[Any], y: NDArray[Any] | None = None) -> Predictions:
         """The predictions of the model for raw samples, shaped as in the run's data."""

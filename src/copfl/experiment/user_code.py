@@ -86,9 +86,10 @@ def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
     """
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: p for name, p in takes(factory).items() if p.kind not in variadic}
-    facts = {name: name for name in ("shape", "classes") if name in named}
+    facts = ["shape", "classes"]
     required = [name for name, p in named.items() if p.default is inspect.Parameter.empty]
-    return facts or (dict(zip(required, ("shape", "classes"), strict=True)) if len(required) == 2 else {})
+    in_order = dict(zip(required, facts, strict=True)) if len(required) == 2 else {}
+    return {name: name for name in facts if name in named} or in_order
 
 
 def model_of(
@@ -107,10 +108,12 @@ def model_of(
             f'"{name}" is {type(given).__name__}; a model is an nn.Module, or a function that makes one'
         )
     facts = {"shape": shape, "classes": classes}
-    keywords = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()} | options
+    known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _called(given, keywords, "model", name, f"making it for samples of shape {list(shape)}")
+        model = _called(
+            given, {**known, **options}, "model", name, f"making it for samples of shape {list(shape)}"
+        )
     if not isinstance(model, nn.Module):
         raise UsageError(f'"{name}" gave {type(model).__name__}; a model is a torch nn.Module')
     return model

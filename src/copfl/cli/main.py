@@ -18,7 +18,7 @@ from copfl.cli import compare, options
 from copfl.cli import federate as federating
 from copfl.cli import report as reporting
 from copfl.cli import reproduce as reproducing
-from copfl.cli.options import AsJson, DataDir, Quiet
+from copfl.cli.options import FEDERATION, OUTPUT, TRAINING, AsJson, DataDir, Quiet, option
 
 if TYPE_CHECKING:
     from copfl.engine.simulate import Round
@@ -89,26 +89,19 @@ def run(
     *,
     tables: options.Tables,
     algorithm: options.Algorithm = None,
-    seed: Annotated[
-        int | None, options.option(options.TRAINING, "Seed of all randomness, from 0; default: 0.")
-    ] = None,
+    seed: Annotated[int | None, option(TRAINING, "Seed of all randomness, from 0; default: 0.")] = None,
     config: Annotated[
-        Path | None,
-        options.option(options.TRAINING, "A run.toml; options on the line override it.", "--config", "-c"),
+        Path | None, option(TRAINING, "A run.toml; options on the line override it.", "--config", "-c")
     ] = None,
     preset: Annotated[
         str | None,
-        options.option(
-            options.TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."
-        ),
+        option(TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."),
     ] = None,
     out: Annotated[
-        Path | None,
-        options.option(options.OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o"),
+        Path | None, option(OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o")
     ] = None,
     track: Annotated[
-        list[str] | None,
-        options.option(options.OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable."),
+        list[str] | None, option(OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -119,15 +112,14 @@ def run(
     from copfl.experiment import presets
     from copfl.experiment.run import prepare
 
-    named: Tables = {} if algorithm is None else {"algorithm": {"name": algorithm}}
-    seeded: Tables = {} if seed is None else {"run": {"seed": seed}}
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0}}]
     if preset is not None:
         layers.append(presets.preset(preset))
     if config is not None:
         layers.append(configure.read_file(config))
-    prepared = prepare([*layers, named, seeded, tables])
+    line = options.tables_of(algorithm=algorithm, seed=seed)
+    prepared = prepare([*layers, line, tables])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:
         result = _executed(prepared, folder, silent=quiet or as_json, track=track)
@@ -139,11 +131,10 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     *,
     rounds: Annotated[
-        int | None,
-        options.option(options.FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r"),
+        int | None, option(FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r")
     ] = None,
     track: Annotated[
-        list[str] | None, options.option(options.OUTPUT, "Another tracker; the run's own continue anyway.")
+        list[str] | None, option(OUTPUT, "Another tracker; the run's own continue anyway.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -175,11 +166,9 @@ def list_(
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
 
-    def modules(registry: Any) -> Any:
-        return {name: sys.modules[factory.__module__] for name, factory in registry.items()}
-
+    modules = {name: sys.modules[algorithm.__module__] for name, algorithm in ALGORITHMS.items()}
     known: dict[str, Callable[[], dict[str, str]]] = {
-        "algorithms": lambda: first_lines(modules(ALGORITHMS)),
+        "algorithms": lambda: first_lines(modules),
         "datasets": datasets.describe,
         "models": models.describe,
         "partitions": lambda: first_lines(SCHEMES),

@@ -111,6 +111,10 @@ ROWS = {
 }
 
 
+SETTINGS = {name: row.setting for name, (_, row) in ROWS.items()}
+SETTINGS |= {"algorithm": "algorithm.name", "seed": "run.seed"}
+
+
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with `RUN_OPTIONS`, --data-dir and --set; it receives them all as one argument, `tables`."""
     types: dict[str, Any] = {"data_dir": DataDir}
@@ -137,10 +141,10 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def tables_of(*, data_dir: Path | None = None, settings: list[str] | None = None, **options: Any) -> Tables:
-    """The tables of run.toml that the options of `ROWS` describe; --set overrides them."""
+    """The tables of run.toml that the options of `SETTINGS` describe; --set overrides them."""
     from copfl.experiment.config import setting
 
-    values = [(*ROWS[name][1].setting.split("."), value) for name, value in options.items()]
+    values = [(*SETTINGS[name].split("."), value) for name, value in options.items()]
     values += [("data", "dir", None if data_dir is None else str(data_dir)), *map(setting, settings or [])]
     tables: Tables = {}
     for title, key, value in values:

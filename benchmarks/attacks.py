@@ -25,7 +25,7 @@ from copfl.wrappers.attacks import ATTACKS, choose_attackers
 
 ALGORITHMS = ("copfl", "fedavg", "fedper", "fedce", "local")
 ROBUST_RULES: dict[str, dict[str, Any]] = {
-    "no guard": {},
+    "none": {},
     "clip": {"robust": {"name": "clip"}},
     "trimmed_mean": {"robust": {"name": "trimmed_mean"}},
     "median": {"robust": {"name": "median"}},
@@ -36,7 +36,7 @@ ROBUST_RULES: dict[str, dict[str, Any]] = {
 def guards_of(algorithm: str) -> list[str]:
     """Local training shares nothing that could be guarded; only CO-PFL has a bound on shares."""
     if algorithm == "local":
-        return ["no guard"]
+        return ["none"]
     return [name for name in ROBUST_RULES if algorithm == "copfl" or "most" not in name]
 
 
@@ -58,12 +58,12 @@ def accuracy(algorithm: str, attack: str, robust: str, rounds: int, seed: int) -
     )
     honest = np.ones(10, bool)
     honest[list(choose_attackers(seed, 10, 0.2))] = False
-    figures = (
+    metrics = (
         ("after", result.accuracy),
         ("before", result.accuracy_before),
         ("global", result.accuracy_global),
     )
-    return {name: float(np.nan_to_num(values[-1, honest]).mean()) for name, values in figures}
+    return {name: float(np.nan_to_num(values[-1, honest]).mean()) for name, values in metrics}
 
 
 def measure(algorithms: list[str], attacks: list[str], rounds: int, seeds: int) -> list[dict[str, Any]]:
@@ -84,9 +84,12 @@ def cell(row: dict[str, Any], name: str = "after") -> str:
 
 
 def table(rows: list[dict[str, Any]], name: str = "after") -> str:
-    """A line per algorithm and guard, a column per attack."""
+    """A line per algorithm and robust rule, a column per attack."""
     attacks = ["none", *ATTACKS]
-    lines = [f"| algorithm | guard | {' | '.join(attacks)} |", "| --- | --- |" + " --- |" * len(attacks)]
+    lines = [
+        f"| algorithm | robust aggregation | {' | '.join(attacks)} |",
+        "| --- | --- |" + " --- |" * len(attacks),
+    ]
     for algorithm in ALGORITHMS:
         for robust in guards_of(algorithm):
             cells = {
@@ -104,9 +107,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--attacks", nargs="+", default=["none", *ATTACKS])
-    parser.add_argument(
-        "--join", nargs="+", type=Path, default=[], help="parts measured before, to put together"
-    )
+    parser.add_argument("--join", nargs="+", type=Path, default=[], help="parts measured before, to join")
     parser.add_argument("--out", type=Path, default=Path("results/attacks.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from flwr.simulation import run_simulation
 
 case = importlib.import_module(sys.argv[1]) if __name__ == "__main__" else None
 mkldnn = sys.argv[3:] == ["on"]
-held = []  # of each actor process: read once
+loaded = []  # of each actor process: read once
 
 
 def state(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -39,9 +39,9 @@ class Client(NumPyClient):
         importlib.import_module(
             "torch.backends.mkldnn"
         ).enabled = mkldnn  # by its name, or Ray tries to send it along
-        if not held:
-            held.append((*case.tensors(), case.net()))
-        x, y, model = held[0]
+        if not loaded:
+            loaded.append((*case.tensors(), case.net()))
+        x, y, model = loaded[0]
         with torch.no_grad():
             for t, value in zip(state(model), parameters, strict=True):
                 t.copy_(torch.from_numpy(np.asarray(value)))

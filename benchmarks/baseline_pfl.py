@@ -56,7 +56,7 @@ def main(case: Any, rounds: int, mkldnn: bool) -> None:
     def data(user: str) -> Dataset:
         return Dataset(raw_data=[x[int(user)], y[int(user)]], user_id=user)
 
-    held = FederatedDataset(data, get_user_sampler("random", users))
+    federated = FederatedDataset(data, get_user_sampler("random", users))
     model = Net(case.net())
     federated = PyTorchModel(
         model=model,
@@ -71,7 +71,7 @@ def main(case: Any, rounds: int, mkldnn: bool) -> None:
             train_cohort_size=case.PARTICIPANTS,
             val_cohort_size=None,
         ),
-        backend=SimulatedBackend(training_data=held, val_data=None),
+        backend=SimulatedBackend(training_data=federated, val_data=None),
         model=federated,
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=case.RATE, local_batch_size=case.BATCH

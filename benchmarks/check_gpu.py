@@ -3,7 +3,7 @@
     python benchmarks/check_gpu.py [ALGORITHM ...]
 
 No clock: this is the proof that the fast engine computes the same. Unequal clients, batch norm, five rounds, of which
-the last one is replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples;
+the last one is replayed. "copfl:benefit" is CO-PFL with masks by benefit, which trains without some samples.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ VARIANTS = {
 }
 
 
-def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], folded: bool) -> State:
+def run(name: str, device: str, mapping: Mapping, sizes: tuple[int, ...], batched: bool) -> State:
     task, federation = small_federation("batch", sizes, device)
-    task = task.with_batching() if folded else task
+    task = task.with_batching() if batched else task
     if name in VARIANTS:
         algorithm = ALGORITHMS["copfl"](**VARIANTS[name])
     else:

@@ -2,7 +2,7 @@
 
     python benchmarks/check_masks.py [--seconds 12] [--old FILE]
 
-No test can see a race between warps on a quiet GPU: start this beside real runs (with NVIDIA's MPS on). `--old` is
+No test can see a race between warps on a quiet GPU: start this along with other runs (with NVIDIA's MPS on). `--old` is
 another version of gpu_kernels/vectors.py, such as one from `git show`, to try before the present one.
 """
 

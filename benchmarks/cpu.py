@@ -1,8 +1,8 @@
 """FedAvg rounds on a CPU: copfl against the plain loop, pfl-research and Flower. `python benchmarks/cpu.py`
 
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8, SGD; with
---cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. copfl and the plain loop take turns, several
-times over, so that what else the machine does falls on both; the table shows medians. The other tools run afterwards;
+--cases digits,resnet also ResNet-18, 10 clients with 100 images of 32x32. copfl and the plain loop are interleaved
+several times, so that other load affects both; the table shows medians. The other tools run afterwards;
 name a Python that has them: --baselines PYTHON (pip install pfl "flwr[simulation]" scikit-learn, with the same torch).
 """
 
@@ -56,13 +56,15 @@ class Case(NamedTuple):
 
 
 def digits_case(clients: int = digits.CLIENTS) -> Case:
-    held = federation(*digits.holdings(clients), digits.SIZE)
-    return Case("digits, cnn", held, models.build("cnn", (1, 8, 8), 10, 0), digits.PARTICIPANTS, digits.BATCH)
+    clients_data = federation(*digits.holdings(clients), digits.SIZE)
+    return Case(
+        "digits, cnn", clients_data, models.build("cnn", (1, 8, 8), 10, 0), digits.PARTICIPANTS, digits.BATCH
+    )
 
 
 def resnet_case(clients: int = images.CLIENTS) -> Case:
-    held = federation(*images.holdings(clients), images.SIZE)
-    return Case("32x32 images, ResNet-18", held, images.net(), images.PARTICIPANTS, images.BATCH)
+    clients_data = federation(*images.holdings(clients), images.SIZE)
+    return Case("32x32 images, ResNet-18", clients_data, images.net(), images.PARTICIPANTS, images.BATCH)
 
 
 def federation(x: Any, y: Any, size: int) -> Federation:
@@ -82,7 +84,7 @@ def federation(x: Any, y: Any, size: int) -> Federation:
 def copfl_rounds(
     case: Case, stack: contextlib.ExitStack, engine: mapping.Mapping, workers: int, mkldnn: bool
 ) -> Step:
-    """copfl's round loop; nobody looks at test samples, as nobody does in the other ways."""
+    """copfl's round loop; without evaluation, as in the others."""
     task = task_of(case.model, 10, mean=case.federation.dataset.mean, std=case.federation.dataset.std)
     task = task.with_batching() if engine.name != "sequential" else task
     algorithm = FedAvg(Sgd(lr=digits.RATE, momentum=0.0, weight_decay=0.0))
@@ -178,10 +180,10 @@ def baselines(python: str, case: str, rounds: int, settings: tuple[str, ...]) ->
     """The seconds of the other tools' rounds, without the first of each, with mkldnn "on" or "off"."""
     ways: dict[str, tuple[Any, ...]] = {}
     for mkldnn in settings:
-        words, said = (case, str(rounds), mkldnn), "mkldnn" if mkldnn == "on" else "no mkldnn"
-        ways[f"pfl-research, {said}"] = (1, "baseline_pfl.py", *words)
-        ways[f"pfl-research, {said}, 2 processes"] = (2, "baseline_pfl.py", *words)
-        ways[f"Flower with Ray, {said}, 2 actors"] = (1, "baseline_flower.py", *words)
+        words, kernels = (case, str(rounds), mkldnn), "mkldnn" if mkldnn == "on" else "no mkldnn"
+        ways[f"pfl-research, {kernels}"] = (1, "baseline_pfl.py", *words)
+        ways[f"pfl-research, {kernels}, 2 processes"] = (2, "baseline_pfl.py", *words)
+        ways[f"Flower with Ray, {kernels}, 2 actors"] = (1, "baseline_flower.py", *words)
     found = {name: baseline(python, *words) for name, words in ways.items()}
     return {name: times["wall"][1:] for name, times in found.items() if times}
 
@@ -190,13 +192,13 @@ def baselines(python: str, case: str, rounds: int, settings: tuple[str, ...]) ->
 
 
 def measured(ways: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """The seconds of each way's rounds; the ways take turns, and the first turn does not count."""
+    """The seconds of each way's rounds; interleaved; the first repeat does not count."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 1):
+    for repeat in range(repeats + 1):
         for name, step in ways.items():
             start = time.perf_counter()
             step()
-            if turn:
+            if repeat:
                 times[name].append(time.perf_counter() - start)
     return times
 
@@ -211,17 +213,17 @@ def ways_of(case: Case, processes: bool) -> Iterator[dict[str, Step]]:
     with contextlib.ExitStack() as stack:
         ways: dict[str, Step] = {}
         for mkldnn in (True, False):
-            said = "mkldnn" if mkldnn else "no mkldnn"
+            kernels = "mkldnn" if mkldnn else "no mkldnn"
             if small or mkldnn:
-                ways[f"copfl, {engine.name} {engine.chunk}, {said}"] = copfl_rounds(
+                ways[f"copfl, {engine.name} {engine.chunk}, {kernels}"] = copfl_rounds(
                     case, stack, engine, 1, mkldnn
                 )
-                ways[f"copfl, {engine.name} {engine.chunk}, {said}, 2 workers"] = copfl_rounds(
+                ways[f"copfl, {engine.name} {engine.chunk}, {kernels}, 2 workers"] = copfl_rounds(
                     case, stack, engine, 2, mkldnn
                 )
-            ways[f"plain loop, {said}"] = plain_rounds(case, mkldnn)
+            ways[f"plain loop, {kernels}"] = plain_rounds(case, mkldnn)
             if processes:
-                ways[f"plain loop, {said}, 2 processes"] = plain_processes(case, stack, mkldnn)
+                ways[f"plain loop, {kernels}, 2 processes"] = plain_processes(case, stack, mkldnn)
         yield ways
 
 

@@ -10,7 +10,7 @@ CLIENTS, PARTICIPANTS, SIZE, BATCH, RATE = 1000, 100, 20, 8, 0.1
 
 
 def holdings(clients: int = CLIENTS) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [clients * SIZE, 1, 8, 8] and labels; client n holds SIZE of them from n * SIZE on."""
+    """Images uint8 [clients * SIZE, 1, 8, 8] and labels; client n has SIZE of them from n * SIZE on."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

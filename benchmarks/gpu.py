@@ -1,6 +1,6 @@
 """CO-PFL rounds on one GPU: copfl against the plain loop, and against the memory floor. `python benchmarks/gpu.py`
 
-Prints a table and writes a JSON file (default: gpu.json). Everything is measured in one run, side by side.
+Prints a table and writes a JSON file (default: gpu.json). Everything is measured in one run.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def seconds_per_round(
     model: str,
     rounds: int,
     device: str,
-    folded: bool,
+    batched: bool,
     **keywords: Any,
 ) -> float:
     """The median over the rounds after the engine has settled; evaluation is left out, as in the plain loop."""
-    held = federation(clients, 100, (3, 32, 32), 10, device)
-    public = held.train.x[:100]  # for the one algorithm that learns from samples nobody holds
+    data_of_clients = federation(clients, 100, (3, 32, 32), 10, device)
+    public = data_of_clients.train.x[:100]  # for the one algorithm that learns from public samples
     task = task_of(
         models.build(model, (3, 32, 32), 10, 0),
         10,
@@ -62,28 +62,35 @@ def seconds_per_round(
         device=device,
         public=public,
     )
-    task = task.with_batching() if folded else task
+    task = task.with_batching() if batched else task
     algorithm = ALGORITHMS[name](**keywords)
     state = begin(algorithm, task, clients)
     times, settle = [], 1 if engine.chunk == 1 else 4
     torch.cuda.synchronize()
     clock = time.perf_counter()
     for _ in simulate(
-        algorithm, task, held, engine, state, rounds=rounds + settle + 1, batch=32, eval_every=10**9
+        algorithm,
+        task,
+        data_of_clients,
+        engine,
+        state,
+        rounds=rounds + settle + 1,
+        batch=32,
+        eval_every=10**9,
     ):
         torch.cuda.synchronize()
         now = time.perf_counter()
         times.append(now - clock)
         clock = now
-    return statistics.median(times[settle:-1])  # the last round looks at the test samples
+    return statistics.median(times[settle:-1])  # the last round is evaluated
 
 
 def plain_seconds(clients: int, model: str, rounds: int, device: str) -> float:
     """The plain loop's median seconds per round, batches drawn beforehand."""
-    held = federation(clients, 100, (3, 32, 32), 10, device)
+    data_of_clients = federation(clients, 100, (3, 32, 32), 10, device)
     net = models.build(model, (3, 32, 32), 10, 0).to(device)
     loop = PlainCoPfl(net, clients)
-    data = held.train.rows(range(clients))
+    data = data_of_clients.train.rows(range(clients))
     x = (data.x.float() / 255 - 0.5) / 0.25
     order = plan(0, 0, range(clients), [100] * clients, batch=32, epochs=2, device=device)
     batches = [
@@ -138,11 +145,11 @@ def measure_copfl(
             torch.cuda.empty_cache()
     small = plain_seconds(10, "cnn", 3, device)
     add("cnn, plain loop", 10, small, small)
-    for folded, label in ((False, "cnn, vmap, CUDA graph"), (True, "cnn, batched, CUDA graph")):
+    for batched, label in ((False, "cnn, vmap, CUDA graph"), (True, "cnn, batched, CUDA graph")):
         add(
             label,
             10,
-            seconds_per_round("copfl", 10, mapping.cuda_graph(10), "cnn", args.rounds, device, folded),
+            seconds_per_round("copfl", 10, mapping.cuda_graph(10), "cnn", args.rounds, device, batched),
             small,
         )
 

@@ -13,7 +13,7 @@ CLIENTS, PARTICIPANTS, SIZE, BATCH, RATE = 10, 10, 100, 32, 0.1
 
 
 def holdings(clients: int = CLIENTS) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [clients * SIZE, 3, 32, 32], of noise, and labels; client n holds SIZE of them from n * SIZE on."""
+    """Images uint8 [clients * SIZE, 3, 32, 32], of noise, and labels; client n has SIZE of them from n * SIZE on."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (clients * SIZE, 3, 32, 32), dtype=np.uint8)
     return x, rng.integers(0, 10, len(x))

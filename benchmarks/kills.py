@@ -110,8 +110,8 @@ def started(words: tuple[str, ...], plant: Plant, err: Path) -> int:
     try:
         os.setpgid(0, 0)
         plant()
-        code, said = call(words)
-        err.write_text(said)
+        code, message = call(words)
+        err.write_text(message)
     except BaseException as error:
         err.write_text(f"{type(error).__name__}: {error}")
     finally:
@@ -279,7 +279,7 @@ def result(folder: Path) -> dict[str, bytes]:
 
 
 def lost(folder: Path) -> int:
-    """How many rounds are recorded that the checkpoint does not hold."""
+    """How many rounds are recorded that the checkpoint does not have."""
     state = folder / "checkpoint" / "state.safetensors"
     done = int(checkpoint.peek(state, "")[1]["round"]) if state.exists() else 0
     return len(records.read(folder / "rounds.jsonl")) - done
@@ -400,7 +400,7 @@ class Kills:
     # -- the other ways to be stopped ----------------------------------------------------------------------------------
 
     def check(self, what: str, truth: bool, seen: object = "") -> None:
-        """Counts one case; one that does not hold is trouble."""
+        """Counts one case; a violation is recorded."""
         self.count["cases"] += 1
         if not truth:
             self.count["cases failed"] += 1
@@ -433,7 +433,7 @@ class Kills:
             )
             right = how.code == 2 and "No space left" in how.err and not left
             what = f"the disk is full at write {moment} of {variant}"
-            self.check(f"{what}: exit code 2, said so, nothing half", right, (how, left))
+            self.check(f"{what}: exit code 2, with a message, nothing half", right, (how, left))
             self.goes_on(what, variant, folder)
         for limit in (300, 2000, 12_000):
             folder = self.home / f"limit-{limit}"
@@ -451,7 +451,9 @@ class Kills:
             folder = disk / "run"
             how = self.child(self.words("copfl", folder))
             self.check(
-                "a disk of 64 KiB is full: exit code 2, said so", how.code == 2 and "No space" in how.err, how
+                "a disk of 64 KiB is full: exit code 2, with a message",
+                how.code == 2 and "No space" in how.err,
+                how,
             )
 
     def read_only(self) -> None:
@@ -465,11 +467,11 @@ class Kills:
         pid = started(("resume", str(folder), "--quiet"), obey_permissions, self.err)
         how = ended(pid, self.err)
         right = how.code == 2 and "Permission denied" in how.err and contents(folder) == before
-        self.check("a read-only folder: exit code 2, said so, nothing changed", right, how)
+        self.check("a read-only folder: exit code 2, with a message, nothing changed", right, how)
         pid = started(self.words(variant, folder / "new"), obey_permissions, self.err)
         how = ended(pid, self.err)
         right = how.code == 2 and "Permission denied" in how.err and contents(folder) == before
-        self.check("a new run below a read-only folder: exit code 2, said so", right, how)
+        self.check("a new run below a read-only folder: exit code 2, with a message", right, how)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         self.goes_on("a read-only folder that may be written again", variant, folder)
@@ -483,10 +485,10 @@ class Kills:
                 now, calls = time.time, itertools.count(1)
                 start = now()
 
-                def told() -> float:
+                def shifted() -> float:
                     return now() + shift if shift else start - next(calls) * 3600
 
-                time.time, time.time_ns = told, lambda: int(told() * 1e9)
+                time.time, time.time_ns = shifted, lambda: int(shifted() * 1e9)
 
             def both(moved: Plant = moved, folder: Path = folder, variant: str = variant) -> None:
                 moved()
@@ -550,7 +552,7 @@ def small_disk(path: Path, kibibytes: int) -> Iterator[Path | None]:
 
 
 def left_in_shared_memory() -> set[str]:
-    """What processes share is there while they live, and must not stay."""
+    """Shared memory of processes must be freed when they end."""
     return {p.name for p in Path("/dev/shm").glob("torch_*")} if Path("/dev/shm").is_dir() else set()
 
 

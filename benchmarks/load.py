@@ -1,13 +1,13 @@
 """200 nodes against one server process, round after round: `python benchmarks/load.py --minutes 60`
 
-The server is `copfl.flower.server.federate`, with its registry, its codec, its masks on disk and its checkpoint after
+The server is `copfl.flower.server.Server`, with its registry, its codec, its masks on disk and its checkpoint after
 every round; only Flower is replaced, by plain TCP connections, one per node, to a second process that plays all nodes.
-Nodes do not train: an upload is the broadcast, slightly moved, and a mask that grows now and then.
+Nodes do not train: an upload is the global model, slightly changed, and a mask that grows now and then.
 
-On the way some nodes go wrong, a known number of times, each in a way of its own:
-    gone     hangs up instead of answering and comes back as another node; it must be asked again and be counted
+Some nodes fail, a known number of times, each in one of these ways:
+    gone     disconnects instead of answering and returns as another node; it must be asked again and be counted
     twice    answers twice, at once or a moment apart; it must be counted once
-    damaged  a bit of its upload is turned; it must be named and left out of that round
+    damaged  a bit of its upload is flipped; it must be named and left out of that round
     replayed sends its upload of the round before; it must be named and left out
     late     answers after the deadline; it must be named and left out, and its answer must not count anywhere
 
@@ -41,7 +41,7 @@ SIZES = struct.Struct("!III")  # of the envelope, the head and the body
 GREETING = "query"
 FLAT = 8.0  # MiB that a process may have more in the last quarter than in the second
 WRONG = ("gone", "twice", "damaged", "replayed", "late")
-REASONS = {"damaged": "damaged on its way", "replayed": "it is of round", "late": "no reply within"}
+REASONS = {"damaged": "damaged on its way", "replayed": "its round is", "late": "no reply within"}
 
 
 def config(nodes: int, deadline: float) -> dict[str, Any]:
@@ -77,48 +77,48 @@ def framed(envelope: dict[str, Any], head: str, body: bytes) -> bytes:
 
 
 class Sockets:
-    """A `Post` over plain connections: a node is a connection."""
+    """A `Transport` over plain connections: a node is a connection."""
 
     def __init__(self) -> None:
-        self.door = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.door.setblocking(False)
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.listener.setblocking(False)
         self.ready = selectors.DefaultSelector()
-        self.ready.register(self.door, selectors.EVENT_READ, None)
+        self.ready.register(self.listener, selectors.EVENT_READ, None)
         self.lines: dict[int, socket.socket] = {}
         self.rest: dict[int, bytearray] = {}  # what has come of a message that is not whole yet
-        self.box: dict[str, Any] = {}
+        self.inbox: dict[str, Any] = {}
         self.count, self.ids = itertools.count(), itertools.count(1)
-        self.heard: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
 
     @property
     def port(self) -> int:
-        return int(self.door.getsockname()[1])
+        return int(self.listener.getsockname()[1])
 
     def nodes(self) -> list[int]:
         self._listen()
         return list(self.lines)
 
-    def send(self, node: int, question: str, head: str, body: bytes, seconds: float) -> str:
-        ticket = str(next(self.count))
+    def send(self, node: int, request: str, content: tuple[str, bytes], seconds: float) -> str:
+        message_id = str(next(self.count))
         line = self.lines.get(node)
         if line is None:
-            return ticket  # never answered: it left a moment ago
+            return message_id  # never answered: it left a moment ago
         try:
             line.settimeout(60)  # the nodes' process always reads, so this only waits for its buffer
-            line.sendall(framed({"ticket": ticket, "question": question}, head, body))
+            line.sendall(framed({"id": message_id, "request": request}, *content))
             line.setblocking(False)
         except OSError:
             self._drop(node)
-        return ticket
+        return message_id
 
-    def replies(self, tickets: Collection[str]) -> list[Any]:
+    def replies(self, message_ids: Collection[str]) -> list[Any]:
         self._listen()
-        return [self.box.pop(ticket) for ticket in tickets if ticket in self.box]
+        return [self.inbox.pop(i) for i in message_ids if i in self.inbox]
 
-    def forget(self) -> int:
-        """How many replies lay there for which nobody asks any more, now thrown away: as Flower does with old ones."""
-        left = len(self.box)
-        self.box.clear()
+    def drop_expired(self) -> int:
+        """Drops the replies to expired messages, as Flower does, and returns their number."""
+        left = len(self.inbox)
+        self.inbox.clear()
         return left
 
     def _listen(self) -> None:
@@ -126,7 +126,7 @@ class Sockets:
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        line, _ = self.door.accept()
+                        line, _ = self.listener.accept()
                         line.setblocking(False)
                         node = next(self.ids)
                         self.lines[node], self.rest[node] = line, bytearray()
@@ -155,8 +155,8 @@ class Sockets:
                 break
             envelope = json.loads(rest[SIZES.size : SIZES.size + a])
             head = rest[SIZES.size + a : SIZES.size + a + b].decode()
-            self.heard["again" if envelope["ticket"] in self.box else "replies"] += 1
-            self.box[envelope["ticket"]] = Reply(envelope["ticket"], head, bytes(rest[end - c : end]))
+            self.received["again" if envelope["id"] in self.inbox else "replies"] += 1
+            self.inbox[envelope["id"]] = Reply(envelope["id"], (head, bytes(rest[end - c : end])))
             del rest[:end]
 
     def _drop(self, node: int) -> None:
@@ -169,24 +169,24 @@ class Sockets:
         for node in list(self.lines):
             self._drop(node)
         self.ready.close()
-        self.door.close()
+        self.listener.close()
 
 
 def serve(minutes: float, nodes: int, pause: float, every: float, deadline: float, log: Path) -> int:
-    """Plays rounds for so many minutes and judges them."""
+    """Runs rounds for so many minutes and checks them."""
     import torch
 
-    from copfl.flower.folder import Folder
-    from copfl.flower.server import federate
+    from copfl.flower.server import Server
     from copfl.flower.settings import settings_of
+    from copfl.flower.state import ServerFolder
 
     torch.set_num_threads(1)
-    post, samples = Sockets(), list[dict[str, Any]]()
+    transport, samples = Sockets(), list[dict[str, Any]]()
     command = [
         sys.executable,
         __file__,
         "--play",
-        str(post.port),
+        str(transport.port),
         "--nodes",
         str(nodes),
         "--deadline",
@@ -207,14 +207,15 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
 
         begun = last = time.monotonic()
         counted = 0
-        folder = Folder(runs, "load", goes_on=False)
-        for record in federate(settings, post, folder, lambda text: None, pause=0.05):
+        folder = ServerFolder(runs, "load", resume=False)
+        server = Server(settings, transport, folder, lambda text: None, pause=0.05)
+        for record in server.rounds():
             now = time.monotonic()
             tally["rounds"] += 1
             tally["asked"] += nodes
             tally["counted"] += len(record["clients"])
             tally["left out"] += len(record["left_out"])
-            tally["void"] += post.forget()  # second and late answers
+            tally["void"] += transport.drop_expired()  # second and late answers
             tally["bytes"] += record["bytes"]["up"] + record["bytes"]["down"]
             for reason in record["why"].values():
                 why[next((name for name, words in REASONS.items() if words in reason), reason)] += 1
@@ -225,7 +226,7 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
                         "server_mib": memory(os.getpid()), "server_fds": descriptors(os.getpid()),
                         "nodes_mib": memory(players.pid), "nodes_fds": descriptors(players.pid),
                         "rounds_per_s": round((tally["rounds"] - counted) / (now - last), 3),
-                        "connected": len(post.lines), **tally,
+                        "connected": len(transport.lines), **tally,
                     }
                 )  # fmt: skip
                 note(samples[-1])
@@ -238,7 +239,7 @@ def serve(minutes: float, nodes: int, pause: float, every: float, deadline: floa
             side: seconds_of(pid) / took for side, pid in (("server", os.getpid()), ("nodes", players.pid))
         }
         out, _ = players.communicate("done\n", timeout=120)
-        post.close()
+        transport.close()
         result = verdict(samples, tally, why, json.loads(out), nodes, took)
         note({"verdict": {**result, "cores": {k: round(v, 2) for k, v in cores.items()}}})
     return 0 if result["passed"] else 1
@@ -296,13 +297,14 @@ class Players:
     def __init__(self, port: int, nodes: int, deadline: float) -> None:
         import torch
 
-        from copfl.flower.server import upload_like
+        from copfl.core.algorithm import example_upload
         from copfl.flower.settings import settings_of
 
         torch.set_num_threads(1)
         self.port, self.deadline = port, deadline
         self.settings = settings_of(config(nodes, deadline))
-        self.like = upload_like(self.settings)
+        given = self.settings
+        self.like = example_upload(given.algorithm, given.task, given.shape, given.config.augment, nodes)
         self.did: Counter[str] = Counter(dict.fromkeys(WRONG, 0))
         self.draw = random.Random(8)
         self.noise = torch.Generator().manual_seed(8)
@@ -327,25 +329,27 @@ class Players:
         return self.plans[round].pop(client, "")
 
     def upload(self, config: dict[str, Any], head: str, body: bytes, what: str) -> Any:
-        """The client's answer, through the codec both ways: the broadcast, slightly moved."""
+        """The client's upload, through the codec both ways: the global model, slightly changed."""
         import torch
 
         from copfl import wire
-        from copfl.flower.node import asked
+        from copfl.flower.node import decode
+        from copfl.flower.transport import Field
 
-        got = asked(self.settings, config, wire.Packet(head, body))
+        got = decode(self.settings, config, wire.Packet(head, body))
         mask = self.masks[got.head.client]
         if self.draw.random() < 0.02 and float(mask.float().mean()) < 0.4:
             mask[torch.randint(len(mask), (1,), generator=self.noise)] = True
         w = got.down.w + 1e-3 * torch.randn(len(mask), generator=self.noise)
         shared = type(self.like.shared)(torch.where(mask, 0, w), mask)
         upload = self.like._replace(shared=shared, score=torch.ones_like(self.like.score))
-        told = {"note": "", "figures": {"loss": self.draw.random(), "weight": 1.0}}
+        about = {Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}}
         head_up = got.head._replace(kind="upload", round=got.head.round - (what == "replayed"))
-        return wire.encode(upload, head_up, self.settings.wire, holds=got.about.get("holds"), about=told)
+        masks = got.about.get(Field.KNOWN_MASKS)
+        return wire.encode(upload, head_up, self.settings.config.wire, receiver_masks=masks, about=about)
 
     async def node(self, client: int) -> None:
-        """One node, for ever: after it hung up it comes back."""
+        """One node, for ever: after it disconnected it returns."""
         config = {"client": client, "state-dir": "."}
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -354,7 +358,7 @@ class Players:
                     a, b, c = SIZES.unpack(await reader.readexactly(SIZES.size))
                     envelope = json.loads(await reader.readexactly(a))
                     head, body = (await reader.readexactly(b)).decode(), await reader.readexactly(c)
-                    if envelope["question"] == GREETING:
+                    if envelope["request"] == GREETING:
                         writer.write(framed(envelope, json.dumps({"client": client}), b""))
                         continue
                     what = self.wrong(json.loads(head)["round"], client)

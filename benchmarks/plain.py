@@ -82,8 +82,8 @@ class PlainCoPfl:
             change = torch.cat([(a - b).abs().flatten() for a, b in zip(start, w, strict=True)])
             flat = torch.cat([m.flatten() for m in mask])
             moving = int((change > 0).logical_or(flat).sum())
-            held = int(flat.sum())
-            wanted = min(int(self.rate * (moving - held)), max(int(self.budget * moving) - held, 0))
+            selected = int(flat.sum())
+            wanted = min(int(self.rate * (moving - selected)), max(int(self.budget * moving) - selected, 0))
             if wanted:
                 change[flat] = -1
                 flat[torch.topk(change, wanted).indices] = True

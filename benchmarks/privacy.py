@@ -2,7 +2,7 @@
 
     python benchmarks/privacy.py [--rounds 20] [--seeds 3] [--out results/privacy.json]
 
-Fifty clients hold 12 samples each, and all take part in every round. The first line of each algorithm is without
+Fifty clients have 12 samples each, and all take part in every round. The first line of each algorithm is without
 noise; the last one trains alone and shares nothing, which costs no privacy at all.
 """
 
@@ -46,8 +46,8 @@ def measure(algorithm: str, noise: float, rounds: int, seed: int) -> dict[str, f
     )
     federation = result.records[-1]["federation"]
     spent = {name: federation.get(name) for name in ("epsilon", "epsilon_server")}
-    figures = {"after": result.accuracy, "before": result.accuracy_before, "global": result.accuracy_global}
-    return {**{name: float(np.nan_to_num(values[-1]).mean()) for name, values in figures.items()}, **spent}
+    metrics = {"after": result.accuracy, "before": result.accuracy_before, "global": result.accuracy_global}
+    return {**{name: float(np.nan_to_num(values[-1]).mean()) for name, values in metrics.items()}, **spent}
 
 
 def line(row: dict[str, Any]) -> str:

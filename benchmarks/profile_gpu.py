@@ -20,14 +20,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    held = federation(args.clients, 100, (3, 32, 32), 10, "cuda")
+    data_of_clients = federation(args.clients, 100, (3, 32, 32), 10, "cuda")
     task = task_of(
         models.build("resnet18", (3, 32, 32), 10, 0), 10, mean=(0.5,) * 3, std=(0.25,) * 3, device="cuda"
     )
     algorithm = ALGORITHMS["copfl"]()
     task = task.with_batching()
     state = begin(algorithm, task, args.clients)
-    rounds = simulate(algorithm, task, held, mapping.vmap(args.clients), state, rounds=5, eval_every=10**9)
+    rounds = simulate(
+        algorithm, task, data_of_clients, mapping.vmap(args.clients), state, rounds=5, eval_every=10**9
+    )
     next(rounds)
     next(rounds)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -1,6 +1,6 @@
 """What a round costs as the federation grows, in seconds, memory and disk. `python benchmarks/scale.py`
 
-CO-PFL with the clients' states on disk, against: the number of clients at 100 a round, the share that takes part, the
+CO-PFL with the clients' states on disk, against: the number of clients at 100 a round, the participation, the
 size of the model; then 10,000 clients with 1,000 a round, and with --resnet 1,000 ResNet-18 clients with 10 a round.
 Each in a process of its own, so that the peak of its memory is its own.
 """
@@ -30,7 +30,7 @@ def one(
     algorithm: str = "copfl",
     folder: str = ".",
 ) -> dict[str, Any]:
-    """The figures of some rounds in this process; digits for the CNN, random 32x32 images for ResNet-18."""
+    """The metrics of some rounds in this process; digits for the CNN, random 32x32 images for ResNet-18."""
     begun = time.perf_counter()
     import digits
     import numpy as np
@@ -50,9 +50,9 @@ def one(
     if model == "resnet18":
         rng = np.random.default_rng(0)
         x = rng.integers(0, 256, (clients * 20, 3, 32, 32), dtype=np.uint8)
-        held, shape = federation(x, rng.integers(0, 10, len(x)), 20), (3, 32, 32)
+        clients_data, shape = federation(x, rng.integers(0, 10, len(x)), 20), (3, 32, 32)
     else:
-        held, shape = federation(*digits.holdings(clients), digits.SIZE), (1, 8, 8)
+        clients_data, shape = federation(*digits.holdings(clients), digits.SIZE), (1, 8, 8)
     options = {} if model == "resnet18" else {"width": width}
     task = task_of(
         models.build(model, shape, 10, 0, **options), 10, mean=(0.5,) * shape[0], std=(0.25,) * shape[0]
@@ -69,7 +69,7 @@ def one(
     for _ in simulate(
         way,
         task,
-        held,
+        clients_data,
         engine,
         state,
         rounds=rounds,
@@ -82,9 +82,7 @@ def one(
         processor.append(now[1] - clock[1])
         clock = now
     used = path.stat().st_blocks * 512 if path.exists() else 0
-    timed = (
-        slice(1, -1) if rounds > 2 else slice(None)
-    )  # the first settles, the last looks at the test samples
+    timed = slice(1, -1) if rounds > 2 else slice(None)  # the first warms up, the last is evaluated
     return {
         "clients": clients, "participants": participants, "model": model, "parameters": task.d, "store": store,
         "algorithm": algorithm, "import_s": imported - begun, "prepare_s": ready - imported, "first_round_s": times[0],
@@ -94,7 +92,7 @@ def one(
 
 
 def peak() -> int:
-    """The most bytes that this process ever held."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -132,7 +130,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     parts = {
         "the number of clients": [{"clients": n, "participants": 100} for n in (200, 1000, 10_000, 30_000)],
-        "the share that takes part": [{"clients": 10_000, "participants": n} for n in (10, 100, 1000)],
+        "the participation": [{"clients": 10_000, "participants": n} for n in (10, 100, 1000)],
         "the size of the model": [{"clients": 1000, "participants": 100, "width": n} for n in (8, 32, 64)],
         "in memory instead": [{"clients": 10_000, "participants": 100, "store": "memory"}],
     }

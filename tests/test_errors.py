@@ -48,7 +48,7 @@ def test_numbers_out_of_range(wrong: float) -> None:
     with pytest.raises(UsageError, match=f"^b={wrong} must be a number of at least 1$"):
         at_least(1, a=1, b=wrong)
     with pytest.raises(
-        UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a share of the cake$"
+        UsageError, match=f"^b={wrong} must be above 0 and at most 1: it is a fraction of the cake$"
     ):
         fraction_of("the cake", a=1.0, b=wrong)
 
@@ -66,7 +66,7 @@ def fail_after(cause: BaseException) -> None:
         raise RuntimeError("on the way out")
 
 
-def test_ctrl_c_says_how_to_go_on() -> None:
+def test_ctrl_c_explains_how_to_continue() -> None:
     with pytest.raises(Stopped, match="go on"), stoppable("go on"):
         raise KeyboardInterrupt
 
@@ -77,7 +77,7 @@ def test_ctrl_c_is_known_behind_the_failure_that_it_caused() -> None:
         fail_after(KeyboardInterrupt())
 
 
-def test_the_innermost_knows_best_how_to_go_on() -> None:
+def test_the_innermost_message_wins() -> None:
     with pytest.raises(Stopped, match="inner"), stoppable("outer"), stoppable("inner"):
         raise KeyboardInterrupt
 

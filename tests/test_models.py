@@ -242,11 +242,11 @@ def test_norms_of_the_models() -> None:
 def test_models_say_what_they_cannot_take() -> None:
     with pytest.raises(UsageError, match='no model "resnet"; did you mean "resnet18"'):
         models.build("resnet", (3, 32, 32), 10, seed=0)
-    with pytest.raises(UsageError, match=r"cnn wants images .* not samples of shape \[7\]; try mlp"):
+    with pytest.raises(UsageError, match=r"cnn needs images .* not samples of shape \[7\]; try mlp"):
         models.build("cnn", (7,), 2, seed=0)
     with pytest.raises(UsageError, match="at least 4x4 pixels, not 3x9"):
         models.build("cnn", (1, 3, 9), 2, seed=0)
-    with pytest.raises(UsageError, match="resnet18 wants images"):
+    with pytest.raises(UsageError, match="resnet18 needs images"):
         models.build("resnet18", (7,), 2, seed=0)
     with pytest.raises(UsageError, match='no stem "cifer"; did you mean "cifar"'):
         models.build("resnet18", (3, 32, 32), 10, seed=0, stem="cifer")

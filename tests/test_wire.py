@@ -95,7 +95,7 @@ def test_a_mask_the_receiver_holds_is_left_out() -> None:
     first, second = record(seed=1), record(seed=1)
     opened = decode(encode(first, HEAD), first, HEAD)
     holds = {path: wire.fingerprint(mask) for path, mask in opened.masks.items()}
-    whole, short = encode(second, HEAD), encode(second, HEAD, holds=holds)
+    whole, short = encode(second, HEAD), encode(second, HEAD, receiver_masks=holds)
     assert len(whole.body) - len(short.body) >= 1000 // 8
     assert same(decode(short, second, HEAD, masks=opened.masks).record, second)
 
@@ -103,13 +103,13 @@ def test_a_mask_the_receiver_holds_is_left_out() -> None:
 def test_a_mask_that_changed_is_sent_again() -> None:
     first, second = record(seed=1), record(seed=2)
     holds = {"shared": wire.fingerprint(first.shared.personal)}
-    packet = encode(second, HEAD, holds=holds)
+    packet = encode(second, HEAD, receiver_masks=holds)
     assert same(decode(packet, second, HEAD, masks={"shared": first.shared.personal}).record, second)
 
 
 def test_a_receiver_that_lost_the_mask_says_so() -> None:
     given = record()
-    packet = encode(given, HEAD, holds={"shared": wire.fingerprint(given.shared.personal)})
+    packet = encode(given, HEAD, receiver_masks={"shared": wire.fingerprint(given.shared.personal)})
     with pytest.raises(
         WireError, match=r"leaves out the mask of shared, and no earlier one is known.*sent again"
     ):
@@ -130,11 +130,13 @@ def test_of_a_mask_that_grew_only_the_change_travels() -> None:
     first, second = grown(80_000, 0.45, 0.5)
     held = first.shared.personal
     holds = {"shared": wire.fingerprint(held)}
-    change, whole = (encode(second, HEAD, holds=holds, known=known).nbytes for known in ([~held, held], []))
-    without = encode(second, HEAD, holds={"shared": wire.fingerprint(second.shared.personal)}).nbytes
+    change, whole = (
+        encode(second, HEAD, receiver_masks=holds, known=known).nbytes for known in ([~held, held], [])
+    )
+    without = encode(second, HEAD, receiver_masks={"shared": wire.fingerprint(second.shared.personal)}).nbytes
     assert whole - without >= 80_000 / 8  # half of the entries are True: nothing to save
     assert change - without <= 0.36 * 80_000 / 8  # one in twenty changed, which is 0.286 bits for an entry
-    packet = encode(second, HEAD, holds=holds, known=[held])
+    packet = encode(second, HEAD, receiver_masks=holds, known=[held])
     assert same(decode(packet, second, HEAD, masks={"shared": held}).record, second)
     for lost in ({}, {"shared": ~held}, {"shared": held[:-1]}):
         with pytest.raises(
@@ -148,7 +150,7 @@ def test_of_a_mask_that_grew_only_the_change_travels() -> None:
 def test_any_change_of_any_mask(size: int, seed: int) -> None:
     old, new = (torch.rand(size, generator=torch.Generator().manual_seed(s)) < 0.5 for s in (seed, seed + 1))
     given = {"v": Masked(torch.where(new, 0.0, 1.0), new)}
-    packet = encode(given, HEAD, holds={"v": wire.fingerprint(old)}, known=[old])
+    packet = encode(given, HEAD, receiver_masks={"v": wire.fingerprint(old)}, known=[old])
     assert same(decode(packet, given, HEAD, masks={"v": old}).record, given)
 
 
@@ -361,9 +363,9 @@ def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: floa
     upload = {"shared": Masked(torch.where(personal, 0, w), personal), "score": torch.tensor(1.0)}
     whole = encode({"w": w[:d], "size": torch.tensor(500.0)}, HEAD, "fp32").nbytes
     same_mask, other = ({"shared": wire.fingerprint(mask)} for mask in (personal, before))
-    assert encode(upload, HEAD, name, holds=same_mask).nbytes <= (width / 8 + 0.001) * whole
+    assert encode(upload, HEAD, name, receiver_masks=same_mask).nbytes <= (width / 8 + 0.001) * whole
     changed = encode(
-        upload, HEAD, name, holds=other, known=[before]
+        upload, HEAD, name, receiver_masks=other, known=[before]
     ).nbytes  # the round in which the budget is reached
     assert changed <= limit * whole
     raw, sent = payload.mask_bytes(upload, {"mask": before}, {"mask": personal})

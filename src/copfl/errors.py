@@ -1,13 +1,13 @@
-"""Everything copfl raises on purpose.
+"""The exceptions of copfl.
 
-CopflError            what a person can mend; the command line prints its message and exits with 2
+CopflError            the user can fix it; the command line prints its message and exits with 2
 ├── UsageError        an option, a name or a value that is not allowed
-├── DataError         a data set that is missing, damaged, or does not fit what was asked of it
+├── DataError         a data set that is missing, damaged, or does not fit the request
 ├── RunError          a run folder that is missing, damaged, in use, or of another run
 └── WireError         a message that is damaged, or of another run, round, model or version
-Stopped               by Ctrl-C; its message says how to go on
+Stopped               by Ctrl-C; its message explains how to continue
 
-A message says what was wrong with what was given, what is allowed, and what to do.
+A message states what was wrong with the input, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 
 class CopflError(Exception):
-    """What a person can mend."""
+    """An error that the user can fix."""
 
 
 class UsageError(CopflError):
@@ -26,7 +26,7 @@ class UsageError(CopflError):
 
 
 class DataError(CopflError):
-    """A data set that is missing, damaged, or does not fit what was asked of it."""
+    """A data set that is missing, damaged, or does not fit the request."""
 
 
 class RunError(CopflError):
@@ -37,18 +37,18 @@ class WireError(CopflError):
     """A message that is damaged, or of another run, round, model or version."""
 
 
-AGAIN = "the same command goes on from here"
+AGAIN = "the same command continues from here"
 
 
 class Stopped(BaseException):
-    """Somebody pressed Ctrl-C; like KeyboardInterrupt it is no Exception, so that nobody takes it for a failure."""
+    """The user pressed Ctrl-C; like KeyboardInterrupt not an Exception, so that no handler catches it."""
 
 
 @contextlib.contextmanager
-def stoppable(how_to_go_on: str = "") -> Iterator[None]:
-    """Raises Stopped on Ctrl-C, also where torch was met in a place that then fails itself.
+def stoppable(how_to_continue: str = "") -> Iterator[None]:
+    """Raises Stopped on Ctrl-C, also where the interrupt makes torch raise an error of its own.
 
-    Interrupted while it enters or leaves vmap, torch loses count of its levels and raises an error of its own.
+    Interrupted while it enters or leaves vmap, torch loses count of its levels and fails.
     """
     try:
         yield
@@ -60,11 +60,11 @@ def stoppable(how_to_go_on: str = "") -> Iterator[None]:
             cause = cause.__context__
         if cause is None:
             raise
-        raise Stopped(how_to_go_on) from None
+        raise Stopped(how_to_continue) from None
 
 
 def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:
-    """The error for a name nobody knows, with the nearest known one."""
+    """The error for an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else "."
@@ -72,28 +72,28 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:
 
 
 def at_least(low: float, **numbers: float) -> None:
-    """Raises the error for a number that is too small, or none at all."""
+    """UsageError for a number that is too small, infinite or nan."""
     for name, number in numbers.items():
         if not low <= number < float("inf"):
             raise UsageError(f"{name}={number} must be a number of at least {low}")
 
 
 def above(low: float, **numbers: float) -> None:
-    """Raises the error for a number that is not larger than this, or none at all."""
+    """UsageError for a number that is not larger than this, infinite or nan."""
     for name, number in numbers.items():
         if not low < number < float("inf"):
             raise UsageError(f"{name}={number} must be a number above {low}")
 
 
 def fraction_of(what: str, **numbers: float) -> None:
-    """Raises the error for a number that is no share of anything, or nothing of it."""
+    """UsageError for a number that is not in (0, 1]."""
     for name, number in numbers.items():
         if not 0 < number <= 1:
-            raise UsageError(f"{name}={number} must be above 0 and at most 1: it is a share of {what}")
+            raise UsageError(f"{name}={number} must be above 0 and at most 1: it is a fraction of {what}")
 
 
 def one_of(known: Collection[str], **names: str) -> None:
-    """Raises the error for a name nobody knows."""
+    """UsageError for an unknown name."""
     for kind, given in names.items():
         if given not in known:
             raise unknown(kind, given, known)

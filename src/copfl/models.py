@@ -1,25 +1,25 @@
-"""The models that come with copfl; any other nn.Module works as well.
+"""The built-in models; any other nn.Module works as well.
 
-Each has `.features(x)`, everything before the answer, and `.head`, the last Linear.
+Each has `.features(x)`, the input of the head, and `.head`, the last Linear.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, one_of, unknown
 
 
 def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """The model without the taps of its convolutions that only ever meet padding on such samples, in place.
+    """The model without the kernel positions that only meet padding on samples of this shape, in place.
 
-    It answers as before, and trains as before: those taps never had a gradient. Kernels are cut where a convolution has
-    a single output, as at the end of a deep network for small images; elsewhere a dead tap is a rare thing.
+    Its outputs and its training stay the same: those positions never had a gradient. Kernels are pruned where
+    a convolution has a single output, as at the end of a deep network for small images.
     """
     sizes: dict[nn.Conv2d, set[tuple[int, ...]]] = {}
     hooks = [
@@ -39,23 +39,42 @@ def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
             hook.remove()
     for conv, seen in sizes.items():
         plain = conv.dilation == (1, 1) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-        if not plain or len(seen) > 1:  # called on maps of several sizes, it may need all of its taps
+        if not plain or len(seen) > 1:  # called on maps of several sizes, it may need all positions
             continue
         axes = list(zip(*seen, conv.kernel_size, conv.stride, conv.padding, strict=True))
-        kept = [slice(pad, min(kernel, pad + length)) for length, kernel, _, pad in axes]
+        rows, columns = (slice(pad, min(kernel, pad + length)) for length, kernel, _, pad in axes)
+        size = rows.stop - rows.start, columns.stop - columns.start
         single = all((length + 2 * pad - kernel) // stride == 0 for length, kernel, stride, pad in axes)
-        if single and min(_lengths(kept)) > 0 and _lengths(kept) != conv.kernel_size:
-            conv.weight = nn.Parameter(conv.weight.detach()[:, :, kept[0], kept[1]].clone())
-            conv.kernel_size, conv.padding = _lengths(kept), (0, 0)
+        if single and min(size) > 0 and size != conv.kernel_size:
+            conv.weight = nn.Parameter(conv.weight.detach()[:, :, rows, columns].clone())
+            conv.kernel_size, conv.padding = size, (0, 0)
     return model
 
 
-def _lengths(kept: Sequence[slice]) -> tuple[int, int]:
-    down, across = (taps.stop - taps.start for taps in kept)
-    return down, across
+class Model(nn.Module):
+    """A model whose logits are the head of its features."""
+
+    body: nn.Module
+    head: nn.Module
+
+    def features(self, x: Tensor) -> Tensor:
+        result: Tensor = self.body(x)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.features(x))
+        return result
 
 
-class MLP(nn.Module):
+def _image_shape(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise UsageError(
+            f"{model} needs images [channels, height, width], not samples of shape {list(shape)}; try mlp"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+class MLP(Model):
     """Two hidden layers over flattened input."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
@@ -65,49 +84,29 @@ class MLP(nn.Module):
         )
         self.head = nn.Linear(width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.features(x))
-        return result
-
-
-class SmallCNN(nn.Module):
+class SmallCNN(Model):
     """Two convolutions and a hidden layer, for small images."""
 
     def __init__(
         self, shape: tuple[int, ...], classes: int, width: int = 16, hidden: int = 64, norm: str = "none"
     ) -> None:
         super().__init__()
-        if len(shape) != 3:
-            raise UsageError(
-                f"cnn wants images [channels, height, width], not samples of shape {list(shape)}; try mlp"
-            )
-        channels, height, tall = shape
-        spots = (height // 4) * (tall // 4)
-        if spots == 0:
-            raise UsageError(f"cnn wants images of at least 4x4 pixels, not {height}x{tall}; try mlp")
-        plain = norm == "none"  # a bias that the norm subtracts again has no gradient but noise
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1, bias=plain), _norm(norm, width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1, bias=plain), _norm(norm, 2 * width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(2 * width * spots, hidden), nn.ReLU(),
-        )  # fmt: skip
+        channels, height, across = _image_shape("cnn", shape)
+        pixels = (height // 4) * (across // 4)
+        if pixels == 0:
+            raise UsageError(f"cnn needs images of at least 4x4 pixels, not {height}x{across}; try mlp")
+        layers: list[nn.Module] = []
+        for inside, outside in ((channels, width), (width, 2 * width)):
+            # No bias before a norm, which would subtract it again.
+            layers += [nn.Conv2d(inside, outside, 3, padding=1, bias=norm == "none"), _norm(norm, outside)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * width * pixels, hidden), nn.ReLU())
         self.head = nn.Linear(hidden, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        result: Tensor = self.body(x)
-        return result
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.features(x))
-        return result
 
 
 class Block(nn.Module):
-    """ResNet's basic block: two 3x3 convolutions and a way around them."""
+    """ResNet's basic block: two 3x3 convolutions and a shortcut."""
 
     def __init__(self, inside: int, outside: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -126,12 +125,13 @@ class Block(nn.Module):
         return F.relu(inner + self.around(x))
 
 
-class ResNet18(nn.Module):
-    """ResNet-18. stem="imagenet": 7x7 stride 2 and a max-pool, as in the paper's protocol; stem="cifar": 3x3, no pool.
+class ResNet18(Model):
+    """ResNet-18. stem="imagenet": 7x7, stride 2 and a max-pool, as in the paper; stem="cifar": 3x3, no pool.
 
-    With the ImageNet stem on 32x32 images the last stage sees 1x1 maps: 38 % of the parameters ever get a gradient.
-    kernels="pruned" leaves the others out: the same answers and the same training from a model of 4.2 million. Only
-    what picks a share of all parameters, as FedSelect does, picks others.
+    With the ImageNet stem on 32x32 images the last stage has 1x1 maps: only 38 % of the parameters ever get a
+    gradient. kernels="pruned" leaves the others out: the same outputs and training with 4.2 million
+    parameters. Only an algorithm that selects a fraction of all parameters, such as FedSelect, selects
+    others.
     """
 
     def __init__(
@@ -144,19 +144,11 @@ class ResNet18(nn.Module):
         kernels: str = "full",
     ) -> None:
         super().__init__()
-        if len(shape) != 3:
-            raise UsageError(
-                f"resnet18 wants images [channels, height, width], not samples of shape {list(shape)}; try mlp"
-            )
-        if stem not in ("imagenet", "cifar"):
-            raise unknown("stem", stem, ("imagenet", "cifar"))
-        if kernels not in ("full", "pruned"):
-            raise unknown("kernels", kernels, ("full", "pruned"))
-        conv = (
-            nn.Conv2d(shape[0], width, 7, 2, 3, bias=False)
-            if stem == "imagenet"
-            else nn.Conv2d(shape[0], width, 3, 1, 1, bias=False)
-        )
+        channels, _, _ = _image_shape("resnet18", shape)
+        one_of(("imagenet", "cifar"), stem=stem)
+        one_of(("full", "pruned"), kernels=kernels)
+        kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
+        conv = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
         self.stem = nn.Sequential(conv, _norm(norm, width), nn.ReLU())
         if stem == "imagenet":
             self.stem.append(nn.MaxPool2d(3, 2, 1))
@@ -178,19 +170,12 @@ class ResNet18(nn.Module):
         result: Tensor = self.stages(self.stem(x))
         return result.mean((2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.features(x))
-        return result
-
 
 def _norm(kind: str, channels: int) -> nn.Module:
+    one_of(("batch", "group", "none"), norm=kind)
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    if kind == "group":
-        return nn.GroupNorm(math.gcd(32, channels), channels)
-    if kind == "none":
-        return nn.Identity()
-    raise unknown("norm", kind, ("batch", "group", "none"))
+    return nn.GroupNorm(math.gcd(32, channels), channels) if kind == "group" else nn.Identity()
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": SmallCNN, "mlp": MLP, "resnet18": ResNet18}
@@ -218,10 +203,10 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
             MemoryError,
             OverflowError,
             TypeError,
-        ) as error:  # what torch says to numbers too large
+        ) as error:  # torch's, of too large numbers
             why = str(error).partition("\n")[0]
             given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items())
             raise UsageError(
-                f"the model {name} with {given or 'its own numbers'} cannot be made for samples of shape {list(shape)} "
-                f"and {classes} classes: {why[:200]}; give smaller numbers"
+                f"the model {name} with {given or 'default options'} cannot be built for samples of shape "
+                f"{list(shape)} and {classes} classes: {why[:200]}; use smaller numbers"
             ) from error

@@ -1,12 +1,13 @@
 """The one codec of records: messages, client files and checkpoints. No pickle, nothing executable.
 
-A packet is a head and a body. The head is JSON: the format, the fields that both sides must agree on (`Head`), the
-masks' fingerprints, small facts `about` the record, and a SHA-256 over all of it and the body. The body is a
-safetensors file. A `tree.Masked` is sent as its shared values. Its mask is left out when the receiver knows it already;
-else its difference to the mask that the receiver does know is sent, deflated: a few changed entries cost a few bits.
+A packet is a head and a body. The head is JSON: the format, the fields that both sides must agree on
+(`Head`), the masks' fingerprints, small facts `about` the record, and a SHA-256 over all of it and the body.
+The body is a safetensors file. A `tree.Masked` is sent as its shared values. Its mask is left out when the
+receiver knows it already; else its difference to the mask that the receiver does know is sent, deflated: a
+few changed entries cost a few bits.
 
-A receiver knows what it expects. Anything else is refused by a WireError that names the difference. The checksum finds
-damage; that nobody else wrote the bytes is left to TLS and to the nodes' keys.
+A receiver knows what it expects. Anything else is refused by a WireError that names the difference. The
+checksum finds damage; that nobody else wrote the bytes is left to TLS and to the nodes' keys.
 """
 
 from __future__ import annotations
@@ -83,21 +84,21 @@ def encode(
     head: Head,
     wire: str = EXACT,
     *,
-    holds: Mapping[str, str] | None = None,
+    receiver_masks: Mapping[str, str] | None = None,
     known: Iterable[Tensor] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Packet:
     """The packet of a record.
 
-    `holds` has the masks, by path and fingerprint, that the receiver knows already. Where one of them is among the
-    masks `known` here, the difference to it is sent.
+    `receiver_masks` has the masks, by path and fingerprint, that the receiver knows already. Where one of them is
+    among the masks `known` here, the difference to it is sent.
     """
     from safetensors.torch import save
 
     if wire != EXACT and wire not in WIRES:
         raise unknown("wire", wire, WIRES)
     tensors, masks, since = {}, {}, {}
-    received = dict(holds or {})
+    received = dict(receiver_masks or {})
     bases = {fingerprint(mask): mask for mask in known} if received else {}
     for path, piece in pieces(record):
         if isinstance(piece, Tensor):
@@ -123,7 +124,7 @@ def encode(
 def decode(
     packet: Packet, like: T, expected: Head, *, masks: Mapping[str, Tensor] | None = None, finite: bool = True
 ) -> Opened:
-    """The record, shaped as `like`; `masks` are those of earlier packets. WireError where something is unexpected."""
+    """The record, shaped as `like`; `masks` are those of earlier packets. WireError if something is wrong."""
     head = opened_head(packet)
     for field, wanted in expected._asdict().items():
         if head.get(field) != wanted:
@@ -197,11 +198,11 @@ def pieces(record: object) -> Iterator[tuple[str, Tensor | Masked]]:
     return ((path or "record", piece) for path, piece in tree.named(record, leaf=Tensor | Masked))
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
+# -- tensors -------------------------------------------------------------------------------------------------
 
 
 def take(found: dict[str, Tensor], path: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Removes the tensor at this path and returns it; WireError if it is missing, or has another shape or dtype."""
+    """Removes and returns the tensor at this path; WireError if it is not as expected."""
     if path not in found:
         raise WireError(f"it lacks {path}")
     values = found.pop(path)
@@ -228,7 +229,7 @@ def unpacked(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tens
 
 
 def _sent_as(dtype: torch.dtype, wire: str, numel: int) -> torch.dtype:
-    """The dtype on the wire: vectors are narrowed, a few numbers are not, so that a count of samples stays exact."""
+    """The dtype on the wire: vectors are narrowed, but not a few numbers, so that counts stay exact."""
     narrow = dtype.is_floating_point and wire != EXACT and numel > SMALL
     return WIRES[wire] if narrow else dtype
 
@@ -268,7 +269,7 @@ def _inflated(path: str, deflated: Tensor, like: Tensor) -> Tensor:
 def _mask(
     path: str, found: dict[str, Tensor], like: Tensor, head: dict[str, Any], known: Mapping[str, Tensor]
 ) -> Tensor:
-    """The mask of the packet, or else of an earlier one; either way it must be the mask that the sender used."""
+    """The mask of the packet, or else of an earlier one; it must be the mask that the sender used."""
     used, since = head["masks"].get(path), head["since"].get(path)
     if path + MASK in found:
         mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "in it"

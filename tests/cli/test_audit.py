@@ -74,4 +74,4 @@ def test_stopped_and_how_to_go_on(run: Path, capsys: Capture, monkeypatch: pytes
     monkeypatch.setattr("copfl.audit.audit.run_audit", stopped)
     answer = called(capsys, "audit", run)
     assert answer.code == 130
-    assert "the same command goes on from here" in answer.err
+    assert "the same command continues from here" in answer.err

@@ -142,4 +142,4 @@ def test_stopped_it_says_how_to_go_on(
 
     monkeypatch.setattr(runner, "execute", stopped)
     answer = called(capsys, *line(data, tmp_path / "out"), "-a", "local", "--seeds", "0", "-j", "1")
-    assert (answer.code, answer.err) == (130, "copfl: stopped; the same command goes on from here\n")
+    assert (answer.code, answer.err) == (130, "copfl: stopped; the same command continues from here\n")

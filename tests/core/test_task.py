@@ -225,7 +225,7 @@ def test_a_head_that_the_model_does_not_use_is_named() -> None:
             return answer
 
     made = task_of(WithSpare(), 2)
-    with pytest.raises(UsageError, match='answers without its module "spare"'):
+    with pytest.raises(UsageError, match='does not use its module "spare"'):
         made.forward(made.initial, torch.zeros(1, 2))
     named = task_of(WithSpare(), 2, head="used")
     assert named.forward(named.initial, torch.zeros(1, 2))[0].shape == (1, 2)
@@ -246,7 +246,7 @@ def test_local_statistics_stay_home_and_averaged_ones_do_not() -> None:
     assert torch.equal(local.local("head"), statistics | local.where("head"))
     assert not average.local().any()
     assert torch.equal(average.local("head"), average.where("head"))
-    with pytest.raises(UsageError, match='kept "local" or shared by "average"'):
+    with pytest.raises(UsageError, match='are "local" or shared by "average"'):
         toy(buffers="frozen")
 
 

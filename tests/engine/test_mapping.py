@@ -84,7 +84,7 @@ def test_the_three_accuracies() -> None:
     # of the client after its training.
     before, _ = task.evaluate(task.initial, tree.row(federation.test.rows([0]), 0))
     assert metrics["test_loss_before"][0] == pytest.approx(float(before))
-    statistics = state.clients.rows(torch.arange(2)).own[0]
+    statistics = state.clients.rows(torch.arange(2)).personal[0]
     everybody, _ = task.evaluate(
         torch.cat([task.initial[: task.d], statistics]), tree.row(federation.test.rows([0]), 0)
     )

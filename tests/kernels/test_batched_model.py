@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from copfl.core.task import Task, task_of
 from copfl.engine.mapping import vectorised
 from copfl.kernels.batched_model import batched_module
-from copfl.kernels.layers import patches, product, unpatch
+from copfl.kernels.layers import Geometry, patches, product, unpatch
 from copfl.models import MLP, ResNet18, SmallCNN
 
 CLIENTS, BATCH = 3, 5
@@ -202,9 +202,10 @@ def test_unpatch_is_the_adjoint_of_patches(
     """<patches(x), r> = <x, unpatch(r)> for any x and r."""
     torch.manual_seed(0)
     x = torch.randn(2, size, size, 3, dtype=torch.float64)
-    rows = patches(x, kernel, stride, padding)
+    geometry = Geometry(kernel, stride, padding)
+    rows = patches(x, geometry)
     r = torch.randn(rows.shape, dtype=torch.float64)
-    back = unpatch(r, (size, size), x.shape[3], kernel, stride, padding)
+    back = unpatch(r, (size, size), x.shape[3], geometry)
     torch.testing.assert_close((rows * r).sum(), (x * back).sum())
 
 

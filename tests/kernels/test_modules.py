@@ -15,7 +15,7 @@ from copfl import models
 from copfl.core.task import task_of
 from copfl.kernels import modules
 from copfl.kernels.fused import mapped
-from copfl.kernels.modules import FEW, LARGE, Convolution, MaxPool, taps_of
+from copfl.kernels.modules import FEW, LARGE, Convolution, MaxPool, positions_of
 
 
 def ours(layer: nn.Module) -> nn.Module:
@@ -48,14 +48,16 @@ def test_a_convolution_gives_what_torchs_own_gives(
 @given(axis)
 def test_taps_meet_exactly_the_pixels_that_they_can(axis: tuple[int, int, int, int]) -> None:
     size, kernel, stride, padding = axis
-    outputs, taps = taps_of(size, kernel, stride, padding)
+    outputs, positions = positions_of(size, kernel, stride, padding)
     found = {
-        (tap.number, output, pixel)
-        for tap in taps
-        for output, pixel in zip(range(outputs)[tap.outputs], range(size)[tap.pixels], strict=True)
+        (position.number, output, pixel)
+        for position in positions
+        for output, pixel in zip(range(outputs)[position.outputs], range(size)[position.pixels], strict=True)
     }
     every = (
-        (tap, output, output * stride + tap - padding) for tap in range(kernel) for output in range(outputs)
+        (position, output, output * stride + position - padding)
+        for position in range(kernel)
+        for output in range(outputs)
     )
     assert found == {meeting for meeting in every if 0 <= meeting[2] < size}
 

@@ -21,18 +21,19 @@ shapes = (
 )
 for kernel, stride, padding, size, channels in ((*shape, c) for shape in shapes for c in (3, 64)):
     x = torch.randn(2, size, size, channels, dtype=torch.float64)
-    rows = layers.patches(x, kernel, stride, padding)
+    geometry = layers.Geometry(kernel, stride, padding)
+    rows = layers.patches(x, geometry)
     out, filling = tuple(rows.shape[1:3]), -rows.shape[3] % 4
     turned = rows.view(*rows.shape[:3], *kernel, channels).movedim(5, 3).flatten(3)  # channels first
     close(patches.patches(x, out, kernel, stride, padding, False), turned)
     close(patches.patches(x, out, kernel, stride, padding, True), torch.nn.functional.pad(rows, (0, filling)))
     grad = torch.randn(*rows.shape[:3], rows.shape[3] + filling, dtype=torch.float64)
     meant = grad[..., : rows.shape[3]]
-    back = layers.unpatch(meant.contiguous(), (size, size), channels, kernel, stride, padding)
+    back = layers.unpatch(meant.contiguous(), (size, size), channels, geometry)
     close(patches.unpatch(grad, (size, size), channels, kernel, stride, padding, True), back)
     first = meant.unflatten(3, (*kernel, channels)).movedim(5, 3).flatten(3)
     close(patches.unpatch(first, (size, size), channels, kernel, stride, padding, False), back)
-# The whole convolution as it is on a GPU, windows as pixels lie (many of them) and as weights lie, against torch's.
+# The whole convolution as it is on a GPU, patches by pixel (many of them) and by channel, against torch's.
 layers.compiles = lambda tensor: True
 for kernel, stride, padding, size, kernels in (
     ((3, 3), (1, 1), (1, 1), 5, 2), ((3, 3), (1, 1), (1, 1), 2, 40), ((3, 3), (2, 2), (1, 1), 6, 3),
@@ -41,7 +42,7 @@ for kernel, stride, padding, size, kernels in (
     x = torch.randn(2 * 3, size, size, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(2, kernels, 3, *kernel, dtype=torch.float64, requires_grad=True)
     place = torch.zeros_like(weight)
-    y = layers.convolve(x, weight, 2, kernel, stride, padding, None, place)
+    y = layers.convolve(x, weight, layers.Geometry(kernel, stride, padding), None, place)
     toward = torch.randn_like(y)
     mine = torch.autograd.grad(y, (x, weight), toward)
     images = x.detach().permute(0, 3, 1, 2).requires_grad_()
@@ -51,7 +52,7 @@ for kernel, stride, padding, size, kernels in (
     theirs = torch.autograd.grad(plain, (images, weight), toward.permute(0, 3, 1, 2))
     close(mine[0].permute(0, 3, 1, 2), theirs[0])
     close(mine[1], theirs[1])
-    close(place, theirs[1])  # written where it is wanted
+    close(place, theirs[1])  # written to the given tensor
 layers.compiles = fused.compiles
 for share in (None, (torch.rand(2, 37) < 0.6).double(), torch.zeros(2, 37, dtype=torch.float64)):
     x = torch.randn(2, 37, 20, dtype=torch.float64)
@@ -68,7 +69,7 @@ for dtype, bits, width in ((torch.float32, torch.int32, 31), (torch.float64, tor
     values = torch.rand(3, 3000, dtype=dtype)
     values[:, ::3], values[1, :500] = values[:, :1], -1
     keys = values.view(bits)
-    wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that begin at round numbers
+    wide = torch.empty(3, 3008, dtype=bits)[:, :3000].copy_(keys)  # rows that start at multiples of 32 bytes
     for count in ([0, 5, 3000], [1, 2500, 1000], [1000, 0, 1]):
         counts = torch.tensor(count)[:, None]
         low, above, equal = vectors.threshold(keys, counts, width, (3000,))

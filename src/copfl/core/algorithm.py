@@ -2,9 +2,9 @@
 
              downlink(server, ids)              client_update(task, client, down, data, plan)
   Server  ────────────────────────►  Down[n] ──►  Client', Upload[n], ...       pure, one client
-    ▲                                              │        │
-    │ server_update(task, server, total)           │        └─► summand(task, server, id, upload) ─► Total  (adds up)
-    └──────────────  total = sum over clients ◄────┼────────────────────────────────┘
+    ▲                                              │        │ │ server_update(task, server, total)           │
+    └─► summand(task, server, id, upload) ─► Total  (adds up) └──────────────  total = sum over clients
+    ◄────┼────────────────────────────────┘
                                                    └─► stays at the client, always
 
 Only Down and Upload are sent. A field that is in neither never leaves its side.
@@ -36,8 +36,8 @@ class ClientOutput(NamedTuple, Generic[C, U]):
     client: C  # stays at the client
     upload: U  # is sent to the server
     trained: Personal  # the model right after training; evaluated, then dropped
-    # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down" only where
-    # messages are sent during the local update; otherwise Upload and Down are counted.
+    # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down"
+    # only where messages are sent during the local update; otherwise Upload and Down are counted.
     metrics: Metrics
 
 
@@ -73,8 +73,8 @@ class Algorithm(Protocol[S, C, D, U, T]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
 
 
-# The models of an evaluation, by the suffix of their metrics' names: the client's model after its local update, before
-# it, and the global model. Each is one more pass over the test samples.
+# The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
+# update, before it, and the global model. Each is one more pass over the test samples.
 EvalModels = tuple[str, ...]
 EVAL_MODELS: dict[str, EvalModels] = {
     "all": ("", "_before", "_global"),

@@ -1,4 +1,4 @@
-"""Which samples are in which step, and how they are augmented: pure functions of the seed, the round and the client."""
+"""The batches of a local update and their augmentation: functions of the seed, the round and the client."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def plan(
     augment: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """The batches of these clients in this round, a row per client: every epoch has every sample once, shuffled.
+    """The batches of these clients in this round, a row per client; every epoch is a shuffle of all samples.
 
-    The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own samples;
-    a step without a valid sample changes nothing for the client.
+    The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own
+    samples; a step without a valid sample changes nothing for the client.
     """
     client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
@@ -89,7 +89,7 @@ def training_split(plan: Plan, every: int = 5, fold: Tensor | None = None) -> Pl
 
 
 def validation_split(data: Data, every: int = 5, fold: Tensor | None = None) -> Data:
-    """One of `every` folds of the client's samples, by default the last: index % every == fold. It may be empty."""
+    """One of `every` folds of the client's samples, index % every == fold; by default the last."""
     if fold is None:
         return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)
     rows = torch.arange(-(-data.y.shape[0] // every), device=data.y.device) * every + fold

@@ -1,4 +1,4 @@
-"""The names behind the flat vector `w`: the model's parameters first, then its float buffers."""
+"""The structure of the flat vector `w`: the model's parameters first, then its float buffers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from copfl.errors import UsageError
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes in the order of the vector; `parameters` entries are trained, the rest are statistics."""
+    """Names and shapes in the order of the vector; the first `trained` of them are parameters."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
-    trained: int  # how many of the names are parameters
-    head: str  # the module that makes the answer out of the features
+    trained: int  # the number of names that are parameters
+    head: str  # the module that computes the logits from the features
     norms: tuple[str, ...]  # the modules that normalise
 
     @property
@@ -30,39 +30,37 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """d: how many entries are trained."""
+        """d: the number of trained entries."""
         return sum(self.sizes[: self.trained])
 
     @property
     def size(self) -> int:
-        """D: how many entries the vector has, statistics included."""
+        """D: the number of entries of the vector, statistics included."""
         return sum(self.sizes)
 
     def split(self, part: Tensor, buffers: bool = False) -> dict[str, Tensor]:
-        """The tensors by name, cut out of the parameters' (or the buffers') part of the vector, or of rows of vectors.
+        """The tensors by name, from the parameters (or buffers) of the vector, or of rows of vectors.
 
-        One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of zeros.
+        One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of
+        zeros.
         """
-        return self._cut(part, range(self.trained, len(self.names)) if buffers else range(self.trained))
+        return self._split(part, range(self.trained, len(self.names)) if buffers else range(self.trained))
 
     def split_head(self, part: Tensor) -> dict[str, Tensor]:
-        """The head's tensors by name, cut out of its entries alone."""
-        return self._cut(
-            part, [i for i, name in enumerate(self.names[: self.trained]) if _inside(name, self.head)]
-        )
+        """The head's tensors by name, from the head's entries alone."""
+        parameters = enumerate(self.names[: self.trained])
+        return self._split(part, [i for i, name in parameters if _inside(name, self.head)])
 
     def entries(self, w: Tensor, *parts: str) -> Tensor:
         """The entries of w in these parts of the model."""
         return cut(w, runs(self, parts), True)
 
     def with_entries(self, w: Tensor, part: str, values: Tensor) -> Tensor:
-        """w with these values in one part of the model: what `entries` then gives back."""
+        """w with these values in one part of the model: the inverse of `entries`."""
         spans = runs(self, (part,))
-        new = iter(torch.split(values, [length for length, inside in spans if inside]))
-        pieces = zip(torch.split(w, [length for length, _ in spans]), spans, strict=True)
-        return torch.cat([next(new) if inside else piece for piece, (_, inside) in pieces])
+        return put_together(spans, values, cut(w, spans, False))
 
-    def _cut(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
+    def _split(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
         sizes, rows = self.sizes, part.shape[:-1]
         pieces = torch.split(part, [sizes[i] for i in which], -1) if which else ()
         return {
@@ -74,7 +72,7 @@ class Layout:
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
     def where(self, *parts: str) -> Tensor:
-        """A bool vector over w, True on these parts: "head", "body", "norms", "buffers", or a module's name."""
+        """A bool vector, True on these parts of w: "head", "body", "norms", "buffers", or a module's name."""
         mask = torch.zeros(self.size, dtype=torch.bool)
         for part in parts:
             mask |= self._where(part)
@@ -103,14 +101,14 @@ class Layout:
         return torch.cat(pieces)
 
 
-# A vector as runs of (length, whether it is in some parts): cut apart and put together, no shape depends on a value.
+# A vector as runs of (length, whether they are in some parts), so that no shape depends on a value.
 
 Runs = tuple[tuple[int, bool], ...]
 
 
 @lru_cache(maxsize=64)
 def runs(layout: Layout, parts: tuple[str, ...]) -> Runs:
-    """The vector as runs of (length, whether it is in these parts)."""
+    """The vector as runs of (length, whether they are in these parts)."""
     inside = layout.where(*parts)
     _, lengths = torch.unique_consecutive(inside, return_counts=True)
     ends = accumulate(lengths.tolist())
@@ -125,10 +123,12 @@ def cut(w: Tensor, runs: Runs, inside: bool) -> Tensor:
 
 
 def put_together(runs: Runs, inside: Tensor, outside: Tensor) -> Tensor:
-    """The vector, from its entries inside and outside; what `cut` takes apart."""
-    ours = iter(torch.split(inside, [length for length, chosen in runs if chosen]))
-    others = iter(torch.split(outside, [length for length, chosen in runs if not chosen]))
-    return torch.cat([next(ours) if chosen else next(others) for _, chosen in runs])
+    """The vector, from its entries inside and outside: the inverse of `cut`."""
+    pieces = {
+        chosen: iter(torch.split(part, [length for length, c in runs if c == chosen]))
+        for chosen, part in ((True, inside), (False, outside))
+    }
+    return torch.cat([next(pieces[chosen]) for _, chosen in runs])
 
 
 def _inside(name: str, module: str) -> bool:
@@ -136,20 +136,23 @@ def _inside(name: str, module: str) -> bool:
 
 
 def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = ()) -> Layout:
-    """The layout of a model's parameters and float buffers; the head is its last Linear unless it is named."""
+    """The layout of a model's parameters and float buffers; the default head is its last Linear."""
     parameters = dict(model.named_parameters())
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
     if not parameters:
         raise UsageError("the model has no parameters; copfl trains torch modules with at least one")
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if head is None:
-        head = "head" if "head" in dict(model.named_modules()) else linears[-1] if linears else None
-    if head is None or head not in dict(model.named_modules()):
+    modules = dict(model.named_modules())
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if head is None and "head" not in modules and not linears:
         raise UsageError(
-            f'the model has no module "{head}" to be its head; its Linear layers are: {", ".join(linears) or "none"}. '
-            'Name the head, such as head="classifier"'
-            if head is not None
-            else 'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+            'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+        )
+    if head is None:
+        head = "head" if "head" in modules else linears[-1]
+    if head not in modules:
+        raise UsageError(
+            f'the model has no module "{head}" to be its head; its Linear layers are: '
+            f'{", ".join(linears) or "none"}. Name the head, such as head="classifier"'
         )
     tensors = {**parameters, **buffers}
     return Layout(

@@ -159,7 +159,7 @@ def kept(optimizer: Optimizer, state: State) -> State:
 
 
 def faster(optimizer: Optimizer, factor: float) -> Optimizer:
-    """The same optimizer at a multiple of its learning rate; the state of the one is the state of the other."""
+    """The same optimizer, with the same state, at a multiple of its learning rate."""
     if isinstance(optimizer, Scaled):
         return Scaled(faster(optimizer.optimizer, factor), optimizer.lr_factor)
     lr = getattr(optimizer, "lr", None)
@@ -172,7 +172,7 @@ def faster(optimizer: Optimizer, factor: float) -> Optimizer:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """The optimizer with its steps, and so its learning rate, multiplied by a factor that changes by round."""
+    """The optimizer with its steps, and so its learning rate, multiplied by a factor of the round."""
 
     optimizer: Optimizer
     lr_factor: Tensor  # []

@@ -1,9 +1,9 @@
 """The content of messages: their size in bytes, and the model update and reported weight of an upload.
 
-Attacks, robust aggregation and noise wrap any algorithm, so they must find the update in records that each algorithm
-declares for itself. Three conventions make that possible: the global model is the field `w` of the Down record; the
-client's model is the field `w` of the Upload, or `shared` where a mask goes with it; the reported weight is called
-`size`, `score` or `weight`.
+Attacks, robust aggregation and noise wrap any algorithm, so they must find the update in records that each
+algorithm declares for itself. Three conventions make that possible: the global model is the field `w` of the
+Down record; the client's model is the field `w` of the Upload, or `shared` where a mask goes with it; the
+reported weight is called `size`, `score` or `weight`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from copfl.kernels.topk import count, count_of_each
 SMALL = 64  # a tensor of at most this many numbers is never narrowed on the wire
 SEGMENTS = 16
 
-# -- the model update of an upload -----------------------------------------------------------------------------------
+# -- the model update of an upload ---------------------------------------------------------------------------
 
 WEIGHT_FIELDS = ("size", "score", "weight")
 VECTOR_FIELDS = ("w", "shared")
@@ -51,8 +51,9 @@ def update_of(down: Any, upload: Any) -> Update:
     down = innermost(down)
     if not hasattr(down, "w") or not any(hasattr(upload, name) for name in VECTOR_FIELDS):
         raise UsageError(
-            "attacks, robust aggregation and privacy work on the weights that a client sends back; this algorithm's "
-            f"messages have {', '.join(upload._fields)}; choose another algorithm, or leave them out"
+            "attacks, robust aggregation and privacy work on the weights that a client sends back; "
+            f"this algorithm's messages have {', '.join(upload._fields)}; choose another algorithm, "
+            "or leave them out"
         )
     reported_weight = next((getattr(upload, name) for name in WEIGHT_FIELDS if hasattr(upload, name)), None)
     if hasattr(upload, "shared"):
@@ -77,11 +78,11 @@ def with_reported_weight(record: Any, reported_weight: Tensor | None) -> Any:
     return record if name is None or reported_weight is None else record._replace(**{name: reported_weight})
 
 
-# -- bytes on the wire -----------------------------------------------------------------------------------------------
+# -- bytes on the wire ---------------------------------------------------------------------------------------
 
 
 def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
-    """The bytes of a client's record on the wire: the shared entries of a Masked vector, one bit per mask entry."""
+    """The bytes of a record on the wire: of a Masked vector, the shared entries and the mask as bits."""
     if isinstance(tree, Masked):
         shared = tree.personal.numel() - count(tree.personal)
         return shared * float_bytes + (tree.personal.numel() + 7) // 8
@@ -97,9 +98,10 @@ def nbytes(tree: object, float_bytes: int = 4) -> int | Tensor:
 def mask_bytes(upload: object, before: object = None, after: object = None) -> tuple[int, float | Tensor]:
     """The part of those bytes that are masks of Masked vectors, and their size as the wire sends them.
 
-    The wire deflates the difference to the mask that the server knows, which comes to the entropy of the changes. The
-    server knows the client's last mask, and so does the client's record: where the record has this mask `after` the
-    local update, it has the last one `before`. A mask in no record counts as changed from nothing.
+    The wire deflates the difference to the mask that the server knows, which comes to the entropy of the
+    changes. The server knows the client's last mask, and so does the client's record: where the record has
+    this mask `after` the local update, it has the last one `before`. A mask in no record counts as changed
+    from nothing.
     """
     whole: int = 0
     sent: float | Tensor = 0.0

@@ -1,8 +1,8 @@
 """Random bits and normal noise as pure functions of counters (splitmix64).
 
-A generator with a state would make each draw depend on the draws before it. Here any client's numbers can be drawn
-alone, in any order, and are the same in every engine, on every device and after every restart. This is no source of
-secrets: the key determines the noise.
+A generator with a state would make each draw depend on the draws before it. Here any client's numbers can be
+drawn alone, in any order, and are the same in every engine, on every device and after every restart. This is
+no source of secrets: the key determines the noise.
 """
 
 from __future__ import annotations

@@ -60,8 +60,9 @@ def descend(
 ) -> Trained:
     """The weights, state and mean loss after one step per batch.
 
-    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may take the
-    gradient at another point. `objective` may use the features. A step without a valid sample changes nothing.
+    `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may
+    take the gradient at another point. `objective` may use the features. A step without a valid sample
+    changes nothing.
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())
@@ -101,7 +102,7 @@ def train(
 
 
 def pull(weight: float, centre: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The `adjust` that adds the gradient of weight / 2 * |parameters - centre|^2: a pull towards the centre."""
+    """The `adjust` that adds the gradient of weight / 2 * |parameters - centre|^2."""
     return lambda parameters, grad: grad + weight * (parameters - centre)
 
 

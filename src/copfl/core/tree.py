@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Masked(NamedTuple):
-    """A vector with personal entries, which are not sent: the wire carries the shared entries and the mask."""
+    """A vector with personal entries, which are not sent: only the shared entries and the mask are."""
 
     values: Tensor  # [D], zero where personal
     personal: Tensor  # [D] bool, True = stays at the client
@@ -38,10 +38,11 @@ def each(change: Callable[..., Any], first: T, *others: T) -> T:
     if isinstance(first, Tensor):
         return change(first, *others)  # type: ignore[no-any-return]
     if isinstance(first, dict):
-        return {key: each(change, value, *(o[key] for o in others)) for key, value in first.items()}  # type: ignore
+        items = {key: each(change, v, *(o[key] for o in others)) for key, v in first.items()}  # type: ignore
+        return items  # type: ignore[return-value]
     if isinstance(first, tuple):
-        parts = [each(change, *column) for column in zip(first, *others, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)  # type: ignore[return-value]
+        parts = tuple(each(change, *column) for column in zip(first, *others, strict=True))
+        return type(first)(*parts) if hasattr(first, "_fields") else parts  # type: ignore[return-value]
     raise TypeError(f"a record has tensors, tuples and dicts, not {type(first).__name__}")
 
 
@@ -112,7 +113,7 @@ def repeat(tree: T, clients: int) -> T:
 
 
 def placed(tree: T, id: Tensor, clients: int) -> T:
-    """A table with this tree in the row of client `id` and zeros elsewhere; the clients' tables add up to one."""
+    """A table with this tree in the row of client `id` and zeros elsewhere, for the sum of such tables."""
 
     def place(t: Tensor) -> Tensor:
         here = torch.arange(clients, device=t.device) == id
@@ -137,7 +138,7 @@ def summed(trees: Iterable[T]) -> T:
 
 
 def wide(tree: T) -> T:
-    """The tree in double precision, where the order of a sum does not show; Gathered parts stay as they are."""
+    """The tree in double precision, in which the order of a sum hardly matters; Gathered parts stay."""
     pairs = zip(leaves(tree), gathered(tree), strict=True)
     return rebuild(
         tree, [t if is_gathered or not t.is_floating_point() else t.double() for t, is_gathered in pairs]

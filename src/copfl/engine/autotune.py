@@ -1,7 +1,7 @@
 """A short measurement that chooses the engine, its kernels and the number of processes for this machine.
 
-The choice changes speed and rounding, nothing else. It is written to run.toml, so that a resumed or repeated run makes
-the same one.
+The choice changes speed and rounding, nothing else. It is written to run.toml, so that a resumed or repeated
+run makes the same one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def chunk_of(task: Task, participants: int) -> int:
-    """The number of clients in a chunk on a CPU, so that the chunks of a round are equal and use all processors."""
+    """The clients in a chunk on a CPU, so that the chunks of a round are equal and use all processors."""
     workers = min(processors(), 8)
     fit = int(MEMORY / (50 * 4 * task.layout.size))  # some fifty vectors a client
     parts = math.ceil(participants / max(1, min(MAX_CHUNK, fit)))
@@ -58,7 +58,7 @@ def choose(
     batch: int,
     local_updates: int,
 ) -> Choice:
-    """The first choice, unless the run, of so many local updates, is long and another choice is clearly faster."""
+    """The first choice, unless a run of this many local updates is long and another is clearly faster."""
     best, *others = choices
     if not others:
         return best
@@ -91,13 +91,11 @@ def processes(
 ) -> int:
     """The number of worker processes: one for each processor if the run is long, else one.
 
-    `states` is the number of clients' records in memory, which processes must then share. Results do not depend on the
-    number of processes.
+    `states` is the number of clients' records in memory, which processes must then share. Results do not
+    depend on the number of processes.
     """
-    most, local_updates = (
-        min(processors(), math.ceil(participants / choice.engine.chunk)),
-        participants * rounds,
-    )
+    most = min(processors(), math.ceil(participants / choice.engine.chunk))
+    local_updates = participants * rounds
     if most < 2:
         return 1
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
@@ -134,10 +132,10 @@ def seconds(
     limit: float = math.inf,
     enough: float = 0.0,
 ) -> float:
-    """The processor seconds of one client's local update: the better of two measurements, or the first if it decides.
+    """The processor seconds of a client's local update: the better of two measurements.
 
-    It decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and multiplied by the
-    number of steps: a slow choice would otherwise take a minute.
+    The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
+    multiplied by the number of steps: a slow choice would otherwise take a minute.
     """
     engine = choice.engine
     part = np.arange(min(engine.chunk, federation.clients))
@@ -173,8 +171,8 @@ def seconds(
 def keep_freed_memory() -> None:
     """Has the C library, where it is glibc, keep freed memory for the next tensor.
 
-    Large blocks otherwise go back to the system at once, and with a large model on a CPU fresh pages take as long as
-    the computation.
+    Large blocks otherwise go back to the system at once, and with a large model on a CPU fresh pages take as
+    long as the computation.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:

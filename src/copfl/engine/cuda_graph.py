@@ -33,8 +33,8 @@ def out_of_memory(error: BaseException) -> bool:
 class Recorder:
     """Calls a function eagerly at first, then replays it; one recording per shape of the input.
 
-    The function must be the same one whenever the variant is the same, and must not read a value on the host. The
-    result is valid until the next call, except for the part that `lasting` selects, which is copied.
+    The function must be the same one whenever the variant is the same, and must not read a value on the host.
+    The result is valid until the next call, except for the part that `lasting` selects, which is copied.
     """
 
     def __init__(self, lasting: Callable[[Any], Any] = lambda result: ()) -> None:
@@ -68,7 +68,8 @@ class Recorder:
         lasting = tree.leaves(self.lasting(recording.result))
         copies = {id(t): torch.empty_like(t) for t in lasting}
         for n, (to, source) in enumerate(zip(recording.inputs, tensors, strict=True)):
-            # Samples (uint8) that did not change since the last call are the same tensor; records change in place.
+            # Samples (uint8) that did not change since the last call are the same tensor; records change in
+            # place.
             if not (n < len(before) and before[n] is source and source.dtype == torch.uint8):
                 to.copy_(source, non_blocking=True)
         self.sources[key] = tensors
@@ -78,7 +79,7 @@ class Recorder:
         return tree.each(lambda t: copies.get(id(t), t), recording.result)
 
     def _warm_up(self, f: Callable[[G], R], given: G) -> R:
-        """Calls f eagerly on a side stream, as recording will; on one only, for each stream caches freed memory."""
+        """Calls f eagerly on one side stream, as recording will; each stream caches the memory it frees."""
         if self.stream is None:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -98,8 +99,8 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self.pool):
                 result = f(fixed)
         except BaseException as error:
-            # torch then leaves its own stream current. Later work of this thread would run concurrently with that of
-            # other threads, which would read results before they are computed.
+            # torch then leaves its own stream current. Later work of this thread would run concurrently with
+            # that of other threads, which would read results before they are computed.
             torch.cuda.set_stream(before)
             if out_of_memory(error):
                 raise torch.cuda.OutOfMemoryError(str(error)) from error

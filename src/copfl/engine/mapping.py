@@ -74,7 +74,7 @@ def call_directly(f: Callable[[A], B], given: A, variant: object) -> B:
 
 
 class Mapping(NamedTuple):
-    """The number of clients in one program, the mapping of a function over rows, and how the program is called."""
+    """The number of clients in one program, how it maps a function over rows, and how it is called."""
 
     name: str
     chunk: int
@@ -129,8 +129,9 @@ def run_chunk(
 ) -> ChunkResult:
     """These clients' local updates and the sum of their summands.
 
-    A client whose upload or record is not finite is left out of the round: it adds nothing and keeps its old record.
-    The record is checked too, because a client that shares little can diverge without a trace in its upload.
+    A client whose upload or record is not finite is left out of the round: it adds nothing and keeps its old
+    record. The record is checked too, because a client that shares little can diverge without a trace in its
+    upload.
     """
     return run_chunks(algorithm, [task], mapping, [chunk], models)[0]
 
@@ -172,7 +173,7 @@ def run_chunks(
 
 
 def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models: EvalModels) -> ClientResult:
-    """One client's local update and the evaluation of these models; the metric "healthy": all of it is finite."""
+    """One client's local update, with an evaluation of these models; "healthy": its result is finite."""
     output = algorithm.client_update(task, given.client, given.down, given.data, given.plan)
     zero = torch.zeros((), dtype=torch.float64, device=given.id.device)
     metrics = {name: metric.to(torch.float64) for name, metric in output.metrics.items()}

@@ -1,8 +1,8 @@
 """Several seeds of one experiment, simulated at once: their clients are trained as one batch.
 
-Ten clients do not fill a GPU; thirty of three seeds nearly do, and compiled and recorded programs serve all three. Each
-simulation has its own round loop in its own thread. Its executor is a handle that submits the clients and waits for the
-result of the common batch.
+Ten clients do not fill a GPU; thirty of three seeds nearly do, and compiled and recorded programs serve all
+three. Each simulation has its own round loop in its own thread. Its executor is a handle that submits the
+clients and waits for the result of the common batch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
 def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Executor], R]]) -> list[R]:
     """The result of each loop, called with its executor; the first error of any of them is raised here.
 
-    The loops must have the same rounds and evaluations. All clients are trained in the calling thread: GPU libraries
-    have handles for each thread, and none may be created while a program is recorded.
+    The loops must have the same rounds and evaluations. All clients are trained in the calling thread: GPU
+    libraries have handles for each thread, and none may be created while a program is recorded.
     """
     batch = _Batch(simulations)
     results: list[Any] = [None] * len(loops)

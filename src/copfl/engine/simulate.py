@@ -61,7 +61,7 @@ class Simulation(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs local updates: in this process, in several (workers.py), or for several seeds (seed_batching.py)."""
+    """Runs local updates: in this process, in several (workers.py), or batched with other seeds."""
 
     def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, in the order of the parts; the store has their records."""
@@ -93,7 +93,8 @@ def simulate(
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then the start of the next round.
 
-    Everything random is a function of the seed, the round and the client, so the loop can stop and resume anywhere.
+    Everything random is a function of the seed, the round and the client, so the loop can stop and resume
+    anywhere.
     """
     fraction_of("the clients", participation=participation)
     at_least(1, batch=batch, eval_every=eval_every)
@@ -128,7 +129,7 @@ def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[
 
 
 def _leave_out_masks(state: State, ids: Ids, metrics: dict[str, Values]) -> None:
-    """Subtracts the bytes of masks that the server knows already, as the wire does, and updates the known masks."""
+    """Subtracts the bytes of masks that the server knows, as the wire does; updates the known masks."""
     if "mask_fingerprint" not in metrics:
         return
     fingerprints, sizes = metrics.pop("mask_fingerprint"), metrics.pop("mask_bytes")
@@ -144,7 +145,7 @@ def _normalised(weight: Values, healthy: Values) -> Values:
 
 
 class InProcess:
-    """The executor of one process. When a GPU runs out of memory, chunks have half as many clients from then on."""
+    """The executor of one process. When a GPU runs out of memory, it halves its chunks from then on."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -176,8 +177,8 @@ class InProcess:
             if len(part) == 1:
                 why = str(error).partition(".")[0]
                 raise RunError(
-                    f"the GPU is out of memory in the training of a single client ({why}); use --device cpu, a "
-                    "smaller model, or --set run.batch=N, or wait until other programs have left the GPU"
+                    f"the GPU is out of memory in the training of a single client ({why}); use --device cpu, "
+                    "a smaller model, or --set run.batch=N, or wait until other programs have left the GPU"
                 ) from error
         # Outside of the handler: the error refers to the tensors of the failed program.
         self.simulation.mapping.release()

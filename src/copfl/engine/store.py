@@ -32,7 +32,7 @@ class Store(Protocol):
         """A tree for the checkpoint, from which `restore` restores every record as it is now."""
 
     def settled(self) -> None:
-        """Called when the checkpoint with the tree of the last `saved` is on disk: older records may be overwritten."""
+        """The checkpoint of the last `saved` is on disk: from now on older records may be overwritten."""
 
     def restore(self, saved: Any) -> None:
         """Restores the records of the time when `saved` returned this tree."""
@@ -75,8 +75,9 @@ class MemoryStore:
 class DiskStore:
     """All clients' records in one file; only the requested ones are in memory.
 
-    Every client has two slots in the file. A record is written to the slot that the last checkpoint does not need, so
-    that a killed run can resume from the other one. A client that has never taken part takes no space.
+    Every client has two slots in the file. A record is written to the slot that the last checkpoint does not
+    need, so that a killed run can resume from the other one. A client that has never taken part takes no
+    space.
     """
 
     def __init__(self, algorithm: AnyAlgorithm, task: Task, clients: int, path: Path) -> None:
@@ -100,8 +101,8 @@ class DiskStore:
 
     def _error(self, error: OSError) -> RunError:
         return RunError(
-            f"cannot store the clients' records in {self.path}: {error.strerror or error}; free some space or name "
-            "another folder, then run again, or `copfl resume` if rounds are done"
+            f"cannot store the clients' records in {self.path}: {error.strerror or error}; free some space "
+            "or name another folder, then run again, or `copfl resume` if rounds are done"
         )
 
     def rows(self, ids: Tensor) -> Any:

@@ -1,7 +1,7 @@
-"""Worker processes that run local updates in parallel on a CPU, one thread each, with the results of one process.
+"""Worker processes for local updates on a CPU, one thread each; the results are those of one process.
 
-The parts of a round do not depend on the workers. Each part goes to the next free worker, the records are in shared
-memory or in one file, and the totals are added in the order of the parts.
+The parts of a round do not depend on the workers. Each part goes to the next free worker, the records are in
+shared memory or in one file, and the totals are added in the order of the parts.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Workers:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise UsageError(
-                f"this run cannot be sent to worker processes ({error}); define its model and algorithm in a module, "
-                "at the top level, or use workers=1"
+                f"this run cannot be sent to worker processes ({error}); define its model and algorithm "
+                "in a module, at the top level, or use workers=1"
             ) from error
         return self
 
@@ -142,12 +142,13 @@ def _result(shared: _Shared, round: int, part: Ids, models: EvalModels) -> Chunk
         return RunError(f"a worker process failed: {traceback.format_exc(limit=-1)}")
 
 
-# -- results: small tensors through the pipe, large ones through the worker's buffer, read before its next request ----
+# -- results: small tensors through the pipe, large ones through the buffer, read before the next request ---
 
 
 def _buffer(size: int) -> Tensor:
     """This many bytes in shared memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size))  # type: ignore[no-untyped-call]
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 class _Pickler(pickle.Pickler):

@@ -121,7 +121,7 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
         output.upload,
         head._replace(kind="upload"),
         settings.config.wire,
-        holds=about.get(Field.KNOWN_MASKS),
+        receiver_masks=about.get(Field.KNOWN_MASKS),
         known=[t for t in tree.leaves(client) if t.dtype == torch.bool],  # the server has one of these masks
         about={Field.NOTE: note, Field.METRICS: reported},
     )

@@ -1,27 +1,26 @@
-"""A model run for many clients at once, each with its own weights: the inner layer that makes `vmap` fast.
+"""A model run for many clients at once, each with its own weights: it makes `vmap` fast.
 
-vmap alone turns a convolution with a weight per client into a grouped convolution, which no library does well. Here the
-clients' samples are folded into the batch axis, so that everything without parameters (ReLU, pooling, sums) runs as it
-is, and the layers with parameters are batched matrix products over the clients. A model that has parameters elsewhere
-than in the layers below is left to vmap.
+vmap alone turns a convolution with a weight per client into a grouped convolution, which no library does
+well. Here the clients' samples are batched in one axis, so that everything without parameters (ReLU, pooling,
+sums) runs unchanged, and the layers with parameters are batched matrix products over the clients. A model
+with parameters outside of the layers below is left to vmap.
 
-Activations are kept channels-last: a convolution is then a gather of patches and one product, and its result lies
-right.
+Activations are channels-last: a convolution is then a gather of patches and one product, whose result has
+that layout.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.kernels.fused import aligned_like, in_front
-from copfl.kernels.layers import convolve, normalise, product
-from copfl.kernels.modules import BatchNorm, Convolution
+from copfl.kernels.fused import aligned_like, over_rows
+from copfl.kernels.layers import Geometry, convolve, normalise, product
+from copfl.kernels.modules import BatchNorm, Convolution, is_plain
 
 
 class Batched(nn.Module):
@@ -33,10 +32,8 @@ class Batched(nn.Module):
         self.values: dict[str, Tensor] = {}  # [N, ...]
         self.valid: Tensor | None = None  # [N, B] bool
         self.after: dict[str, Tensor] = {}  # the buffers after the call
-        self.products: torch.dtype | None = None  # the dtype of matrix products; None: that of the numbers
-        self.places: dict[
-            str, Tensor
-        ] = {}  # where a parameter's gradient is wanted; a layer may leave that to others
+        self.products: torch.dtype | None = None  # the dtype of matrix products; None: that of the input
+        self.gradients: dict[str, Tensor] = {}  # where a layer may write a parameter's gradient
 
     def clients(self) -> int:
         return next(iter(self.values.values())).shape[0]
@@ -56,23 +53,12 @@ class BatchedLinear(Batched):
 class BatchedConv2d(Batched):
     def forward(self, x: Tensor) -> Tensor:
         like: Any = self.like[0]
-        n = self.clients()
-        inside = x.permute(0, 2, 3, 1)
-        place = self.places.pop(
-            "weight", None
-        )  # a layer that is called twice has two gradients: autograd adds them up
-        y = convolve(
-            inside,
-            self.values["weight"],
-            n,
-            like.kernel_size,
-            like.stride,
-            like.padding,
-            self.products,
-            place,
-        )
+        geometry = Geometry(like.kernel_size, like.stride, like.padding)
+        # Taken once: a layer that is called twice has two gradients, which autograd must add.
+        gradient = self.gradients.pop("weight", None)
+        y = convolve(x.permute(0, 2, 3, 1), self.values["weight"], geometry, self.products, gradient)
         if "bias" in self.values:
-            y = y + self.values["bias"].repeat_interleave(x.shape[0] // n, 0)[:, None, None]
+            y = y + self.values["bias"].repeat_interleave(x.shape[0] // self.clients(), 0)[:, None, None]
         return y.permute(0, 3, 1, 2)
 
 
@@ -85,19 +71,21 @@ class BatchedBatchNorm(Batched):
         mean, var = self.values["running_mean"], self.values["running_var"]
         weight, bias = self.values["weight"], self.values["bias"]
         if self.training:
-            share, count = None, rows.shape[1]
-            lr_factor: float | Tensor = like.momentum
-            factor: float | Tensor = count / max(count - 1, 1)
+            weights, count = None, rows.shape[1]
+            momentum: float | Tensor = like.momentum
+            correction: float | Tensor = count / max(count - 1, 1)
             if self.valid is not None:
                 valid = self.valid.to(x.dtype)
-                share = valid.repeat_interleave(count // valid.shape[1], 1)  # [N, B*H*W]
+                weights = valid.repeat_interleave(count // valid.shape[1], 1)  # [N, B*H*W]
                 counts = valid.sum(1, keepdim=True) * (count // valid.shape[1])
-                lr_factor = like.momentum * (counts > 0).to(x.dtype)  # a batch of nobody teaches nothing
-                factor = counts / (counts - 1).clamp(min=1)
-            y, batch_mean, batch_var = normalise(rows, weight, bias, share, like.eps)
+                momentum = like.momentum * (counts > 0).to(
+                    x.dtype
+                )  # a batch without valid samples changes nothing
+                correction = counts / (counts - 1).clamp(min=1)
+            y, batch_mean, batch_var = normalise(rows, weight, bias, weights, like.eps)
             self.after = {
-                "running_mean": torch.lerp(mean, batch_mean, lr_factor),
-                "running_var": torch.lerp(var, batch_var * factor, lr_factor),
+                "running_mean": torch.lerp(mean, batch_mean, momentum),
+                "running_var": torch.lerp(var, batch_var * correction, momentum),
             }
         else:
             scale = weight * torch.rsqrt(var + like.eps)
@@ -126,7 +114,7 @@ class BatchedEmbedding(Batched):
 
 
 def _affine(layer: Batched, x: Tensor, channel: int) -> Tensor:
-    """x scaled and shifted along one axis, by each client's own numbers."""
+    """x scaled and shifted along one axis, by each client's parameters."""
     for name, apply in (("weight", torch.mul), ("bias", torch.add)):
         if name in layer.values:
             value = layer.values[name].repeat_interleave(x.shape[0] // layer.clients(), 0)
@@ -146,7 +134,7 @@ LAYERS: dict[type[nn.Module], type[Batched]] = {
 
 
 class BatchedModule:
-    """A model's forward pass over folded clients."""
+    """A model's forward pass over batched clients."""
 
     def __init__(self, module: nn.Module, head: str, products: torch.dtype | None = None) -> None:
         self.module = copy.deepcopy(module)
@@ -162,26 +150,26 @@ class BatchedModule:
         x: Tensor,
         valid: Tensor | None,
         training: bool,
-        places: dict[str, Tensor] | None = None,
+        gradients: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Logits [N, B, classes], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
         n, batch = x.shape[:2]
         for name, layer in self.layers.items():
-            layer.values, layer.places, layer.valid = _of(tensors, name), _of(places or {}, name), valid
-        folded = x.flatten(0, 1)
-        if folded.dim() == 4:
-            folded = folded.contiguous(memory_format=torch.channels_last)
-        seen: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            layer.values, layer.gradients, layer.valid = _of(tensors, name), _of(gradients or {}, name), valid
+        samples = x.flatten(0, 1)
+        if samples.dim() == 4:
+            samples = samples.contiguous(memory_format=torch.channels_last)
+        features: list[Tensor] = []
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             self.module.train(training)
-            logits = self.module(folded)
+            logits = self.module(samples)
         finally:
             hook.remove()
         after = {f"{name}.{key}": t for name, layer in self.layers.items() for key, t in layer.after.items()}
         for layer in self.layers.values():
-            layer.values, layer.places, layer.valid, layer.after = {}, {}, None, {}
-        return logits.reshape(n, batch, -1), seen[-1].reshape(n, batch, -1), after
+            layer.values, layer.gradients, layer.valid, layer.after = {}, {}, None, {}
+        return logits.reshape(n, batch, -1), features[-1].reshape(n, batch, -1), after
 
 
 def _of(tensors: dict[str, Tensor], layer: str) -> dict[str, Tensor]:
@@ -190,7 +178,7 @@ def _of(tensors: dict[str, Tensor], layer: str) -> dict[str, Tensor]:
 
 
 def batched_module(module: nn.Module, head: str, products: torch.dtype | None = None) -> BatchedModule | None:
-    """The model for folded clients, or None where it holds parameters that these layers do not know."""
+    """The model for batched clients, or None if it has parameters outside of these layers."""
     known = {id(p) for layer in module.modules() if _can(layer) for p in layer.parameters(recurse=False)}
     known |= {id(b) for layer in module.modules() if _can(layer) for b in layer.buffers(recurse=False)}
     floats = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
@@ -201,11 +189,8 @@ def batched_module(module: nn.Module, head: str, products: torch.dtype | None = 
 
 def _can(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
-        plain = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
-        return plain and not isinstance(layer.padding, str)
-    if isinstance(layer, BatchNorm) and layer.weight is None:
-        return False
-    return type(layer) in LAYERS
+        return is_plain(layer)
+    return type(layer) in LAYERS and not (isinstance(layer, BatchNorm) and layer.weight is None)
 
 
 def _replace(module: nn.Module, path: str, layers: dict[str, Batched]) -> None:
@@ -218,79 +203,23 @@ def _replace(module: nn.Module, path: str, layers: dict[str, Batched]) -> None:
             _replace(child, place, layers)
 
 
-# -- what a Task calls, inside vmap ----------------------------------------------------------------------------------
+# -- the two operations of a training step -------------------------------------------------------------------
 #
-# A training step is two operations with the objective between them, which vmap maps as it maps everything else: so any
-# objective works. What autograd must remember from the first to the second is kept on the Tape.
+# A training step is a forward and a backward operation with the objective between them, which vmap maps as
+# usual: so any objective works. The Tape has the state of autograd from the first to the second.
 
 
 class Tape:
-    """One forward pass, waiting for its backward pass."""
+    """One forward pass, until its backward pass."""
 
     parameters: list[Tensor]
     gradient: Tensor  # [N, d], where the backward pass will write
-    places: list[Tensor]  # its parts, one per parameter
+    parts: list[Tensor]  # its parts, one per parameter
     outputs: list[Tensor]
 
 
-class _Forward(torch.autograd.Function):
-    """Logits, features and the buffers after, of samples as the model takes them; recorded where there is a tape."""
-
-    @staticmethod
-    def forward(
-        parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, model: Model, tape: Tape | None,
-        head: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        mask, front = (None if t is None else t[None] for t in (valid, head))
-        logits, features, after = _forward(parameters[None], buffers[None], x[None], mask, model, tape, front)
-        return logits[0], features[0], after[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        parameters: Tensor,
-        buffers: Tensor,
-        x: Tensor,
-        valid: Tensor | None,
-        model: Model,
-        tape: Tape | None,
-        head: Tensor | None,
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-        w, statistics, samples = (
-            in_front(info, dim, t) for dim, t in zip(in_dims[:3], (parameters, buffers, x), strict=True)
-        )
-        mask = None if valid is None else in_front(info, in_dims[3], valid)
-        front = None if head is None else in_front(info, in_dims[6], head)
-        return _forward(w, statistics, samples, mask, model, tape, front), (0, 0, 0)
-
-
-class _Backward(torch.autograd.Function):
-    """The gradient of the parameters, from those of the logits and the features that the tape recorded."""
-
-    @staticmethod
-    def forward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
-        return _backward(to_logits.unsqueeze(0), to_features.unsqueeze(0), tape)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], to_logits: Tensor, to_features: Tensor, tape: Tape
-    ) -> tuple[Tensor, int]:
-        return _backward(
-            in_front(info, in_dims[0], to_logits), in_front(info, in_dims[1], to_features), tape
-        ), 0
-
-
 class Layout(Protocol):
-    """How vectors are cut into tensors by name: core.layout.Layout."""
+    """How vectors are split into tensors by name: core.layout.Layout."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -304,56 +233,55 @@ class Layout(Protocol):
 
 
 class Model(NamedTuple):
-    """A model for folded clients, and how to cut its tensors out of the rows of vectors."""
+    """A model for batched clients, and how its tensors are split out of the rows of vectors."""
 
     run: BatchedModule
     layout: Layout
 
 
-def _forward(
-    parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, model: Model, tape: Tape | None,
-    head: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    statistics, still = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
+@over_rows
+def forward(
+    parameters: Tensor,
+    buffers: Tensor,
+    x: Tensor,
+    valid: Tensor | None,
+    model: Model,
+    tape: Tape | None,
+    head: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, features and the buffers after; with a tape, in training mode and for a backward pass.
+
+    A `head` replaces the one in the parameters, and the gradient is then its own.
+    """
+    statistics, fixed = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
     if tape is None:
         with torch.no_grad():
-            return (*model.run({**still, **statistics}, x, None, False)[:2], buffers)
-    moving, cut = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
-    (tape.gradient,) = aligned_like((moving,), *moving.shape)
-    places = cut(tape.gradient)
-    tensors = {name: t.detach().requires_grad_() for name, t in cut(moving).items()}
-    tape.parameters, tape.places = list(tensors.values()), list(places.values())
+            return (*model.run({**fixed, **statistics}, x, None, False)[:2], buffers)
+    trained, split = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
+    (tape.gradient,) = aligned_like((trained,), *trained.shape)
+    gradients = split(tape.gradient)
+    tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
+    tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
     with torch.enable_grad():
-        logits, features, after = model.run({**still, **tensors, **statistics}, x, valid, True, places)
+        logits, features, after = model.run({**fixed, **tensors, **statistics}, x, valid, True, gradients)
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
     return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers
 
 
-def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
-    outputs, tape.outputs = tape.outputs, []  # what autograd remembers may go
+@over_rows
+def backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
+    """The gradient of the parameters, from those of the logits and the features of the tape."""
+    outputs, tape.outputs = tape.outputs, []  # frees what autograd has saved
+    # The features of a model that is all head are the samples: they need no gradient.
     pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
-    with (
-        torch.enable_grad()
-    ):  # the features of a model that is all head are the samples: nothing leads back from them
-        found = torch.autograd.grad(
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(
             [o for o, _ in pairs], tape.parameters, [g for _, g in pairs], allow_unused=True
         )
-    for place, grad in zip(tape.places, found, strict=True):
-        if grad is None:
-            place.zero_()
-        elif grad.data_ptr() != place.data_ptr():  # else a layer wrote it there already
-            place.copy_(grad)
+    for part, gradient in zip(tape.parts, gradients, strict=True):
+        if gradient is None:
+            part.zero_()
+        elif gradient.data_ptr() != part.data_ptr():  # else a layer wrote it there already
+            part.copy_(gradient)
     return tape.gradient
-
-
-def forward(
-    parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, model: Model, tape: Tape | None,
-    head: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Logits, features and the buffers after; a `head` stands in for the parameters' own, and is alone on the tape."""
-    return _forward_of(parameters, buffers, x, valid, model, tape, head)
-
-
-_forward_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Forward.apply
-backward: Callable[..., Tensor] = _Backward.apply

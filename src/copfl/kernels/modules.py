@@ -1,8 +1,8 @@
-"""Modules that replace torch's own inside a Task: batch norm over valid samples, faster convolutions and pooling.
+"""Modules that replace torch's own in a Task: batch norm over valid samples, faster convolutions and pooling.
 
-torch's convolution and pooling of small maps are far below the speed of a processor. The last maps of ResNet-18 on
-images of 32x32 have four pixels, then one: a convolution is then a matrix product. The results are the same, up to the
-rounding of sums.
+torch's convolution and pooling of small maps are far below the speed of a processor. The last maps of
+ResNet-18 on images of 32x32 have four pixels, then one: a convolution is then a matrix product. The results
+are the same, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -18,63 +18,62 @@ from torch.nn import functional as F
 from copfl.errors import UsageError
 from copfl.kernels.fused import mapped
 
-FEW = 4  # outputs of a map up to which, on a CPU, one matrix product is quicker than a convolution
-LARGE = 2**14  # numbers from which pooling is worth another layout
+FEW = 4  # outputs of a map up to which, on a CPU, one matrix product is faster than a convolution
+LARGE = 2**14  # entries from which pooling is worth another memory layout
 
 
-class Tap(NamedTuple):
-    """A tap of a kernel along one axis, and where it meets pixels; elsewhere it meets padding."""
+class Position(NamedTuple):
+    """A kernel position along one axis, and where it meets pixels; elsewhere it meets padding."""
 
     number: int
     outputs: slice
     pixels: slice
 
 
-def taps_of(size: int, kernel: int, stride: int, padding: int) -> tuple[int, list[Tap]]:
-    """How many outputs an axis of so many pixels has, and the taps that meet a pixel."""
-    outputs, taps = (size + 2 * padding - kernel) // stride + 1, []
+def positions_of(size: int, kernel: int, stride: int, padding: int) -> tuple[int, list[Position]]:
+    """The number of outputs of an axis of `size` pixels, and the kernel positions that meet a pixel."""
+    outputs, positions = (size + 2 * padding - kernel) // stride + 1, []
     for number in range(kernel):
         first = max(0, -((number - padding) // stride))
         last = min(outputs - 1, (size - 1 + padding - number) // stride)
         if first <= last:
             start = first * stride + number - padding
-            taps.append(
-                Tap(number, slice(first, last + 1), slice(start, start + (last - first) * stride + 1, stride))
-            )
-    return outputs, taps
+            pixels = slice(start, start + (last - first) * stride + 1, stride)
+            positions.append(Position(number, slice(first, last + 1), pixels))
+    return outputs, positions
 
 
 class Convolution(nn.Conv2d):
-    """A convolution that is a matrix product where the map is small, without taps that can only ever meet padding.
+    """A convolution that is a matrix product on small maps, without positions that only meet padding.
 
-    Where the map is one pixel, those are eight of the nine taps of a kernel.
+    Where the map is one pixel, those are eight of the nine positions of a kernel.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         axes = zip(x.shape[-2:], self.kernel_size, self.stride, map(int, self.padding), strict=True)
-        (height, down), (width, across) = (taps_of(*axis) for axis in axes)
+        (height, down), (width, across) = (positions_of(*axis) for axis in axes)
         if not (down and across):
             return super().forward(x)
         trained = torch.is_grad_enabled() and self.weight.requires_grad and not mapped()
         if trained and x.dim() == 4 and x.device.type == "cpu" and height * width <= FEW:
-            y: Tensor = _Product.apply(x, self.weight, (height, width), down, across)  # type: ignore[no-untyped-call]
+            size = height, width
+            y: Tensor = _Product.apply(x, self.weight, size, down, across)  # type: ignore[no-untyped-call]
             return y if self.bias is None else y + self.bias[:, None, None]
         if height * width > 1 or (len(down), len(across)) == self.kernel_size:
             return super().forward(x)
-        seen = x[
-            ..., down[0].pixels.start : down[-1].pixels.stop, across[0].pixels.start : across[-1].pixels.stop
-        ]
-        kept = self.weight[
-            :, :, down[0].number : down[-1].number + 1, across[0].number : across[-1].number + 1
-        ]
-        return F.linear(seen.flatten(1), kept.flatten(1), self.bias)[..., None, None]
+        (rows, columns), (i, j) = (
+            [slice(axis[0].pixels.start, axis[-1].pixels.stop) for axis in (down, across)],
+            [slice(axis[0].number, axis[-1].number + 1) for axis in (down, across)],
+        )
+        weight = self.weight[:, :, i, j]
+        return F.linear(x[..., rows, columns].flatten(1), weight.flatten(1), self.bias)[..., None, None]
 
 
 class _Product(torch.autograd.Function):
-    """The convolution as a product of the pixels that each output sees with the kernels.
+    """The convolution as a product of each output's pixels with the kernels.
 
-    If the weight has a `.grad` already, its gradient is added there and not given to autograd, which would make one of
-    full size, for the most part of zeros where the map is one pixel, and then add that.
+    If the weight has a `.grad` already, its gradient is added there and not passed to autograd, which would
+    allocate one of full size, mostly zeros where the map is one pixel, and then add that.
     """
 
     @staticmethod
@@ -83,81 +82,69 @@ class _Product(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         outputs: tuple[int, int],
-        down: Sequence[Tap],
-        across: Sequence[Tap],
+        down: Sequence[Position],
+        across: Sequence[Position],
     ) -> Tensor:
         pruned = [(a.number * weight.shape[3] + b.number, a, b) for a in down for b in across]
-        # A single living tap is taken out of the kernel; to pick several costs more than it saves.
-        taps = (
-            slice(pruned[0][0], pruned[0][0] + 1) if len(pruned) == 1 else slice(0, weight.shape[2:].numel())
-        )
-        seen = x.new_zeros(x.shape[0], *outputs, x.shape[1], taps.stop - taps.start)  # [b, h, w, in, taps]
-        for tap, a, b in pruned:
-            seen[:, a.outputs, b.outputs, :, tap - taps.start] = x[:, :, a.pixels, b.pixels].permute(
-                0, 2, 3, 1
-            )
-        kept = weight.flatten(2)[..., taps].flatten(1).contiguous()  # [out, in * taps]
-        ctx.save_for_backward(seen, kept)
-        ctx.pruned, ctx.taps, ctx.pixels, ctx.kernels = pruned, taps, x.shape[2:], weight.shape
+        # A single position is cut out of the kernel; to select several costs more than it saves.
+        first, last = (pruned[0][0], pruned[0][0]) if len(pruned) == 1 else (0, weight.shape[2:].numel() - 1)
+        used = slice(first, last + 1)
+        patches = x.new_zeros(x.shape[0], *outputs, x.shape[1], last + 1 - first)  # [b, h, w, in, positions]
+        for n, a, b in pruned:
+            patches[:, a.outputs, b.outputs, :, n - first] = x[:, :, a.pixels, b.pixels].permute(0, 2, 3, 1)
+        kernels = weight.flatten(2)[..., used].flatten(1).contiguous()  # [out, in * positions]
+        ctx.save_for_backward(patches, kernels)
+        ctx.pruned, ctx.used, ctx.pixels, ctx.shape = pruned, used, x.shape[2:], weight.shape
         ctx.leaf = weight if weight.is_leaf else None
-        return (_rows(seen) @ kept.t()).view(*seen.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
+        return (_rows(patches) @ kernels.t()).view(*patches.shape[:3], -1).permute(0, 3, 1, 2).contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, toward: Tensor) -> tuple[Tensor | None, ...]:
-        seen, kept = ctx.saved_tensors
+        patches, kernels = ctx.saved_tensors
         toward = toward.permute(0, 2, 3, 1).flatten(0, 2)  # [b * h * w, out]
         x = gradient = None
         if ctx.needs_input_grad[0]:
-            back = (toward @ kept).view(seen.shape)
-            x = back.new_zeros(seen.shape[0], *ctx.pixels, seen.shape[3])  # [b, H, W, in]
-            for tap, a, b in ctx.pruned:
-                x[:, a.pixels, b.pixels] += back[:, a.outputs, b.outputs, :, tap - ctx.taps.start]
+            back = (toward @ kernels).view(patches.shape)
+            x = back.new_zeros(patches.shape[0], *ctx.pixels, patches.shape[3])  # [b, H, W, in]
+            for n, a, b in ctx.pruned:
+                x[:, a.pixels, b.pixels] += back[:, a.outputs, b.outputs, :, n - ctx.used.start]
             x = x.permute(0, 3, 1, 2).contiguous()
         if ctx.needs_input_grad[1]:
-            place = None if ctx.leaf is None else ctx.leaf.grad
-            if place is None or not place.is_contiguous():
-                place = gradient = toward.new_zeros(ctx.kernels)
-            wanted = place.flatten(2)[..., ctx.taps].flatten(1)  # a view, [out, in * taps]
-            if wanted.is_contiguous():
-                wanted.addmm_(toward.t(), _rows(seen))
+            to = None if ctx.leaf is None else ctx.leaf.grad
+            if to is None or not to.is_contiguous():
+                to = gradient = toward.new_zeros(ctx.shape)
+            part = to.flatten(2)[..., ctx.used].flatten(1)  # a view, [out, in * positions]
+            if part.is_contiguous():
+                part.addmm_(toward.t(), _rows(patches))
             else:
-                wanted.add_(toward.t() @ _rows(seen))
+                part.add_(toward.t() @ _rows(patches))
         return x, gradient, None, None, None
 
 
-def _rows(seen: Tensor) -> Tensor:
-    return seen.flatten(0, 2).flatten(1)  # [b * h * w, in * taps]
+def _rows(patches: Tensor) -> Tensor:
+    return patches.flatten(0, 2).flatten(1)  # [b * h * w, in * positions]
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max-pooling that is quick on a CPU: torch's own looks at one number at a time unless the channels come last."""
+    """Max-pooling that is fast on a CPU, where torch's own is vectorised only in channels-last layout."""
 
     def forward(self, x: Tensor) -> Tensor:
-        alone = not torch.compiler.is_compiling() and not mapped()
-        if not (
-            alone and x.dim() == 4 and x.device.type == "cpu" and x.numel() >= LARGE and x.is_contiguous()
-        ):
-            found: Tensor = super().forward(x)
-            return found
-        turned = x.detach().contiguous(memory_format=torch.channels_last)
-        _, largest = F.max_pool2d(
-            turned,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            return_indices=True,
-        )
+        eager = not torch.compiler.is_compiling() and not mapped() and x.device.type == "cpu"
+        if not (eager and x.dim() == 4 and x.numel() >= LARGE and x.is_contiguous()):
+            pooled: Tensor = super().forward(x)
+            return pooled
+        last = x.detach().contiguous(memory_format=torch.channels_last)
+        options = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        _, largest = F.max_pool2d(last, *options, return_indices=True)
         return x.flatten(2).gather(2, largest.flatten(2)).view(largest.shape)
 
 
 class BatchNorm(nn.Module):
-    """Batch norm over the real samples of a batch alone; stands in for torch's own inside a Task.
+    """Batch norm over the valid samples of a batch.
 
-    Clients of unequal size are trained side by side in batches filled up with samples that do not count. They must not
-    count in the statistics either. `real` is set by the Task around each call; None means that all samples are real.
+    Clients of unequal size are batched with padding, which must not count in the statistics. The Task sets
+    `valid` around each call; None: all samples are valid.
     """
 
     running_mean: Tensor
@@ -178,41 +165,39 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         values = x.numel() // x.shape[1]
         if not self.training or (self.valid is None and values > 1):
-            return F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                self.training,
-                self.momentum,
-                self.eps,
-            )
+            running = self.running_mean, self.running_var
+            return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
         others = [0, *range(2, x.dim())]
         valid = x.new_ones(x.shape[0]) if self.valid is None else self.valid.to(x.dtype)
-        share = valid.view(-1, *[1] * (x.dim() - 1))
+        weight = valid.view(-1, *[1] * (x.dim() - 1))
         count = valid.sum() * (values // x.shape[0])
         shape = [1, -1, *[1] * (x.dim() - 2)]
-        mean = (x * share).sum(others) / count.clamp(min=1)
+        mean = (x * weight).sum(others) / count.clamp(min=1)
         centred = x - mean.view(shape)
-        variance = (centred * centred * share).sum(others) / count.clamp(min=1)
+        variance = (centred * centred * weight).sum(others) / count.clamp(min=1)
         with torch.no_grad():
-            some = (count > 0).to(x.dtype) * self.momentum  # a batch of nobody teaches nothing
+            # A batch without valid samples changes nothing.
+            momentum = (count > 0).to(x.dtype) * self.momentum
             unbiased = variance.detach() * (count / (count - 1).clamp(min=1))
-            self.running_mean.add_(some * (mean.detach() - self.running_mean))
-            self.running_var.add_(some * (unbiased - self.running_var))
+            self.running_mean.add_(momentum * (mean.detach() - self.running_mean))
+            self.running_var.add_(momentum * (unbiased - self.running_var))
         scaled = centred * torch.rsqrt(variance + self.eps).view(shape)
         return scaled if self.weight is None else scaled * self.weight.view(shape) + self.bias.view(shape)
 
 
+def is_plain(conv: nn.Conv2d) -> bool:
+    """Whether the convolution has no groups, dilation or other padding than zeros."""
+    plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+    return plain and not isinstance(conv.padding, str)
+
+
 def for_tasks(model: nn.Module) -> nn.Module:
-    """The model with our batch norms, convolutions and max-pools in the place of torch's; names and values stay."""
+    """The model with the batch norms, convolutions and max-pools of this module; names and values stay."""
     for name, child in list(model.named_children()):
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             setattr(model, name, BatchNorm(child))
         elif type(child) is nn.Conv2d:
-            plain = child.groups == 1 and child.dilation == (1, 1) and child.padding_mode == "zeros"
-            if plain and not isinstance(child.padding, str):
+            if is_plain(child):
                 child.__class__ = Convolution  # the same parameters, settings and hooks
         elif type(child) is nn.MaxPool2d and not child.return_indices:
             child.__class__ = MaxPool

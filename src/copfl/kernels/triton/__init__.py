@@ -1,5 +1,5 @@
-"""Triton kernels for what PyTorch does in too many passes.
+"""Triton kernels for operations that take PyTorch many passes over memory.
 
-Only imported where there is a GPU and Triton. The same in plain PyTorch is in `folded`, `selection` and `elementwise`;
-where Triton is installed, a test runs these in its interpreter and holds the two equal.
+Only imported on a GPU with Triton. The same in plain PyTorch is in `layers`, `topk` and `fused`; where Triton
+is installed, a test runs these in its interpreter and compares the two.
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 @triton.jit
 def _normalise(
     x, weight, bias, share, y, mean, var, inverse, R, C, weight_stride, bias_stride,
-    eps: tl.constexpr,  # a number that is handed over at run time would be rounded to 32 bits
+    eps: tl.constexpr,  # an argument at run time would be rounded to 32 bits
     SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
@@ -131,7 +131,7 @@ def normalise_back(
     to_weight, to_bias = (torch.empty(n, c, dtype=x.dtype, device=x.device) for _ in range(2))
     height, width = _tile(r)
     _normalise_back[(n, triton.cdiv(c, width))](
-        grad, x, weight, x if share is None else share.contiguous(), mean, inverse, to_x, to_weight, to_bias, r, c,
-        weight.stride(0), SHARED=share is not None, ROWS=height, COLUMNS=width,
+        grad, x, weight, x if share is None else share.contiguous(), mean, inverse, to_x, to_weight, to_bias,
+        r, c, weight.stride(0), SHARED=share is not None, ROWS=height, COLUMNS=width,
     )  # fmt: skip
     return to_x, to_weight, to_bias

@@ -1,4 +1,4 @@
-"""A convolution's windows, and their way back."""
+"""The patches of a convolution, and the adjoint."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -15,10 +15,11 @@ BLOCK = 1024
 def _gather(
     x, rows, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr,
     BLOCK: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """Windows [C, kh, kw], as weights lie, number by number."""
+    """Patches [C, kh, kw], in the order of weights, number by number."""
     place = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     inside = place < total
     j = place % KW
@@ -42,21 +43,23 @@ def _gather(
 def _gather_lines(
     x, rows, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr,
     ROW: tl.constexpr, LINES: tl.constexpr, COLUMNS: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """Windows [kh, kw, C] line by line: the kw pixels of a window's line lie beside each other in x as well.
+    """Patches [kh, kw, C] line by line: the kw pixels of a line of a patch are contiguous in x as well.
 
-    Where a line comes from is found once for all its numbers. Behind the last line of a window come ROW's zeros; where
-    there are none, and columns fill a line, no bound stands in the way of reading and writing four numbers at once.
+    The origin of a line is computed once for all its numbers. After the last line of a patch come ROW's
+    zeros. Where there are none, and columns fill a line, no bound prevents reads and writes of four numbers
+    at once.
     """
     WHOLE: tl.constexpr = (KW * C) % COLUMNS == 0 and KH * KW * C == ROW
     line = tl.program_id(0).to(INDEX) * LINES + tl.arange(0, LINES)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     i = line % KH
-    window = line // KH
-    wo = window % WO
-    rest = window // WO
+    patch = line // KH
+    wo = patch % WO
+    rest = patch // WO
     h = (rest % HO) * SH + i - PH
     w = (wo * SW - PW)[:, None] + (column // C)[None]
     inside = (line < total)[:, None]
@@ -67,7 +70,7 @@ def _gather_lines(
         inside = inside & (column[None] < length[:, None])
     start = (((rest // HO) * H + h) * W + wo * SW - PW) * C
     value = tl.load(x + start[:, None] + column[None], mask=valid, other=0.0)
-    to = window * ROW + i * (KW * C)
+    to = patch * ROW + i * (KW * C)
     tl.store(rows + to[:, None] + column[None], value, mask=inside)
 
 
@@ -75,7 +78,8 @@ def _gather_lines(
 def _scatter(
     rows, x, total,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr,
     PIXELS: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
@@ -105,10 +109,10 @@ def _index(numbers: int):
 
 
 def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bool) -> Tensor:
-    """The windows of x [B, H, W, C] as rows [B, Ho, Wo, K].
+    """The patches of x [B, H, W, C] as rows [B, Ho, Wo, K].
 
-    A row is [C, kh, kw], as weights lie; or [kh, kw, C], pixel by pixel as x lies, which is read and written in wider
-    pieces, and filled up with zeros to a multiple of four.
+    A row is [C, kh, kw], in the order of weights; or [kh, kw, C], pixel by pixel as in x, which is read and
+    written in wider units, and padded with zeros to a multiple of four.
     """
     x = x.contiguous()
     batch, high, wide, channels = x.shape
@@ -116,10 +120,8 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     rows = torch.empty(
         batch, *out, -(-entries // 4) * 4 if pixels else entries, dtype=x.dtype, device=x.device
     )
-    how, index = (
-        (high, wide, channels, *out, *kernel, *stride, *padding),
-        _index(max(x.numel(), rows.numel())),
-    )
+    how = (high, wide, channels, *out, *kernel, *stride, *padding)
+    index = _index(max(x.numel(), rows.numel()))
     if not pixels:
         total = rows.numel()
         _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=index)
@@ -127,9 +129,9 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     lines, length = batch * out[0] * out[1] * kernel[0], kernel[1] * channels
     longest = length + rows.shape[3] - entries
     columns = 64 if longest % 64 == 0 else min(128, triton.next_power_of_2(longest))
-    together = 2 * BLOCK // columns
-    _gather_lines[(triton.cdiv(lines, together), triton.cdiv(longest, columns))](
-        x, rows, lines, *how, ROW=rows.shape[3], LINES=together, COLUMNS=columns, INDEX=index
+    lines_per_program = 2 * BLOCK // columns
+    _gather_lines[(triton.cdiv(lines, lines_per_program), triton.cdiv(longest, columns))](
+        x, rows, lines, *how, ROW=rows.shape[3], LINES=lines_per_program, COLUMNS=columns, INDEX=index
     )
     return rows
 

@@ -1,4 +1,4 @@
-"""Long vectors, a row a client: the largest entries, counts, and rows put back."""
+"""Long vectors, a row per client: the largest entries, counts, and rows put back."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -13,14 +13,15 @@ from torch import Tensor
 
 BLOCK = 1024
 
-# A row may be cut into stretches, such as a model's tensors, each with a count and a threshold of its own. Programs go
-# over parts of them: `stretches`, [3, parts], has each part's stretch, its own first place, and the end of the stretch.
+# A row may be split into segments, such as a model's tensors, each with its own count and threshold. A
+# program processes a part of one: `segments`, [3, parts], has each part's segment, its first place, and the
+# segment's end.
 
 PIECES = tl.constexpr(8)
 PART = PIECES.value * BLOCK
 
 
-@cache  # a recorded program reads it whenever it is replayed
+@cache  # a recorded program reads it at every replay
 def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     ends = list(accumulate(sizes))
     found = [(i, at, end) for i, end in enumerate(ends) for at in range(end - sizes[i], end, PART)]
@@ -29,18 +30,19 @@ def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 @triton.jit
 def _digits(
-    keys, low, counts, ties, stretches, parts, number, stride,
+    keys, low, counts, ties, segments, parts, number, stride,
     PLACE: tl.constexpr, TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE.
 
-    With TIES the keys are the places, counted from behind, of the entries that equal the threshold in `ties`.
+    With TIES the keys are the places, counted from the end, of the entries that equal the threshold in
+    `ties`.
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = row * number + tl.load(stretches + part)
-    if TIES and tl.load(ties + at * 3 + 2) == 0:  # all that are equal are taken: there is nothing to choose
+    at = row * number + tl.load(segments + part)
+    if TIES and tl.load(ties + at * 3 + 2) == 0:  # all equal keys are taken
         return
-    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    start, end = tl.load(segments + parts + part), tl.load(segments + 2 * parts + part)
     prefix = 0 if TOP else tl.load(low + at) >> (PLACE + 4)
     total = tl.zeros([32], dtype=tl.int32)
     for piece in tl.static_range(PIECES):
@@ -67,9 +69,8 @@ def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.c
     bins = tl.arange(0, 16)
     found = tl.load(counts + at * 16 + bins)
     higher = tl.load(above + at)
-    reached = (
-        tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher
-    )  # have this digit, or a higher
+    # The keys with this digit or a higher one.
+    reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher
     digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
     digit = tl.maximum(digit, 0)
     tl.store(above + at, higher + tl.sum(tl.where(bins > digit, found, 0), 0))
@@ -81,21 +82,21 @@ def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.c
 def threshold(
     keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...], ties: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number below 2^width that at least `count` keys of the stretch reach, how many exceed and equal it.
+    """The largest number below 2^width that `count` keys of the segment reach; the counts above and at it.
 
-    Keys [N, d], the others [N, stretches]. With `ties` [N, stretches, 3] the keys are the places, counted from behind,
-    of the keys that equal its first column; stretches whose last column is 0 are passed over.
+    Keys [N, d], the others [N, segments]. With `ties` [N, segments, 3] the keys are the places, counted
+    from behind, of the keys that equal its first column; segments whose last column is 0 are skipped.
     """
-    rows, number, stretches = len(keys), len(sizes), _parts(sizes, keys.device)
-    count = count.contiguous()  # the kernels go by places in memory
+    rows, number, segments = len(keys), len(sizes), _parts(sizes, keys.device)
+    count = count.contiguous()  # the kernels read it as contiguous memory
     low = torch.zeros_like(count, dtype=keys.dtype if ties is None else torch.int64)
     above, equal = (torch.zeros_like(count, dtype=torch.int32) for _ in range(2))
     wanted, places = count.to(torch.int32), range((width - 1) // 4 * 4, -1, -4)
     every = torch.zeros(len(places), rows * number, 16, dtype=torch.int32, device=keys.device)
     for place, counts in zip(places, every, strict=True):
-        _digits[(stretches.shape[1], rows)](
-            keys, low, counts, low if ties is None else ties, stretches, stretches.shape[1], number, keys.stride(0),
-            PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
+        _digits[(segments.shape[1], rows)](
+            keys, low, counts, low if ties is None else ties, segments, segments.shape[1], number,
+            keys.stride(0), PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
         )  # fmt: skip
         digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
         _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits, num_warps=1)
@@ -103,11 +104,11 @@ def threshold(
 
 
 @triton.jit
-def _reach(keys, chosen, ties, last, stretches, parts, number, stride, length, BLOCK: tl.constexpr):
-    """True on the keys above the threshold, and on those equal to it whose place from behind is `last` or more."""
+def _reach(keys, chosen, ties, last, segments, parts, number, stride, length, BLOCK: tl.constexpr):
+    """True on the keys above the threshold, and on equal ones whose place from the end is `last` or more."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = row * number + tl.load(stretches + part)
-    start, end = tl.load(stretches + parts + part), tl.load(stretches + 2 * parts + part)
+    at = row * number + tl.load(segments + part)
+    start, end = tl.load(segments + parts + part), tl.load(segments + 2 * parts + part)
     low, spare, first = tl.load(ties + at * 3), tl.load(ties + at * 3 + 1), tl.load(last + at)
     for piece in tl.static_range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
@@ -117,39 +118,37 @@ def _reach(keys, chosen, ties, last, stretches, parts, number, stride, length, B
 
 
 def largest(keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...]) -> Tensor:
-    """True on the `count` [N, stretches] largest keys [N, d] of each stretch; equal ones in the order they stand."""
+    """True on the `count` [N, segments] largest keys [N, d] of each segment, of equal ones the first."""
     (rows, length), count = keys.shape, count.contiguous()
     low, above, equal = threshold(keys, count, width, sizes)
     spare = count.to(torch.int64) - above
     ties = torch.stack([low.to(torch.int64), spare, ((spare > 0) & (spare < equal)).to(torch.int64)], -1)
     last, _, _ = threshold(keys, spare, max(1, (max(sizes) - 1).bit_length()), sizes, ties)
     last = torch.where(ties[..., 2] > 0, last, 0)
-    chosen, stretches = (
-        torch.empty(rows, length, dtype=torch.bool, device=keys.device),
-        _parts(sizes, keys.device),
-    )
-    _reach[(stretches.shape[1], rows)](
-        keys, chosen.view(torch.uint8), ties, last, stretches, stretches.shape[1], len(sizes), keys.stride(0), length,
-        BLOCK=BLOCK,
+    chosen = torch.empty(rows, length, dtype=torch.bool, device=keys.device)
+    segments = _parts(sizes, keys.device)
+    _reach[(segments.shape[1], rows)](
+        keys, chosen.view(torch.uint8), ties, last, segments, segments.shape[1], len(sizes),
+        keys.stride(0), length, BLOCK=BLOCK,
     )  # fmt: skip
     return chosen
 
 
 @triton.jit
-def _count(mask, counts, stretches, parts, number, stride, PART: tl.constexpr):
+def _count(mask, counts, segments, parts, number, stride, PART: tl.constexpr):
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    end = tl.load(stretches + 2 * parts + part)
-    place = tl.load(stretches + parts + part) + tl.arange(0, PART)
+    end = tl.load(segments + 2 * parts + part)
+    place = tl.load(segments + parts + part) + tl.arange(0, PART)
     found = tl.load(mask + row * stride + place, mask=place < end, other=0).to(tl.int32)
-    tl.atomic_add(counts + row * number + tl.load(stretches + part), tl.sum(found, 0))
+    tl.atomic_add(counts + row * number + tl.load(segments + part), tl.sum(found, 0))
 
 
 def count(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """How many entries of each stretch of each row [N, d] are True; PyTorch's sum first writes eight bytes for each."""
+    """The number of True entries in each segment of each row [N, d]; a sum first writes eight bytes each."""
     counts = torch.zeros(len(mask), len(sizes), dtype=torch.int32, device=mask.device)
-    stretches = _parts(sizes, mask.device)
-    _count[(stretches.shape[1], len(mask))](
-        mask.view(torch.uint8), counts, stretches, stretches.shape[1], len(sizes), mask.stride(0), PART=PART
+    segments = _parts(sizes, mask.device)
+    _count[(segments.shape[1], len(mask))](
+        mask.view(torch.uint8), counts, segments, segments.shape[1], len(sizes), mask.stride(0), PART=PART
     )
     return counts.to(torch.int64)
 
@@ -164,7 +163,7 @@ def _put_back(healthy, new, old, length, new_stride, old_stride, BLOCK: tl.const
 
 
 def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` [N, d] with the rows that are not healthy written over by those of `old`; the others are not touched."""
+    """`new` [N, d] with the rows that are not healthy overwritten by those of `old`, in place."""
     rows, length = new.shape
     old = old if old.stride(1) == 1 else old.contiguous()
     whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)

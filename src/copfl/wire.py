@@ -90,8 +90,8 @@ def encode(
 ) -> Packet:
     """The packet of a record.
 
-    `receiver_masks` has the masks, by path and fingerprint, that the receiver knows already. Where one of them is
-    among the masks `known` here, the difference to it is sent.
+    `receiver_masks` has the masks, by path and fingerprint, that the receiver knows already. Where one of
+    them is among the masks `known` here, the difference to it is sent.
     """
     from safetensors.torch import save
 

@@ -77,7 +77,7 @@ class Trial:
     ) -> State:
         """The state after some rounds, of which each gives finite records and the two metrics."""
         task, federation = small_federation(self.norm, sizes)
-        options = {"rounds": rounds, "batch": self.batch, "participation": participation}
+        options: dict[str, Any] = {"rounds": rounds, "batch": self.batch, "participation": participation}
         try:
             state = begin(self.algorithm, task, federation.clients)
             shown = list(simulate(self.algorithm, task, federation, mapping, state, **options))

@@ -127,7 +127,7 @@ class Averaging:
     def downlink(self, server: Any, ids: Tensor) -> Any:
         return Down(server.w.expand(len(ids), -1))
 
-    def personal_model(self, task: Task, client: Any, down: Any) -> Personal:
+    def personal_model(self, task: Task, client: Any, down: Any) -> Any:
         return self.global_model(task, client, down)
 
     def client_update(

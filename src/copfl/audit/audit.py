@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.identity import digest
 from copfl.experiment.run import Experiment, OnRound, Result, execute, prepare
 from copfl.files import write_bytes
 from copfl.report.run_data import AUDIT_FORMAT
@@ -202,11 +202,10 @@ def audit(
     """
     first = make(seeds[0], None)
     rounds = first.loop.rounds
-    fingerprints = {**first.fingerprints(), "rounds": rounds, "copfl": __version__, "format": AUDIT_FORMAT}
-    digest = hashlib.sha256(json.dumps(fingerprints, sort_keys=True).encode()).hexdigest()[:12]
+    identity = digest([first.fingerprints(), rounds, __version__, AUDIT_FORMAT])
     runs = 1 + len(baselines) + retrain * first.clients
     tick = (lambda done: None) if start is None else start(len(seeds) * runs * rounds)
-    stored = Cache(None if cache is None else cache / digest, tick)
+    stored = Cache(None if cache is None else cache / identity, tick)
     found = []
     for seed in seeds:
         e = first if seed == seeds[0] else make(seed, None)
@@ -264,7 +263,7 @@ def _one_seed(
 
 
 def _round_name(seed: int, sampling: Sampling, number: int) -> str:
-    return f"seed-{seed}-shapley-{hashlib.sha256(repr(sampling).encode()).hexdigest()[:8]}-round-{number}"
+    return f"seed-{seed}-shapley-{digest(sampling)}-round-{number}"
 
 
 def _observed(e: Experiment, seed: int, sampling: Sampling, cache: Cache) -> Metrics:

@@ -32,7 +32,7 @@ from copfl.wrappers.attacks import Attacked
 from copfl.wrappers.base import Wrapper
 
 TITLE = "Digits with four anomalous clients"
-WRONG, RIDER, DUPLICATE, RARE, DUPLICATED = range(5)
+WRONG, RIDER, DUPLICATE, RARE, DUPLICATED = 0, 1, 2, 3, 4
 ANOMALIES = {"wrong labels": WRONG, "free rider": RIDER, "duplicate": DUPLICATE, "rare classes": RARE}
 NAMES = [*ANOMALIES, "duplicated", "regular 5", "regular 6", "regular 7"]
 CLASSES, SAMPLES = 4, 8  # of a client, and of each class to train on

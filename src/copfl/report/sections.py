@@ -364,27 +364,21 @@ def table_of(chart: Chart) -> Table:
         return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
 
     if isinstance(chart, Dots):
-        rows = [
-            [row, *(cell(series.y, place) for series in chart.series)] for place, row in enumerate(chart.rows)
-        ]
-        return Table(chart.title, [chart.row_title, *(series.name for series in chart.series)], rows)
+        head = [chart.row_title, *(series.name for series in chart.series)]
+        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
+        return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
     count = len(chart.columns if isinstance(chart, Heat) else chart.x)
     places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
-    notes = (
-        [f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."]
-        if len(places) < count
-        else []
-    )
+    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
+    notes = [left_out] if len(places) < count else []
     if isinstance(chart, Heat):
         head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
         named = zip(chart.rows, chart.values, strict=True)
         return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
-    columns: dict[str, Sequence[Value]] = {}
+    curves: dict[str, Sequence[Value]] = {}
     for line in chart.lines:
-        columns[line.name] = line.y
+        curves[line.name] = line.y
         if line.low:
-            columns |= {f"{line.name}, lowest tenth": line.low, f"{line.name}, highest tenth": line.high}
-    rows = [
-        [f"{chart.x[place]:g}", *(cell(values, place) for values in columns.values())] for place in places
-    ]
-    return Table(chart.title, [chart.x_title, *columns], rows, notes)
+            curves |= {f"{line.name}, lowest tenth": line.low, f"{line.name}, highest tenth": line.high}
+    rows = [[f"{chart.x[place]:g}", *(cell(y, place) for y in curves.values())] for place in places]
+    return Table(chart.title, [chart.x_title, *curves], rows, notes)

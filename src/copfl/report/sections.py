@@ -25,7 +25,7 @@ SCORES = {
     "weight": ("Weights", "the weight of each client in the round's mean", "weight"),
     "gradient_score": (
         "Gradient score",
-        "the angle between a client's update and the server's step without it; high: a new direction",
+        "1 minus the cosine of a client's update and the server's step without it; high: a new direction",
         "gradient score",
     ),
     "prediction_score": (

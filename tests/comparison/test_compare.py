@@ -34,18 +34,18 @@ def folders(out: Path, part: str) -> dict[str, int]:
 
 def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_path: Path, data: Path) -> None:
     rows, said = ["copfl:score=none", "local"], list[str]()
-    first = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", say=said.append)
+    first = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
     assert len(said) == 4
     before = folders(tmp_path / "a", "runs")
     assert len(before) == 4
     assert {path.name for path in (tmp_path / "a").glob("table.*")} == {*FILES}
-    again = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", say=said.append)
+    again = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
     assert said[4:] == ["4 of 4 runs are there already"]
     assert folders(tmp_path / "a", "runs") == before
     elsewhere = compare(rows, [0, 1], base(data), tmp_path / "b", reference="local")
     assert numbers(first) == numbers(again) == numbers(elsewhere)
     more = compare(
-        [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", say=said.append
+        [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", log=said.append
     )
     assert "4 of 9 runs are there already" in said
     assert (
@@ -244,7 +244,7 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     wait_for_free(out)  # the workers notice that they are alone, and go
     # One that had just written its last round may leave its lock's file, which nobody holds, in a folder that is done.
     done = {p.parent for p in out.rglob("rounds.jsonl") if len(p.read_text().splitlines()) == 12}
-    assert numbers(compare(rows, [0, 1], tables, out, say=said.append)) == expected
+    assert numbers(compare(rows, [0, 1], tables, out, log=said.append)) == expected
     assert {path.parent for path in out.rglob(".lock")} <= done
     wait_for_free(out)
     assert said

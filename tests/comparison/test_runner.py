@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from copfl.comparison import runner
+from copfl.comparison.compare import job_of
 from copfl.comparison.entries import entry_of, layers
 from copfl.comparison.jobs import Job, Starts
 from copfl.comparison.results import start_of
 from copfl.comparison.runner import LeanFolder, all_done, finished, in_processes
-from copfl.comparison.tuning import job_of
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare

@@ -90,7 +90,7 @@ def compare(
     folder = out or Path("runs") / f"compare-{_name(base)}"
     with stoppable(AGAIN):
         found = comparing.compare(
-            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), say=_say(quiet), **chosen
+            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), log=_log(quiet), **chosen
         )
     _show(found, folder, plots, quiet, as_json)
 
@@ -138,7 +138,7 @@ def sweep(
             base,
             folder,
             jobs=_jobs(jobs, base),
-            say=_say(quiet),
+            log=_log(quiet),
             last=LAST if last is None else last,
         )
     _show(found, folder, plots, quiet, as_json)
@@ -170,7 +170,7 @@ def _jobs(jobs: int | None, base: options.Tables) -> int:
     return max(1, processors() // max(1, int(run.get("workers", 1))))
 
 
-def _say(quiet: bool) -> Callable[[str], None] | None:
+def _log(quiet: bool) -> Callable[[str], None] | None:
     return None if quiet else lambda text: print(text, file=sys.stderr, flush=True)
 
 

@@ -80,7 +80,7 @@ def reproduce(
 
     clock = time.monotonic()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
@@ -88,15 +88,15 @@ def reproduce(
         raise unknown("protocol", protocol, (*experiments.PROTOCOLS, "both"))
     store = records.opened(results)
     for problem in store.unusable:
-        say(f"copfl: not used: {problem}")
+        log(f"copfl: not used: {problem}")
     if from_records and not charts.available():
-        say(f"copfl: {charts.MISSING}")
+        log(f"copfl: {charts.MISSING}")
     left, problems = 0, list[str]()
     place = _place(device, chunk, data_dir)
     cuda = place["run"]["device"].startswith("cuda")
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
     end = math.inf if minutes is None else clock + 60 * minutes
-    runner = Runner(say, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
+    runner = Runner(log, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
     for whole in [
         experiments.read(name) for name in (experiments.names() if experiment == "all" else [experiment])
     ]:
@@ -112,7 +112,7 @@ def reproduce(
         if from_records:
             seen = findings.found(chosen, budget, protocols, wanted, store)
             for path in pages.write(seen, budget, docs):
-                say(f"written: {path}")
+                log(f"written: {path}")
             continue
         plans = list(experiments.plans(chosen, size, protocols))
         if plan:
@@ -130,7 +130,7 @@ def reproduce(
     if problems:
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:
-        say(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
+        log(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
 
 
 def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:

@@ -4,8 +4,7 @@ entries   rows, grids and seeds as people write them
 jobs      one run as data: settings, identity, folder
 runner    runs jobs, in this process or in several; a finished job is not run again
 results   metrics of finished runs; the rows of a comparison
-tuning    the best settings on validation samples cut from the clients' training samples
 tables    the comparison as text, Markdown, CSV and JSON
 plots     curves, clients, heat maps
-compare   all of it: `copfl.compare(...)`, `copfl.sweep(...)`
+compare   all of it, with tuning: `copfl.compare(...)`, `copfl.sweep(...)`
 """

@@ -1,7 +1,7 @@
 """A comparison from entries and seeds to a table: `copfl.compare(...)` and `copfl.sweep(...)`.
 
 OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; any comparison uses a finished one again
-    tuning/                  the same for the tuning runs
+    tuning/                  the same for the tuning runs, which test on a part of the training samples
     table.txt, .md, .csv, .json
     curves, clients, map     .png and .svg
 """
@@ -13,20 +13,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from copfl.comparison import entries as reading
-from copfl.comparison import tuning
 from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
-from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts
-from copfl.comparison.results import Outcome, Tuned, outcome_of, start_of
-from copfl.comparison.runner import Say, all_done
+from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts, placed
+from copfl.comparison.results import Outcome, Trial, Tuned, outcome_of, start_of
+from copfl.comparison.runner import Log, all_done
 from copfl.comparison.tables import Comparison, Row, write
-from copfl.comparison.tuning import VALIDATION, job_of
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import resolve
+from copfl.experiment.config import Tables
 from copfl.experiment.run import prepare
 from copfl.stats import Difference, difference
 
 BaseTables = Mapping[str, Mapping[str, Any]]
+VALIDATION = 0.2  # of each client's training samples
 
 
 def compare(
@@ -41,7 +43,7 @@ def compare(
     reference: str | None = None,
     last: int = LAST,
     jobs: int = 1,
-    say: Say | None = None,
+    log: Log | None = None,
 ) -> Comparison:
     """The entries on the same clients, each with its best settings, and paired differences to the reference.
 
@@ -54,7 +56,7 @@ def compare(
     processes of their own, so a script needs the usual `if __name__ == "__main__":`.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
-    base, out, say = dict(base_tables or {}), Path(out), say or _silent
+    base, out, log = dict(base_tables or {}), Path(out), log or _silent
     seeds, grid = check_seeds(seeds), reading.grid_of(tune or {}, "--tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
     labels = _checked(rows, base, [table for table, _ in grid], last, jobs)
@@ -62,27 +64,30 @@ def compare(
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
         raise unknown("row to be the reference:", chosen, labels)
-    for entry in rows:  # an error now, and not after the first runs
-        for cell in cells(tuning.grid_for(entry, base, grid)):
+
+    def trial_jobs(entry: Entry, cell: Tables) -> list[Job]:
+        label = f"{entry.label} {described(cell, 'optimizer', entry.name)}"
+        parts = [*layers(entry, base), cell]
+        folder = out / "tuning"
+        return [job_of(folder, label, parts, s, validation=validation, last=last) for s in tune_seeds]
+
+    grids = [grid_for(entry, base, grid) for entry in rows]
+    for entry, own in zip(rows, grids, strict=True):  # an error now, and not after the first runs
+        for cell in cells(own):
             resolve([*layers(entry, base), cell], {})
     prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if grid else 0.0)
-    found = [Tuned([])] * len(rows)
+    trials = [
+        [(cell, trial_jobs(entry, cell)) for cell in (cells(own) if own else [])]
+        for entry, own in zip(rows, grids, strict=True)
+    ]
     if grid:
-        found = tuning.tuned(
-            rows,
-            base,
-            grid,
-            lambda label, parts: [
-                job_of(out / "tuning", label, parts, seed, validation=validation, last=last)
-                for seed in tune_seeds
-            ],
-            lambda trials: all_done(trials, jobs, say, "tuning runs"),
-        )
+        all_done([job for plan in trials for _, tests in plan for job in tests], jobs, log, "tuning runs")
+    found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
     final = [
         [job_of(out / "runs", entry.label, [*layers(entry, base), best.chosen], s, last=last) for s in seeds]
         for entry, best in zip(rows, found, strict=True)
     ]
-    outcomes = _outcomes(final, jobs, say)
+    outcomes = _outcomes(final, jobs, log)
     against = outcomes[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
@@ -103,7 +108,7 @@ def sweep(
     algorithm: str = "copfl",
     last: int = LAST,
     jobs: int = 1,
-    say: Say | None = None,
+    log: Log | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
     seeds, grid = check_seeds(seeds), reading.grid_of(over, "--over")
@@ -125,12 +130,31 @@ def sweep(
         for row in rows
     ]
     prepare([final[0][0].tables])
-    outcomes = _outcomes(final, jobs, say or _silent)
+    outcomes = _outcomes(final, jobs, log or _silent)
     table = [Row(entry, runs) for entry, runs in zip(rows, outcomes, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
     write(result, Path(out))
     return result
+
+
+def job_of(
+    folder: Path,
+    label: str,
+    layers: Sequence[Tables],
+    seed: int,
+    *,
+    validation: float = 0.0,
+    last: int = LAST,
+) -> Job:
+    """The run of these layers of settings and this seed."""
+    tables = resolve([*layers, {"run": {"seed": seed}}], {})
+    return placed(Job(label, tables, validation=validation, last=last), folder)
+
+
+def grid_for(entry: Entry, base: BaseTables, grid: Grid) -> Grid:
+    """The part of the grid that concerns the entry: all but the keys of other algorithms."""
+    return {place: values for place, values in grid.items() if reading.concerns(entry, base, place[0])}
 
 
 def _silent(line: str) -> None:
@@ -160,12 +184,12 @@ def _checked(
     return labels
 
 
-def _outcomes(plan: list[list[Job]], jobs: int, say: Say) -> list[list[Outcome]]:
+def _outcomes(plan: list[list[Job]], jobs: int, log: Log) -> list[list[Outcome]]:
     """The outcome of every run, a list per entry; those that are missing are run."""
     everything = [
         job for seed in zip(*plan, strict=True) for job in seed
     ]  # seed by seed: all rows grow together
-    all_done(everything, jobs, say)
+    all_done(everything, jobs, log)
     starts = Starts("delete the older run")
     for job in everything:
         starts.check(str(job.path), job.tables, job.validation, start_of(job))
@@ -198,7 +222,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _tuning_notes(rows: Sequence[Row], base: BaseTables, grid: Grid) -> list[str]:
-    ends = {r.label: tuning.at_an_end(r.tuned.chosen, tuning.grid_for(r.entry, base, grid)) for r in rows}
+    ends = {r.label: at_an_end(r.tuned.chosen, grid_for(r.entry, base, grid)) for r in rows}
     at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
     budgets = {row.label: len(row.tuned.trials) for row in rows}
@@ -208,3 +232,19 @@ def _tuning_notes(rows: Sequence[Row], base: BaseTables, grid: Grid) -> list[str
             f"The rows did not try equally many settings ({counts}): those with more had an advantage."
         )
     return notes
+
+
+def _accuracy(jobs: Sequence[Job]) -> float:
+    """The mean personal accuracy over the seeds."""
+    return float(np.mean([outcome_of(job).mean("accuracy") for job in jobs]))
+
+
+def at_an_end(chosen: Tables, grid: Grid) -> list[str]:
+    """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
+    found = []
+    for (table, key), values in grid.items():
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        value = chosen.get(table, {}).get(key)
+        if len(numbers) > 1 and value in (min(numbers), max(numbers)):
+            found.append(f"{key}={value:g}")
+    return found

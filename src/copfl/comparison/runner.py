@@ -42,7 +42,7 @@ from copfl.experiment.progress import span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
 from copfl.files import Busy
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
 
 
@@ -62,15 +62,15 @@ class Done(NamedTuple):
     seconds: float
 
 
-def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") -> None:
+def all_done(jobs: Sequence[Job], processes: int, log: Log, what: str = "runs") -> None:
     """Runs every job that is not finished. A failure does not stop the others; a RunError names each."""
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
-        say(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
+        log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
     problems, clock = [], time.monotonic()
     several = min(processes, len(left)) > 1
-    ended = in_processes(left, processes) if several else Runner(say).run(left)
+    ended = in_processes(left, processes) if several else Runner(log).run(left)
     with contextlib.closing(ended):  # ends the processes whatever happens here
         for count, (job, error, _) in enumerate(ended, 1):
             remaining = (time.monotonic() - clock) / count * (len(left) - count)
@@ -79,7 +79,7 @@ def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") 
                 text = str(error)
                 problems.append(text if job.label in text else f"{job.title}: {text}")
                 how = f"failed: {problems[-1]}"
-            say(f"[{count}/{len(left)} {what}] {job.title}: {how}")
+            log(f"[{count}/{len(left)} {what}] {job.title}: {how}")
     if problems:
         raise RunError(
             f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}"
@@ -93,7 +93,7 @@ def all_done(jobs: Sequence[Job], processes: int, say: Say, what: str = "runs") 
 class Runner:
     """How jobs are run in this process."""
 
-    say: Say = print
+    log: Log = print
     end: float = math.inf  # by the monotonic clock
     pause: float = PAUSE
     batch_seeds: bool = False  # jobs that differ in the seed alone train as one batch, if they fit on the GPU
@@ -159,7 +159,7 @@ class Runner:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            self.say("the GPU has no memory for all seeds in one batch: they train one after another")
+            self.log("the GPU has no memory for all seeds in one batch: they train one after another")
             raise CannotBatch from error
         return True
 

@@ -63,9 +63,9 @@ class Batch:
             while waiting and len(waiting) != tried:  # as long as other processes finish their cells
                 tried, waiting = len(waiting), [p for p in waiting if not self._cell(p, seeds, problems)]
             if waiting:
-                self.runner.say(f"{len(waiting)} cells are left to other processes, which work on them")
+                self.runner.log(f"{len(waiting)} cells are left to other processes, which work on them")
         except TimeIsUp:
-            self.runner.say("the time is up")
+            self.runner.log("the time is up")
         return count_left(plans, seeds, self.store), list(problems.values())
 
     def _cell(self, plan: Plan, seeds: Sequence[int], problems: dict[str, str]) -> bool:
@@ -81,7 +81,7 @@ class Batch:
                     error = self._recorded(job, seconds)
                 if error is not None:
                     problems[job.id] = f"{job.title}: {error}"
-                    self.runner.say(f"failed: {problems[job.id]}")
+                    self.runner.log(f"failed: {problems[job.id]}")
         return True
 
     def _recorded(self, job: Job, seconds: float) -> CopflError | None:
@@ -92,7 +92,7 @@ class Batch:
             self.store.add(record, self.experiment)
         except CopflError as error:
             return error
-        self.runner.say(f"{job.title}: {100 * record.mean():.1f} % in {span(seconds)}")
+        self.runner.log(f"{job.title}: {100 * record.mean():.1f} % in {span(seconds)}")
         return None
 
 

@@ -51,9 +51,9 @@ def compare(
     >>> found = copfl.compare(["copfl", "fedavg:lr=0.05", "local"], out="runs/mine")  # doctest: +SKIP
     >>> print(found)  # doctest: +SKIP
 
-    The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to every
-    run, as in run.toml. `tune` has the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`, runs have
-    processes of their own, so a script needs the usual `if __name__ == "__main__":`.
+    The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
+    every run, as in run.toml. `tune` has the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`,
+    runs have processes of their own, so a script needs the usual `if __name__ == "__main__":`.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
     base, out, log = dict(base_tables or {}), Path(out), log or _silent

@@ -63,8 +63,8 @@ def outcome_of(job: Job) -> Outcome:
         values = records.table(evaluations, name, partition.clients)
         if ((values < 0) | (values > 1)).any():  # nan is neither
             raise RunError(
-                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and must "
-                f"be a fraction, so something went wrong in the run itself; remove {job.path} and run it again"
+                f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and "
+                f"must be a fraction, so something went wrong in the run; remove {job.path} and run it again"
             )
         for row, line in zip(values, evaluations, strict=True):
             if name not in line["per_client"]:  # this model was not evaluated

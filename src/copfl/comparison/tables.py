@@ -110,8 +110,8 @@ def _differences(comparison: Comparison) -> Table:
             rows.append([row.label, percent(gain.mean, "+.1f"), *bounds, gain.verdict])
     level = f"{100 * LEVEL:.0f} %"
     note = (
-        "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, row "
-        "by row; the interval over clients takes these seeds as given."
+        "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
+        "row by row; the interval over clients takes these seeds as given."
     )
     if len(comparison.seeds) < 2:
         note += " One seed says nothing about the next: nothing is distinguishable."

@@ -248,7 +248,7 @@ def read(name: str) -> Experiment:
         return _experiment(Path(name).stem, content, tomllib.loads((HERE / "setup.toml").read_text("utf-8")))
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"the experiment {name} is incomplete: {error!r}; copfl/reproduction/experiment_files has examples"
+            f"the experiment {name} is incomplete: {error!r}; see copfl/reproduction/experiment_files"
         ) from error
 
 
@@ -299,14 +299,9 @@ def _column(name: str, known: Mapping[str, Any]) -> Column:
     own = known[name]
     parent = _column(own["extends"], known) if "extends" in own else Column("", "", "", {})
     tuned = _column(own["tuned_on"], known) if "tuned_on" in own else None
-    return Column(
-        name,
-        own.get("title", parent.title),
-        own.get("note", parent.note),
-        joined(parent.settings, own.get("settings", {})),
-        own.get("rounds", parent.rounds),
-        tuned,
-    )
+    changed = {key: own[key] for key in ("title", "note", "rounds") if key in own}
+    settings = joined(parent.settings, own.get("settings", {}))
+    return parent._replace(name=name, settings=settings, tuned=tuned, **changed)
 
 
 def _row(own: Mapping[str, Any], recipes: Mapping[str, Any], protocols: Sequence[str]) -> Row:

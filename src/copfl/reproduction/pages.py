@@ -22,9 +22,9 @@ from copfl.reproduction.findings import (
 from copfl.tables import Table, as_markdown, percent, with_spread
 
 BASELINES_NOTE = (
-    "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, with "
-    "the 95 % t interval over seeds. That baseline is selected by the numbers that it is compared with, which "
-    "favours it slightly."
+    "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, "
+    "with the 95 % t interval over seeds. That baseline is selected by the numbers that it is compared with, "
+    "which favours it slightly."
 )
 
 

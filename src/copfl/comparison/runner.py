@@ -320,7 +320,7 @@ class LeanFolder(RunFolder):
 def in_processes(jobs: Sequence[Job], processes: int) -> Generator[Done]:
     """Every job as it ends, from processes that import torch once and run one job after another.
 
-    A killed process, perhaps for lack of memory, ends its pool; what is left is tried again one by one.
+    A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
     """
     for job in (yield from _pool(jobs, processes)):
         if (yield from _pool([job], 1)):

@@ -74,10 +74,10 @@ def down_of(algorithm: AnyAlgorithm, task: Task, w: Tensor | None = None) -> Any
     return row(algorithm.downlink(server if w is None else server._replace(w=w), torch.tensor([0])), 0)
 
 
-def turn_of(
+def output_of(
     algorithm: AnyAlgorithm, task: Task, data: Data, plan: Plan, client: Any = None, w: Tensor | None = None
 ) -> Any:
-    """The Turn of one client: a newcomer's, in the first round, unless a client or the server's weights are given."""
+    """The Turn of one client: a new client's, in the first round, unless a client or the server's weights are given."""
     given = algorithm.client_init(task) if client is None else client
     with torch.no_grad():
         return algorithm.client_update(task, given, down_of(algorithm, task, w), data, plan)

@@ -22,9 +22,9 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
@@ -42,25 +42,29 @@ def met(algorithm: APFL, task: Task) -> Any:
 
 def test_mixed_predictions_by_hand() -> None:
     task, algorithm = chain(0.0, 0.0), APFL(PLAIN, alpha=0.3, alpha_rate=0.1)
-    turn = turn_of(algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+    output = output_of(
+        algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W)
+    )
     mine, other = sigmoid(V[0] * V[1] * X), sigmoid(W[0] * W[1] * X)
     alpha = 0.3 - 0.1 * (other - mine) / (
         0.3 * mine + 0.7 * other
     )  # d/dalpha of -log(alpha * mine + rest * other)
-    assert turn.client.alpha.item() == pytest.approx(alpha, rel=1e-12)
+    assert output.client.alpha.item() == pytest.approx(alpha, rel=1e-12)
     # d/ds of -log(alpha * sigmoid(s) + rest) is -alpha * sigmoid' / mixture
     slope = -alpha * mine * (1 - mine) / (alpha * mine + (1 - alpha) * other)
-    assert turn.client.v.tolist() == numbers(V[0] - LR * slope * V[1] * X, V[1] - LR * slope * V[0] * X)
+    assert output.client.v.tolist() == numbers(V[0] - LR * slope * V[1] * X, V[1] - LR * slope * V[0] * X)
     miss = off(W[0] * W[1] * X, 1)  # the global half does not know of the mixture
-    assert turn.upload.w.tolist() == numbers(W[0] - LR * miss * W[1] * X, W[1] - LR * miss * W[0] * X)
-    assert isinstance(turn.trained, Experts)
-    assert torch.equal(turn.trained.w, torch.stack([turn.client.v, turn.upload.w]))
-    assert turn.trained.share.tolist() == numbers(alpha, 1 - alpha)
+    assert output.upload.w.tolist() == numbers(W[0] - LR * miss * W[1] * X, W[1] - LR * miss * W[0] * X)
+    assert isinstance(output.trained, Experts)
+    assert torch.equal(output.trained.w, torch.stack([output.client.v, output.upload.w]))
+    assert output.trained.share.tolist() == numbers(alpha, 1 - alpha)
 
 
 def test_mixed_weights_by_hand() -> None:
     task, algorithm = chain(0.0, 0.0), APFL(PLAIN, alpha=0.3, alpha_rate=0.1, mixture="weights")
-    turn = turn_of(algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W))
+    output = output_of(
+        algorithm, task, samples((X, 1)), one_at_a_time([0]), met(algorithm, task), w=vector(*W)
+    )
 
     def gradient(alpha: float) -> list[float]:
         body, head = (alpha * v + (1 - alpha) * w for v, w in zip(V, W, strict=True))
@@ -68,11 +72,11 @@ def test_mixed_weights_by_hand() -> None:
         return [miss * head * X, miss * body * X]
 
     alpha = 0.3 - 0.1 * sum(g * (v - w) for g, v, w in zip(gradient(0.3), V, W, strict=True))
-    assert turn.client.alpha.item() == pytest.approx(alpha, rel=1e-12)
+    assert output.client.alpha.item() == pytest.approx(alpha, rel=1e-12)
     moved = [v - LR * alpha * g for v, g in zip(V, gradient(alpha), strict=True)]
-    assert turn.client.v.tolist() == numbers(*moved)
-    mixed = [alpha * v + (1 - alpha) * w for v, w in zip(moved, turn.upload.w.tolist(), strict=True)]
-    assert turn.trained.tolist() == numbers(*mixed)
+    assert output.client.v.tolist() == numbers(*moved)
+    mixed = [alpha * v + (1 - alpha) * w for v, w in zip(moved, output.upload.w.tolist(), strict=True)]
+    assert output.trained.tolist() == numbers(*mixed)
 
 
 @pytest.mark.parametrize("mixture", ["predictions", "weights"])
@@ -97,14 +101,14 @@ def test_all_personal_is_local_training_and_all_global_is_fedavg(mixture: str) -
 def test_alpha_goes_to_the_better_model_and_stays_between_0_and_1(mixture: str) -> None:
     task, algorithm = chain(0.0, 0.0), APFL(PLAIN, alpha_rate=100.0, mixture=mixture)
     for label, expected in ((0, 1.0), (1, 0.0)):  # V says class 0, W says class 1
-        turn = turn_of(
+        output = output_of(
             algorithm, task, samples((X, label)), one_at_a_time([0]), met(algorithm, task), w=vector(*W)
         )
-        assert turn.client.alpha.item() == expected
+        assert output.client.alpha.item() == expected
 
 
 @pytest.mark.parametrize("mixture", ["predictions", "weights"])
-def test_a_newcomer_answers_like_the_broadcast(mixture: str) -> None:
+def test_a_new_client_answers_like_the_broadcast(mixture: str) -> None:
     task, algorithm = chain(9.0, 9.0), APFL(mixture=mixture)
     w, x = vector(*W), vector(X)[None]
     personal = algorithm.personal_model(task, algorithm.client_init(task), down_of(algorithm, task, w))

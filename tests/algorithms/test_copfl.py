@@ -89,7 +89,7 @@ def test_the_first_round_by_hand() -> None:
 
 def test_the_second_round_by_hand() -> None:
     server, clients, shown = two_rounds(BY_HAND)
-    # A starts from its own entry 0 and the broadcast: (1, .4375, .25). Both halves start there, so every entry of it
+    # A starts from its own entry 0 and the global model: (1, .4375, .25). Both halves start there, so every entry of it
     # moves by x times the same sigma. B starts from (-.25, .4375, .75).
     q_a = sigma(-dot((1, 0.4375, 0.25), A))
     q_b = sigma(-dot((-0.25, 0.4375, 0.75), B))
@@ -164,7 +164,7 @@ def test_union_never_averages_what_anybody_holds_as_personal() -> None:
         0.0,
         0.4375,
         0.0,
-    ]  # entries 0 and 2 stay where they were: at the first weights
+    ]  # entries 0 and 2 stay where they were: at the initial weights
     server, _, shown = two_rounds(replace(BY_HAND, merge="union"))
     assert server.w[0] == 0 == server.w[2]
     assert shown[1].federation["averaged"] == pytest.approx(1 / 3)
@@ -219,7 +219,7 @@ def test_a_client_that_was_away_is_not_taken_out_of_means_it_is_not_in() -> None
     away = Client(9 * ones, torch.zeros(3).bool(), (), 0.5 * ones, gamma, torch.tensor(3))
     down = Down(w, 4 * ones, torch.tensor(4.0).double(), torch.zeros(3).bool(), torch.tensor(6))
     step, model = without(BY_HAND, away, down, ones)
-    assert step.tolist() == (0.5 - w).tolist()  # all that happened since it last saw the broadcast
+    assert step.tolist() == (0.5 - w).tolist()  # all that happened since it last saw the global model
     assert model.tolist() == w.tolist()
     there = away._replace(round=torch.tensor(5))  # in the last round: weight 2 of 4, holding 9
     step, model = without(BY_HAND, there, down, ones)
@@ -245,17 +245,17 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
         totals: list[Any] = [None, None]
         for n in range(3):
             row = tree.row((data, order, mine.downlink(server, ids), theirs.downlink(other, ids)), n)
-            turn = mine.client_update(task, clients[n], row[2], row[0], row[1])
-            turn_too = theirs.client_update(
+            output = mine.client_update(task, clients[n], row[2], row[0], row[1])
+            other_output = theirs.client_update(
                 task, others[n], row[3], row[0], row[1][1:]
             )  # the shared phase's pass
-            assert isinstance(turn.trained, Tensor)
-            assert isinstance(turn_too.trained, Tensor)
-            assert torch.equal(turn.trained, turn_too.trained)
-            clients[n], others[n] = turn.client, turn_too.client
+            assert isinstance(output.trained, Tensor)
+            assert isinstance(other_output.trained, Tensor)
+            assert torch.equal(output.trained, other_output.trained)
+            clients[n], others[n] = output.client, other_output.client
             summands = [
-                mine.summand(task, server, ids[n], turn.upload),
-                theirs.summand(task, other, ids[n], turn_too.upload),
+                mine.summand(task, server, ids[n], output.upload),
+                theirs.summand(task, other, ids[n], other_output.upload),
             ]
             totals = [s if t is None else tree.add(t, s) for t, s in zip(totals, summands, strict=True)]
         server, other = (
@@ -277,8 +277,8 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
     for k in range(4):
         down = tree.row(algorithm.downlink(server, torch.tensor([1])), 0)
         order = tree.row(plan(0, k, [1], [9], batch=4, epochs=2), 0)
-        turn = algorithm.client_update(task, client, down, data, order)
-        client, upload = turn.client, turn.upload
+        output = algorithm.client_update(task, client, down, data, order)
+        client, upload = output.client, output.upload
         assert not upload.shared.values[client.mask].any()
         assert torch.equal(upload.shared.personal, client.mask)
         assert torch.equal(upload.shared.values[~client.mask], client.w[~client.mask])
@@ -357,10 +357,10 @@ def test_an_entry_that_returns_is_shared_again_and_its_moments_start_again() -> 
     later = data._replace(
         x=torch.tensor([[0.0, 0.2, 5.0]], dtype=torch.float64)
     )  # nothing moves entry 0 any more
-    turn = algorithm.client_update(task, client, down, later, everything(later, 2))
-    assert turn.client.mask.tolist() == [False, False, True]
-    assert turn.client.moments.t.tolist() == [0, 2, 0]
-    assert turn.upload.shared.values.tolist() == [*turn.client.w.tolist()[:2], 0]
+    output = algorithm.client_update(task, client, down, later, everything(later, 2))
+    assert output.client.mask.tolist() == [False, False, True]
+    assert output.client.moments.t.tolist() == [0, 2, 0]
+    assert output.upload.shared.values.tolist() == [*output.client.w.tolist()[:2], 0]
 
 
 def test_averaged_statistics_are_shared_like_weights() -> None:

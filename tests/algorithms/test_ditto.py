@@ -1,4 +1,4 @@
-"""Ditto: two models a client, one pulled towards the broadcast of the other."""
+"""Ditto: two models a client, one pulled towards the global model of the other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
@@ -26,7 +26,7 @@ from tests.algorithms.chain import (
 def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_trained_global_one() -> None:
     task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
     client = Ditto(PLAIN).client_init(task)._replace(v=vector(1.0, -1.0), started=torch.tensor(True))
-    turn = turn_of(Ditto(PLAIN, lam=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
+    output = output_of(Ditto(PLAIN, lam=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
     body, head = 1.0, -1.0
     for x, y in ((1.0, 1), (3.0, 0)):
         miss = off(head * body * x, y)
@@ -34,13 +34,13 @@ def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_
             body - LR * (miss * head * x + 0.3 * (body - 2.0)),
             head - LR * (miss * body * x + 0.3 * (head - 0.5)),
         )
-    assert turn.trained.tolist() == numbers(body, head)
-    assert turn.client.v.tolist() == numbers(body, head)
+    assert output.trained.tolist() == numbers(body, head)
+    assert output.client.v.tolist() == numbers(body, head)
     body, head = 2.0, 0.5
     for x, y in ((1.0, 1), (3.0, 0)):  # the global half: the same batches, no pull
         miss = off(head * body * x, y)
         body, head = body - LR * miss * head * x, head - LR * miss * body * x
-    assert turn.upload.w.tolist() == numbers(body, head)
+    assert output.upload.w.tolist() == numbers(body, head)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -63,7 +63,7 @@ def test_the_global_half_is_fedavgs_whatever_the_pull() -> None:
     assert torch.equal(both.server.w, together.server.w)
 
 
-def test_a_newcomer_predicts_with_the_broadcast() -> None:
+def test_a_new_client_predicts_with_the_broadcast() -> None:
     task, algorithm = chain(1.0, 1.0), Ditto()
     down, client = down_of(algorithm, task, vector(5.0, 6.0)), algorithm.client_init(task)
     assert algorithm.personal_model(task, client, down).tolist() == [5.0, 6.0]

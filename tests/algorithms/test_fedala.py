@@ -1,4 +1,4 @@
-"""FedALA: how much of the broadcast each entry of the last tensors takes."""
+"""FedALA: how much of the global model each entry of the last tensors takes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 from tests.toys import rounds_of
@@ -37,10 +37,10 @@ def client(w: Tensor, mix: float = 1.0, turns: int = 1) -> Client:
 
 
 def test_a_turn_by_hand() -> None:
-    """Own weights (5, 0.5), broadcast (2, 1.5): only the head is mixed, the body is the broadcast's."""
+    """Own weights (5, 0.5), broadcast (2, 1.5): only the head is mixed, the body is the global model's."""
     task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
     algorithm = FedALA(PLAIN, tensors=1, step=0.5, fraction=1.0)
-    turn = turn_of(
+    output = output_of(
         algorithm, task, data, one_at_a_time([1, 0], [0]), client(vector(5.0, 0.5)), vector(2.0, 1.5)
     )
     mix = 1.0
@@ -50,17 +50,17 @@ def test_a_turn_by_hand() -> None:
         mix = min(1.0, max(0.0, mix - 0.5 * slope * (1.5 - 0.5)))
     head = 0.5 + mix
     push = off(head * 2.0 * 1.0, 1)
-    assert turn.client.mix.tolist() == numbers(mix)
-    assert turn.trained.tolist() == numbers(2.0 - LR * push * head, head - LR * push * 2.0)
-    assert turn.client.w.tolist() == turn.trained.tolist()
+    assert output.client.mix.tolist() == numbers(mix)
+    assert output.trained.tolist() == numbers(2.0 - LR * push * head, head - LR * push * 2.0)
+    assert output.client.w.tolist() == output.trained.tolist()
 
 
-def test_a_newcomer_takes_the_whole_broadcast() -> None:
+def test_a_new_client_takes_the_whole_broadcast() -> None:
     task, data = chain(5.0, 0.5), samples((3.0, 0))
-    turn = turn_of(FedALA(PLAIN), task, data, one_at_a_time([0], []), w=vector(2.0, 1.5))
-    assert turn.client.mix.tolist() == [1.0, 1.0]
-    assert turn.trained.tolist() == numbers(2.0, 1.5)
-    assert int(turn.client.rounds) == 1
+    output = output_of(FedALA(PLAIN), task, data, one_at_a_time([0], []), w=vector(2.0, 1.5))
+    assert output.client.mix.tolist() == [1.0, 1.0]
+    assert output.trained.tolist() == numbers(2.0, 1.5)
+    assert int(output.client.rounds) == 1
 
 
 def test_before_training_it_predicts_with_its_own_mixture() -> None:
@@ -78,10 +78,10 @@ def test_only_a_fraction_of_the_samples_trains_the_mixture() -> None:
         vector(2.0, 1.5),
     )
     pairs = [(0.3, 0), (0.5, 0), (0.7, 1), (0.2, 0), (0.9, 1)]
-    mix = turn_of(algorithm, task, samples(*pairs), order, own, w).client.mix
+    mix = output_of(algorithm, task, samples(*pairs), order, own, w).client.mix
     for changed, matters in ((0, False), (1, True), (2, False), (3, True), (4, False)):
         others = [(x + 0.1, y) if place == changed else (x, y) for place, (x, y) in enumerate(pairs)]
-        same = torch.equal(turn_of(algorithm, task, samples(*others), order, own, w).client.mix, mix)
+        same = torch.equal(output_of(algorithm, task, samples(*others), order, own, w).client.mix, mix)
         assert same is not matters
 
 

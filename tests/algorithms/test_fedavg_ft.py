@@ -16,26 +16,26 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
 )
 
 
 def test_the_upload_ends_with_the_epochs_and_the_evaluated_model_goes_on() -> None:
     task, data = chain(1.0, 0.0), samples((1.0, 1))
-    turn = turn_of(FedAvgFT(PLAIN, epochs=1, tune_epochs=1), task, data, one_at_a_time([0], [0]))
+    output = output_of(FedAvgFT(PLAIN, epochs=1, tune_epochs=1), task, data, one_at_a_time([0], [0]))
     head = 0.5 * LR  # off(0, 1) = -1/2; the body has no gradient while the head is 0
-    assert turn.upload.w.tolist() == numbers(1.0, head)
+    assert output.upload.w.tolist() == numbers(1.0, head)
     miss = off(head, 1)
-    assert turn.trained.tolist() == numbers(1.0 - LR * miss * head, head - LR * miss * 1.0)
+    assert output.trained.tolist() == numbers(1.0 - LR * miss * head, head - LR * miss * 1.0)
 
 
 def test_tuning_one_part_leaves_the_other_as_it_was_uploaded() -> None:
     task, data = chain(1.0, 1.0), samples((1.0, 1))
-    turn = turn_of(FedAvgFT(PLAIN, tune_epochs=2, tune="head"), task, data, one_at_a_time([0], [0], [0]))
-    assert turn.trained[0] == turn.upload.w[0]
-    assert turn.trained[1] > turn.upload.w[1]
+    output = output_of(FedAvgFT(PLAIN, tune_epochs=2, tune="head"), task, data, one_at_a_time([0], [0], [0]))
+    assert output.trained[0] == output.upload.w[0]
+    assert output.trained[1] > output.upload.w[1]
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -16,28 +16,28 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
 
 def test_the_body_alone_is_learned_and_the_whole_broadcast_is_tuned() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(FedBABU(PLAIN, tune_epochs=1), task, data, one_at_a_time([0], [1]), w=vector(3.0))
-    assert turn.upload.w.tolist() == numbers(3.0 - LR * off(0.5 * 3.0, 1) * 0.5)
-    assert turn.client.personal.tolist() == [0.5]
-    miss = off(0.5 * 3.0 * 3.0, 0)  # at the broadcast, not at the body that was just trained
-    assert turn.trained.tolist() == numbers(3.0 - LR * miss * 0.5 * 3.0, 0.5 - LR * miss * 3.0 * 3.0)
+    output = output_of(FedBABU(PLAIN, tune_epochs=1), task, data, one_at_a_time([0], [1]), w=vector(3.0))
+    assert output.upload.w.tolist() == numbers(3.0 - LR * off(0.5 * 3.0, 1) * 0.5)
+    assert output.client.personal.tolist() == [0.5]
+    miss = off(0.5 * 3.0 * 3.0, 0)  # at the global model, not at the body that was just trained
+    assert output.trained.tolist() == numbers(3.0 - LR * miss * 0.5 * 3.0, 0.5 - LR * miss * 3.0 * 3.0)
 
 
 @pytest.mark.parametrize(("tune", "still"), [("head", 0), ("body", 1)])
 def test_one_part_can_be_tuned_alone(tune: str, still: int) -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1))
-    turn = turn_of(FedBABU(PLAIN, tune_epochs=1, tune=tune), task, data, one_at_a_time([0], [0]))
-    assert turn.trained[still] == task.initial[still]
-    assert turn.trained[1 - still] != task.initial[1 - still]
+    output = output_of(FedBABU(PLAIN, tune_epochs=1, tune=tune), task, data, one_at_a_time([0], [0]))
+    assert output.trained[still] == task.initial[still]
+    assert output.trained[1 - still] != task.initial[1 - still]
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(weight_decay=0.1), Adam(keep=True), Mamo()], ids=repr)

@@ -26,9 +26,9 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
@@ -36,22 +36,22 @@ from tests.algorithms.chain import (
 def test_the_statistics_are_those_before_training_and_the_centroids_those_after() -> None:
     """Features 2, 6 (class 0) and 4 (class 1); prior times mean is their sum over all three samples."""
     task, data = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0), (2.0, 1))
-    turn = turn_of(FedPAC(PLAIN, head_epochs=0), task, data, one_at_a_time([0]))
-    assert turn.upload.means.tolist() == [numbers(8 / 3), numbers(4 / 3)]
-    assert float(turn.upload.spread) == pytest.approx((56 / 3 - 64 / 9 - 16 / 9) / 3)
+    output = output_of(FedPAC(PLAIN, head_epochs=0), task, data, one_at_a_time([0]))
+    assert output.upload.means.tolist() == [numbers(8 / 3), numbers(4 / 3)]
+    assert float(output.upload.spread) == pytest.approx((56 / 3 - 64 / 9 - 16 / 9) / 3)
     body = 2.0 - LR * off(0.5 * 2.0, 0) * 0.5
-    assert turn.upload.w.tolist() == numbers(body)
-    assert turn.upload.features.tolist() == [numbers(4 * body), numbers(2 * body)]
-    assert turn.upload.counts.tolist() == [2.0, 1.0]
+    assert output.upload.w.tolist() == numbers(body)
+    assert output.upload.features.tolist() == [numbers(4 * body), numbers(2 * body)]
+    assert output.upload.counts.tolist() == [2.0, 1.0]
 
 
 def test_the_head_goes_first_and_ten_times_as_fast() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(FedPAC(PLAIN), task, data, one_at_a_time([0], [1]))
+    output = output_of(FedPAC(PLAIN), task, data, one_at_a_time([0], [1]))
     head = 0.5 - 10 * LR * off(0.5 * 2.0, 1) * 2.0
     body = 2.0 - LR * off(head * 2.0 * 3.0, 0) * head * 3.0  # no centroids in the first round: nothing pulls
-    assert turn.upload.head.tolist() == numbers(head)
-    assert turn.upload.w.tolist() == numbers(body)
+    assert output.upload.head.tolist() == numbers(head)
+    assert output.upload.w.tolist() == numbers(body)
 
 
 def aligned(known: tuple[bool, bool]) -> float:
@@ -60,8 +60,8 @@ def aligned(known: tuple[bool, bool]) -> float:
     algorithm = FedPAC(PLAIN, head_epochs=0, alignment=0.25)
     down = down_of(algorithm, task)._replace(centroids=vector(1.0, -1.0)[:, None], known=torch.tensor(known))
     with torch.no_grad():
-        turn = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([1]))
-    return float(turn.upload.w)
+        output = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([1]))
+    return float(output.upload.w)
 
 
 def test_the_body_is_pulled_to_the_centroid_of_the_class() -> None:

@@ -124,8 +124,10 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     def upload(x: Any) -> float:
         data = Data(x, y, torch.tensor(4))
         with torch.no_grad():
-            turn = algorithm.client_update(task, algorithm.client_init(task), down, data, everything(data, 1))
-        return float(turn.upload.w)
+            output = algorithm.client_update(
+                task, algorithm.client_init(task), down, data, everything(data, 1)
+            )
+        return float(output.upload.w)
 
     assert upload(x) == pytest.approx((1.0 + 2.0 + 3.0) / 3 / 2)
     changed = x.clone()

@@ -1,4 +1,4 @@
-"""FedProx: the pull is towards the broadcast."""
+"""FedProx: the pull is towards the global model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
 
 def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(FedProx(PLAIN, mu=0.2), task, data, one_at_a_time([0, 1]))
+    output = output_of(FedProx(PLAIN, mu=0.2), task, data, one_at_a_time([0, 1]))
     miss = off(0.5 * 2.0, 1)
     body, head = (
         2.0 - LR * miss * 0.5,
@@ -35,14 +35,14 @@ def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
         body - LR * (miss * head * 3.0 + 0.2 * (body - 2.0)),
         head - LR * (miss * body * 3.0 + 0.2 * (head - 0.5)),
     )
-    assert turn.upload.w.tolist() == numbers(*expected)
-    assert turn.trained.tolist() == numbers(*expected)
+    assert output.upload.w.tolist() == numbers(*expected)
+    assert output.trained.tolist() == numbers(*expected)
 
 
 def test_each_round_pulls_towards_its_own_broadcast() -> None:
     task, data = chain(2.0, 0.5), samples((0.0, 1))  # a sample without a gradient: the pull is all there is
-    turn = turn_of(FedProx(PLAIN, mu=1.0), task, data, one_at_a_time([0, 0]), w=vector(7.0, -3.0))
-    assert turn.upload.w.tolist() == [7.0, -3.0]
+    output = output_of(FedProx(PLAIN, mu=1.0), task, data, one_at_a_time([0, 0]), w=vector(7.0, -3.0))
+    assert output.upload.w.tolist() == [7.0, -3.0]
 
 
 @pytest.mark.parametrize("keep", [False, True])

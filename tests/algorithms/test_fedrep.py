@@ -15,32 +15,32 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
 )
 
 
 def test_the_body_steps_for_the_head_that_was_just_fitted() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
     plan = one_at_a_time([0], [1], [0])
-    turn = turn_of(FedRep(PLAIN, epochs=1, head_epochs=2), task, data, plan)
+    output = output_of(FedRep(PLAIN, epochs=1, head_epochs=2), task, data, plan)
     head = 0.5
     for x, y in ((1.0, 1), (3.0, 0)):
         head -= LR * off(head * 2.0 * x, y) * 2.0 * x
     body = 2.0 - LR * off(head * 2.0 * 1.0, 1) * head * 1.0
-    assert turn.client.personal.tolist() == numbers(head)
-    assert turn.upload.w.tolist() == numbers(body)
-    assert turn.trained.tolist() == numbers(body, head)
+    assert output.client.personal.tolist() == numbers(head)
+    assert output.upload.w.tolist() == numbers(body)
+    assert output.trained.tolist() == numbers(body, head)
 
 
 def test_the_first_body_step_of_adam_is_a_first_step() -> None:
     """One step count for both phases would make it 3.2 times as long."""
     task, data = chain(2.0, 0.5), samples((1.0, 1))
     for optimizer in (Adam(lr=0.01), Adam(lr=0.01, keep=True), Mamo(lr=0.01)):
-        turn = turn_of(FedRep(optimizer, head_epochs=12), task, data, one_at_a_time(*[[0]] * 13))
+        output = output_of(FedRep(optimizer, head_epochs=12), task, data, one_at_a_time(*[[0]] * 13))
         torch.testing.assert_close(
-            turn.upload.w, torch.tensor([2.01], dtype=torch.float64), rtol=0, atol=1e-8
+            output.upload.w, torch.tensor([2.01], dtype=torch.float64), rtol=0, atol=1e-8
         )
 
 

@@ -41,13 +41,13 @@ def test_a_turn_by_hand() -> None:
     teacher = torch.tensor([[0.2, 0.8], [0.5, 0.5]], dtype=torch.float64)
     down, data = Down(teacher, torch.tensor(True)), samples((3.0, 0))
     with torch.no_grad():
-        turn = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([0]))
+        output = algorithm.client_update(task, algorithm.client_init(task), down, data, one_at_a_time([0]))
     a = 1.0
     for x, t in ((2.0, 0.8), (-1.0, 0.5)):
         a -= 0.5 * (sigma(a * x / 4) - t) * x / 4
     a -= 0.5 * sigma(a * 3.0) * 3.0
-    assert turn.client.w.tolist() == numbers(a)
-    assert turn.upload.answers[:, 1].tolist() == numbers(sigma(a * 2.0 / 4), sigma(-a / 4))
+    assert output.client.w.tolist() == numbers(a)
+    assert output.upload.answers[:, 1].tolist() == numbers(sigma(a * 2.0 / 4), sigma(-a / 4))
 
 
 def test_without_a_teacher_it_is_local_training() -> None:

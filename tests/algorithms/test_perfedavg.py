@@ -9,7 +9,7 @@ from copfl.core.batches import plan
 from copfl.core.optim import Adam, Sgd
 from copfl.core.tree import row
 from copfl.testing import SIZES, small_federation
-from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, turn_of
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, output_of, samples
 
 
 def step(w: list[float], rate: float, x: float, y: int, at: list[float]) -> list[float]:
@@ -21,23 +21,25 @@ def step(w: list[float], rate: float, x: float, y: int, at: list[float]) -> list
 
 def test_the_outer_gradient_is_taken_after_the_inner_step() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(PerFedAvg(PLAIN, inner_rate=0.2), task, data, one_at_a_time([0, 1], [1, 0]))
+    output = output_of(PerFedAvg(PLAIN, inner_rate=0.2), task, data, one_at_a_time([0, 1], [1, 0]))
     w = first = [2.0, 0.5]
     for (x, y), (later_x, later_y) in (((1.0, 1), (3.0, 0)), ((3.0, 0), (1.0, 1))):
         w = step(w, LR, later_x, later_y, at=step(w, 0.2, x, y, at=w))
-    assert turn.upload.w.tolist() == numbers(*w)
-    assert turn.trained.tolist() == numbers(
+    assert output.upload.w.tolist() == numbers(*w)
+    assert output.trained.tolist() == numbers(
         *step(first, 0.2, 1.0, 1, at=first)
-    )  # the broadcast, adapted once
+    )  # the global model, adapted once
 
 
 def test_a_client_may_adapt_by_more_steps() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
-    turn = turn_of(PerFedAvg(PLAIN, inner_rate=0.2, tune_steps=3), task, data, one_at_a_time([0, 1], [1, 0]))
+    output = output_of(
+        PerFedAvg(PLAIN, inner_rate=0.2, tune_steps=3), task, data, one_at_a_time([0, 1], [1, 0])
+    )
     w = [2.0, 0.5]
     for x, y in ((1.0, 1), (3.0, 0), (1.0, 1)):
         w = step(w, 0.2, x, y, at=w)
-    assert turn.trained.tolist() == numbers(*w)
+    assert output.trained.tolist() == numbers(*w)
 
 
 def test_without_an_inner_step_it_is_fedavg_on_every_second_pass() -> None:
@@ -46,8 +48,8 @@ def test_without_an_inner_step_it_is_fedavg_on_every_second_pass() -> None:
         both = plan(0, 0, list(range(4)), federation.train.sizes, batch=4, epochs=4, augment=True)
         for client in range(4):
             data, order = row(federation.train.rows(list(range(4))), client), row(both, client)
-            ahead = turn_of(PerFedAvg(optimizer, 2, inner_rate=0.0), task, data, order)
-            plain = turn_of(FedAvg(optimizer, 2), task, data, order[1::2])
+            ahead = output_of(PerFedAvg(optimizer, 2, inner_rate=0.0), task, data, order)
+            plain = output_of(FedAvg(optimizer, 2), task, data, order[1::2])
             assert torch.equal(ahead.upload.w, plain.upload.w)
             assert torch.equal(ahead.client.personal, plain.client.personal)
             assert torch.equal(ahead.trained[: task.d], task.initial[: task.d])

@@ -16,9 +16,9 @@ from tests.algorithms.chain import (
     numbers,
     off,
     one_at_a_time,
+    output_of,
     samples,
     three_rounds,
-    turn_of,
     vector,
 )
 
@@ -26,7 +26,7 @@ from tests.algorithms.chain import (
 def test_theta_takes_the_inner_steps_and_w_follows_it() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1), (3.0, 0))
     algorithm = PFedMe(PLAIN, rate=0.1, lam=0.4, inner_steps=2)
-    turn = turn_of(algorithm, task, data, one_at_a_time([0, 1]))
+    output = output_of(algorithm, task, data, one_at_a_time([0, 1]))
     theta, w = [2.0, 0.5], [2.0, 0.5]
     for x, y in ((1.0, 1), (3.0, 0)):
         for _ in range(2):
@@ -37,14 +37,14 @@ def test_theta_takes_the_inner_steps_and_w_follows_it() -> None:
                 head - LR * (miss * body * x + 0.4 * (head - w[1])),
             ]
         w = [a - 0.1 * 0.4 * (a - b) for a, b in zip(w, theta, strict=True)]
-    assert turn.trained.tolist() == numbers(*theta)
-    assert turn.client.theta.tolist() == numbers(*theta)
-    assert turn.upload.w.tolist() == numbers(*w)
+    assert output.trained.tolist() == numbers(*theta)
+    assert output.client.theta.tolist() == numbers(*theta)
+    assert output.upload.w.tolist() == numbers(*w)
 
 
 def test_a_step_without_samples_moves_neither() -> None:
     task, data = chain(2.0, 0.5), samples((1.0, 1))
-    some, more = (turn_of(PFedMe(PLAIN), task, data, one_at_a_time(steps)) for steps in ([0], [0, -1]))
+    some, more = (output_of(PFedMe(PLAIN), task, data, one_at_a_time(steps)) for steps in ([0], [0, -1]))
     assert torch.equal(some.upload.w, more.upload.w)
     assert torch.equal(some.trained, more.trained)
     assert some.metrics["loss"] == more.metrics["loss"]
@@ -69,7 +69,7 @@ def test_every_round_starts_from_the_broadcast() -> None:
     algorithm = PFedMe(PLAIN)
     old = algorithm.client_init(task)._replace(theta=vector(9.0, 9.0), started=torch.tensor(True))
     new, before = (
-        turn_of(algorithm, task, data, one_at_a_time([0]), c, w=vector(2.0, 0.5)) for c in (None, old)
+        output_of(algorithm, task, data, one_at_a_time([0]), c, w=vector(2.0, 0.5)) for c in (None, old)
     )
     assert torch.equal(new.upload.w, before.upload.w)
     down = down_of(algorithm, task, vector(2.0, 0.5))

@@ -216,7 +216,7 @@ def test_whole_vectors_without_one_by_hand() -> None:
     assert (float(step), float(model)) == (0, 4)
     step, model = whole_without(
         broadcast, seen, own, seen - own, vector(0.0)[0], torch.tensor(False)
-    )  # a newcomer
+    )  # a new client
     assert (float(step), float(model)) == (0, 2)
 
 

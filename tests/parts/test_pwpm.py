@@ -76,8 +76,8 @@ def test_when_everybody_competes_the_same_winners_stall_the_mask() -> None:
     assert grown(Pwpm(0.25, 0.5), change, mask) == [0, 1, 2, 3]  # among the shared entries alone it goes on
 
 
-def test_when_everybody_competes_the_largest_newcomers_use_the_last_room() -> None:
-    # Top half of 8: entries 0, 5, 6, 7; 0 is personal already and there is room for 2 of the 3 newcomers.
+def test_when_everybody_competes_the_largest_new_clients_use_the_last_room() -> None:
+    # Top half of 8: entries 0, 5, 6, 7; 0 is personal already and there is room for 2 of the 3 new clients.
     growth = Pwpm(0.5, 3 / 8, candidates="all")
     assert grown(growth, [9.0, 0.1, 0.2, 0.3, 0.4, 5.0, 7.0, 6.0], mask=torch.arange(8) < 1) == [0, 6, 7]
 

@@ -1,4 +1,4 @@
-"""The levers, by hand and by the laws that every algorithm obeys."""
+"""The training add-ons, by hand and by the laws that every algorithm obeys."""
 
 from __future__ import annotations
 

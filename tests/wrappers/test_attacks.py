@@ -1,4 +1,4 @@
-"""Each lie by hand, who tells it, and that every engine tells the same."""
+"""Each attack by hand, who the attackers are, and that every engine agrees."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def test_a_flipped_sign() -> None:
 
 
 def test_a_scaled_update_with_a_scaled_claim() -> None:
-    lie = scaled(HONEST, 10.0, KEY)
-    assert lie.sent.tolist() == [11, 31]
-    assert lie.reported_weight is not None
-    assert lie.reported_weight.item() == 60
+    attack_update = scaled(HONEST, 10.0, KEY)
+    assert attack_update.sent.tolist() == [11, 31]
+    assert attack_update.reported_weight is not None
+    assert attack_update.reported_weight.item() == 60
     assert scaled(HONEST._replace(reported_weight=None), 10.0, KEY).reported_weight is None
 
 
 def test_noise_is_as_long_as_the_update() -> None:
     change = torch.zeros(10_000)
     change[0] = 3.0
-    lie = noise(Update(torch.zeros(10_000), change, None, None), 5.0, KEY)
-    assert float(lie.sent.norm()) == pytest.approx(15, rel=0.05)
+    attack_update = noise(Update(torch.zeros(10_000), change, None, None), 5.0, KEY)
+    assert float(attack_update.sent.norm()) == pytest.approx(15, rel=0.05)
     assert not torch.equal(
-        lie.sent, noise(Update(torch.zeros(10_000), change, None, None), 5.0, torch.tensor(2)).sent
+        attack_update.sent, noise(Update(torch.zeros(10_000), change, None, None), 5.0, torch.tensor(2)).sent
     )
 
 
 def test_a_free_rider_sends_back_what_it_got_and_an_honest_claim() -> None:
     received = torch.full((10_000,), 2.0)
-    lie = free_rider(Update(received, torch.zeros(10_000), None, torch.tensor(7.0)), 0.01, KEY)
-    assert float((lie.sent - received).std()) == pytest.approx(0.02, rel=0.05)
-    assert lie.reported_weight is not None
-    assert lie.reported_weight.item() == 7
+    attack_update = free_rider(Update(received, torch.zeros(10_000), None, torch.tensor(7.0)), 0.01, KEY)
+    assert float((attack_update.sent - received).std()) == pytest.approx(0.02, rel=0.05)
+    assert attack_update.reported_weight is not None
+    assert attack_update.reported_weight.item() == 7
 
 
 def test_wrong_labels_are_the_clients_own_other_classes() -> None:
@@ -91,7 +91,7 @@ def test_attackers_follow_from_the_seed() -> None:
 
 
 def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
-    """One round of FedAvg from two clients: the mean moves by the lie and by nothing else."""
+    """One round of FedAvg from two clients: the mean moves by the attack and by nothing else."""
     task, federation = small_federation("none", (5, 5))
 
     def after(algorithm: object) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
         w: torch.Tensor = (server.server if hasattr(server, "server") else server).w
         return w
 
-    plain, lied, nobody = (
+    plain, attacked_mean, nobody = (
         after(a)
         for a in (
             FedAvg(),
@@ -111,9 +111,9 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
     )
     assert torch.equal(plain, nobody)
     first = task.initial
-    # w1 + w2 = 2 plain, and the lie is 2 first - w2: so plain + lied = (w1 + w2 + w1 + 2 first - w2) / 2 = w1 + first.
-    (w1,) = (plain + lied - first,)
-    assert not torch.allclose(lied, plain)
+    # w1 + w2 = 2 plain; the attack sends 2 first - w2: plain + attacked = w1 + first.
+    (w1,) = (plain + attacked_mean - first,)
+    assert not torch.allclose(attacked_mean, plain)
     assert torch.allclose(after(Attacked(FedAvg(), "sign_flip", (0,), 1.0)), first + plain - w1)
 
 
@@ -157,5 +157,5 @@ def test_what_does_not_fit_is_said_before_the_run() -> None:
         run("ktpfl", rounds=1, attack={"name": "noise"}, model="mlp")
     with pytest.raises(UsageError, match="needs a name"):
         run("fedavg", rounds=1, attack={"fraction": 0.2}, model="mlp")
-    with pytest.raises(UsageError, match='no attack option "fractio"'):
+    with pytest.raises(UsageError, match='option "fractio"; did you mean "fraction"'):
         run("fedavg", rounds=1, attack={"name": "noise", "fractio": 0.2}, model="mlp")

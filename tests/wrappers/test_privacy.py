@@ -117,7 +117,7 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
     spent = epsilon(4.0, 2, 1e-5, 10, 10), epsilon(4.0 / math.sqrt(10), 2, 1e-5)
     words = " ".join(done.out.split())
     assert (
-        f"epsilon {spent[0]:.1f} against those who see the broadcasts, {spent[1]:.1f} against a server"
+        f"epsilon {spent[0]:.1f} against those who see the global models, {spent[1]:.1f} against a server"
         in words
     )
     assert "[privacy]\nclip = 0.5\nnoise = 4.0\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()

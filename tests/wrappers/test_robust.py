@@ -1,4 +1,4 @@
-"""Each guard by hand, that few clients cannot move it, and that every engine guards the same."""
+"""Each robust rule by hand, that few clients cannot move it, and that every engine agrees."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_options_are_checked() -> None:
     assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
 
 
-def test_a_guard_saves_the_shared_model_from_a_loud_liar() -> None:
-    """FedAvg under `scaled`: without a guard the broadcast is worth nothing, with the median it learns."""
+def test_robust_aggregation_saves_the_shared_model_from_a_loud_malicious_client() -> None:
+    """FedAvg under `scaled`: without a robust rule the global model is worth nothing, with the median it learns."""
     common: dict[str, Any] = {
         "rounds": 8, "model": "mlp", "engine": "vmap", "eval_every": 8, "attack": {"name": "scaled"}
     }  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_guard_saves_the_shared_model_from_a_loud_liar() -> None:
 
 
 @pytest.mark.parametrize("robust", ["clip", "median"])
-def test_nodes_are_guarded_as_in_the_simulation(robust: str, tmp_path: Path) -> None:
+def test_nodes_aggregate_robustly_as_in_the_simulation(robust: str, tmp_path: Path) -> None:
     federation = digits()
     config = CONFIG | {"robust": robust, "rounds": 2}
     if robust == "clip":
@@ -178,7 +178,7 @@ def test_bounds_by_hand() -> None:
     assert bounded(tensor(9.0), None).item() == 9
 
 
-def test_a_liar_gets_its_share_and_no_more() -> None:
+def test_a_malicious_client_gets_its_share_and_no_more() -> None:
     options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "vmap", "attack": {"name": "scaled"}}
     result = run("copfl", copfl={"max_weight": 0.2}, **options)
     server = result.state.server.server

@@ -21,15 +21,7 @@ NAMES = "table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fi
 def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"{NAMES}, all, or a TOML file of your own.")],
     device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
-    chunk: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Clients in one batch on a GPU that several processes share; default: 0, as many as fit.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
-    ] = 0,
+    chunk: Annotated[int, option(TRAINING, "Clients in one batch on a GPU; default: 0, as many as fit.")] = 0,
     seeds: Annotated[
         str | None,
         option(TRAINING, "Number of seeds, or the seeds, such as 3-7; default: the experiment's."),
@@ -44,12 +36,7 @@ def reproduce(
     row: Annotated[list[str] | None, option(TRAINING, "Run this row only; repeatable.", "--row")] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            help="Stop after so many minutes; the same command continues. Default: no limit.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
+        option(TRAINING, "Stop after so many minutes; the same command continues. Default: no limit."),
     ] = None,
     data_dir: options.DataDir = None,
     results: Annotated[Path, option(OUTPUT, f"Folder of the records; default: {RESULTS}.")] = RESULTS,

@@ -528,7 +528,7 @@ class Kills:
             time.sleep(0.3)
             for second in (("resume", str(folder), "--quiet"), self.words(variant, folder)):
                 how = self.child(second)
-                right = how.code == 2 and ("another process" in how.err or "already holds a run" in how.err)
+                right = how.code == 2 and ("another process" in how.err or "already contains a run" in how.err)
                 what = f"`copfl {second[0]}` in the folder of a working `copfl {begins}`"
                 self.check(f"{what}: refused with exit code 2", right, how)
             how = ended(first, self.home / "first")

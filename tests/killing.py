@@ -1,13 +1,13 @@
-"""Runs and stops copfl at every moment at which it touches the disk, and looks whether it goes on as if nothing was.
+"""Stops copfl at every access to the disk, resumes it, and compares the result with that of a run never stopped.
 
     python -m tests.killing FOLDER [kill] [full] [clock]    all three unless some are named
 
     kill     SIGKILL before the first, second, ... write, rename or sync
     full     that one fails as on a full disk, or the system lets no file grow
-    clock    SIGKILL or Ctrl-C at random moments, of runs that measure which engine suits them
+    clock    SIGKILL or Ctrl-C at random moments, of runs that choose their engine by a measurement
 
-Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first that
-does not come out right.
+Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first
+failure.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ def call(words: tuple[str, ...]) -> int:
 
 def child(
     words: tuple[str, ...],
-    plant: Callable[[], None] = lambda: None,
+    prepare: Callable[[], None] = lambda: None,
     stop: tuple[float, signal.Signals] | None = None,
 ) -> int:
     """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; minus the signal that ended it."""
-    hears, says = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(says, b"listening")  # from here on a signal meets what is below
-            plant()
+            os.write(writer, b"ready")  # from here on a signal interrupts the command
+            prepare()
             os._exit(call(words))
         except KeyboardInterrupt:
-            os._exit(130)  # so soon or so late that it met this and not the command
+            os._exit(130)  # before or after the command itself
         finally:
             os._exit(99)  # an exception that the command line should have caught
-    os.read(hears, 1)
-    os.close(hears)
-    os.close(says)
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
     if stop is not None:
         time.sleep(stop[0])
         os.kill(pid, stop[1])
@@ -74,10 +74,10 @@ def child(
 
 
 def at(moment: int, act: Callable[[], None], folder: Path) -> Callable[[], None]:
-    """Plants `act` before the moment-th time that something in the folder is opened, made durable or put in place."""
+    """Calls `act` before the moment-th time that something in the folder is opened, made durable or put in place."""
     count = 0
 
-    def planted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def patched(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(target: Any, *given: Any, **named: Any) -> Any:
             nonlocal count
             count += isinstance(target, int) or str(target).startswith(str(folder))
@@ -88,10 +88,10 @@ def at(moment: int, act: Callable[[], None], folder: Path) -> Callable[[], None]
 
         return call
 
-    def plant() -> None:
-        os.fsync, os.replace, os.open = planted(os.fsync), planted(os.replace), planted(os.open)
+    def patch() -> None:
+        os.fsync, os.replace, os.open = patched(os.fsync), patched(os.replace), patched(os.open)
 
-    return plant
+    return patch
 
 
 def die() -> None:
@@ -145,7 +145,7 @@ def times(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def stopped(how: str, folder: Path) -> None:
-    """Stops runs in one way and lets each go on."""
+    """Stops runs in one way and resumes each."""
     words = RUN if how == "clock" else EXACT
     whole = folder / "never-stopped"
     assert (
@@ -167,7 +167,7 @@ def stopped(how: str, folder: Path) -> None:
         if not begun:
             assert child(("resume", str(path))) == 2, f"{what}: there is nothing to resume"
         code = child(("resume", str(path)) if begun else (*words, "--out", str(path)))
-        assert code == 0, f"{what}: going on ended in {code}"
+        assert code == 0, f"{what}: resuming ended in {code}"
         assert found(path) == expected, f"{what}: the result differs from that of a run never stopped"
         assert files(path).keys() == files(whole).keys(), (
             f"{what}: other files are left: {sorted(files(path))}"

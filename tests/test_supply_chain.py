@@ -242,7 +242,7 @@ def test_every_imported_package_is_declared() -> None:
                 names = [str(node.module)]
             for package in {name.partition(".")[0] for name in names} - sys.stdlib_module_names:
                 known = {normalised(name) for name in distributions.get(package, [package])} & declared
-                assert known, f"{path.name}:{node.lineno}: {package} is not declared in pyproject.toml"
+                assert known, f"{path.name}: {package} is not declared in pyproject.toml"
 
 
 def name_of(requirement: str) -> str:

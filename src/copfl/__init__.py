@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from copfl.experiment.run import Result, resume, run
     from copfl.testing import check_algorithm
 
-# The names a user wants first. They load on first use, so that `copfl --help` need not wait for torch.
-_HOMES = {
+# The public API. Its modules load on first use, so that `copfl --help` does not import torch.
+_MODULES = {
     "ALGORITHMS": "copfl.algorithms",
     "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
@@ -44,8 +44,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'copfl' has no attribute {name!r}")

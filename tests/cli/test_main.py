@@ -314,6 +314,15 @@ def test_bare_copfl_shows_what_there_is(capsys: Capture) -> None:
     assert called(capsys, "--version") == Answer(0, f"{__version__}\n", "")
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+def test_help_lists_the_options_in_groups_on_two_screens(capsys: Capture, command: str) -> None:
+    text = called(capsys, command, "--help").out
+    titles = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert titles == ["Data", "Model", "Training", "Federation", "Robustness", "Output", "Options"]
+    assert text.count("\n") <= 100
+    assert "Robust aggregation against malicious clients: clip" in text
+
+
 def test_output_that_cannot_be_written(here: Path) -> None:
     line = " ".join(command("data", "check", "digits"))
     piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())

@@ -17,7 +17,7 @@ from torch import Tensor
 Bits = NDArray[np.uint64]
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
 
 STEP, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 

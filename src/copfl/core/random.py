@@ -19,24 +19,31 @@ Bits = NDArray[np.uint64]
 # One stream per use, so that no two draws ever share their bits.
 ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
 
-STEP, FIRST, SECOND = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
 
 def hashed(*counters: int | Bits) -> Bits:
     """64 well-mixed bits for every combination of the counters, which broadcast against each other."""
-    signed = [torch.from_numpy(np.array(counter, np.uint64).view(np.int64)) for counter in counters]
-    bits: Bits = mixed(*signed).numpy().view(np.uint64)
-    return bits
+    step, first, second = map(np.uint64, CONSTANTS)
+    state = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):  # the hash relies on wrapping around
+        for counter in counters:
+            state = (state ^ np.asarray(counter, np.uint64)) + step
+            state = (state ^ (state >> np.uint64(30))) * first
+            state = (state ^ (state >> np.uint64(27))) * second
+            state = state ^ (state >> np.uint64(31))
+    return state
 
 
 def mixed(*counters: int | Tensor) -> Tensor:
-    """`hashed` for tensors of int64, of which at least one must be given."""
+    """`hashed` for tensors of int64, of which at least one must be given; for small arrays numpy is faster."""
+    step, first, second = (constant - 2**64 for constant in CONSTANTS)
     device = next(counter.device for counter in counters if isinstance(counter, Tensor))
     state = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
-        state = (state ^ counter) + STEP
-        state = (state ^ _shift_right(state, 30)) * FIRST
-        state = (state ^ _shift_right(state, 27)) * SECOND
+        state = (state ^ counter) + step
+        state = (state ^ _shift_right(state, 30)) * first
+        state = (state ^ _shift_right(state, 27)) * second
         state = state ^ _shift_right(state, 31)
     return state
 

@@ -38,6 +38,15 @@ def test_resolving_what_was_resolved_changes_nothing(name: str) -> None:
     assert resolved(again) == tables
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_type_of_every_option_is_known(name: str) -> None:
+    for option in config.keywords_of(ALGORITHMS[name], skip=("optimizer",)):
+        with pytest.raises(UsageError, match="must be"):
+            resolved({"algorithm": {"name": name, option: {"no": "option"}}})
+        with pytest.raises(UsageError, match=rf"{name}\.{option}="):
+            config.checked(name, ALGORITHMS[name], {option: object()})
+
+
 def test_a_percentage_of_the_rounds_is_a_number_of_rounds() -> None:
     for rounds, warmup in ((200, 100), (61, 30), (3, 2)):
         tables = resolved({"copfl": {"warmup": "50%"}, "run": {"rounds": rounds}})

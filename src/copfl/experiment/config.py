@@ -44,8 +44,10 @@ def _signature(factory: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
 @lru_cache(maxsize=256)  # reproduction checks a thousand records against the same few signatures
 def _cached_signature(factory: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    # The fields of a dataclass may be annotated in the modules of its bases, which __init__ does not know.
+    plain_class = inspect.isclass(factory) and not dataclasses.is_dataclass(factory)
     try:
-        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        hints = typing.get_type_hints(factory.__init__ if plain_class else factory)
     except (NameError, TypeError):  # the annotations of a user's code may name what does not exist
         hints = {}
     parameters = inspect.signature(factory).parameters.values()

@@ -116,7 +116,7 @@ SETTINGS |= {"algorithm": "algorithm.name", "seed": "run.seed"}
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `RUN_OPTIONS`, --data-dir and --set; it receives them all as one argument, `tables`."""
+    """The command with `RUN_OPTIONS`, --data-dir and --set, which it receives as one argument, `tables`."""
     types: dict[str, Any] = {"data_dir": DataDir}
     for name, (panel, row) in ROWS.items():
         types[name] = Annotated[row.type | None, option(panel, row.help, *row.names.split())]

@@ -1,6 +1,6 @@
-"""The parts of a run by kind: `resolve` checks a table and fills in its defaults, `build` makes the value it describes.
+"""The parts of a run by kind: `resolve` fills in the defaults of a table, `build` makes its value.
 
-A table is what run.toml has of one kind: [algorithm], [optimizer], [data], [partition], [model] and the wrappers.
+A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [model] or a wrapper.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ WRAPPERS = (
 )  # around the algorithm, from the inside out; only if given
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
-# Defaults for a data set: the paper's protocol, and for the embedded digits a federation that is small enough to
-# finish in seconds and skewed enough for personalisation to matter.
+# Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
+# and skewed enough for personalisation to matter.
 DEFAULTS: dict[str, Tables] = {
     "digits": {
         "run": {"rounds": 40, "batch": 8},
@@ -242,8 +242,8 @@ class Resolved(NamedTuple):
 def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, Any]) -> Tables:
     """The tables with every name checked and every default filled in: the content of run.toml.
 
-    Of several layers, such as a run file and the command line, the later ones win. A table is titled by its kind
-    ([algorithm], [partition], [model], ...) or by the choice ([copfl]). For a `fixed` kind the caller has the value.
+    Of several layers, such as a run file and the command line, the later ones win. A table is titled by its
+    kind ([algorithm], [model], ...) or by the choice ([copfl]). For a `fixed` kind the caller has the value.
     """
     return resolved(layers, fixed).tables
 

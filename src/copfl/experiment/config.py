@@ -85,7 +85,7 @@ def built(factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 def checked(
     what: str, factory: Callable[..., Any], given: Mapping[str, Any], skip: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """The given keywords with the types of the factory's parameters; UsageError names one that does not fit."""
+    """The keywords with the types of the factory's parameters; UsageError names one that does not fit."""
     signature = {name: p for name, p in _signature(factory).items() if name not in skip}
     result = {}
     for name, value in given.items():
@@ -176,7 +176,5 @@ def read_toml(text: str, source: str) -> Tables:
         raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise UsageError(
-                f'{source}: "{name}" is outside any table; a run file has tables such as [run] and [algorithm]'
-            )
+            raise UsageError(f'{source}: "{name}" is outside any table; a run file has tables such as [run]')
     return migrated(tables)

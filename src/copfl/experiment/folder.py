@@ -247,7 +247,7 @@ def _remove_if_empty(path: Path) -> None:
 
 
 def _check_free(folder: RunFolder) -> None:
-    """Nothing, if a run may begin here: the folder is new, empty, or of a run that was stopped as it began."""
+    """Nothing, if a run may begin here: the folder is new, empty, or of a run that never began."""
     path = folder.path
     if folder.begun:
         raise RunError(

@@ -34,7 +34,7 @@ def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
 
 
 def identity(tables: Mapping[str, Mapping[str, Any]], *more: Any) -> str:
-    """Twelve hexadecimal digits of tables with every default filled in, see `resolve`, and of what else counts."""
+    """Twelve hexadecimal digits of complete tables, see `resolve`, and of what else counts."""
     kept = essential(tables)
     file = str(kept.get("partition", {}).get("name", ""))
     if file.endswith(".json"):  # its content counts, not its place

@@ -37,7 +37,7 @@ class Predictions(NamedTuple):
 
 
 class NewClient(NamedTuple):
-    """A model fine-tuned for a client that did not take part, and its accuracy on that client's test samples."""
+    """A model fine-tuned for a client that did not take part, and its accuracy on test samples."""
 
     model: Personal
     accuracy: list[float]  # before, and after each epoch
@@ -164,7 +164,7 @@ class RunModels:
 
 
 def load(path: Path, **values: Any) -> RunModels:
-    """The models of the run in this folder; values (`algorithm`, `data`, `model`) are passed again as to `run`."""
+    """The models of the run in this folder; values are passed again, as to `run`."""
     folder = RunFolder(path)
     tables = folder.tables()
     precision = "fp64" if tables["run"].get("precision") == "fp64" else "fp32"

@@ -108,7 +108,7 @@ def device_of(name: str) -> torch.device:
 def choose_engine(loop: Loop, task: Task, federation: Federation, algorithm: AnyAlgorithm) -> Engine:
     """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
 
-    The model is tried on two samples, so that one that does not fit the data or the engine fails before the run.
+    The model is tried on two samples: one that does not fit the data or the engine fails before the run.
     """
     autotune.set_mkldnn(loop.mkldnn != "off")
     cuda = task.device.type == "cuda"
@@ -162,7 +162,7 @@ def choose_workers(
 
 
 def _chunk(task: Task, count: int) -> int:
-    """The number of clients in one batch; on a GPU, its free memory divided by about fifty vectors per client.
+    """The number of clients in one batch; on a GPU, its free memory divided by fifty vectors per client.
 
     Several batches are of equal size if possible: another size needs another CUDA graph.
     """
@@ -192,7 +192,7 @@ def _problem(task: Task, engine: Engine, data: Data) -> str:
             ) from error
         return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
     if logits.shape[2:] != (task.classes,):
-        return f"the output for a sample has shape {list(logits.shape[2:])} instead of [{task.classes}], the classes"
+        return f"the output for a sample has shape {list(logits.shape[2:])} instead of [{task.classes}]"
     return ""
 
 

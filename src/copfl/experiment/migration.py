@@ -1,4 +1,4 @@
-"""Names that files of version 0.1 have, and what they are called now. Applied wherever such a file is read."""
+"""Names in files of version 0.1, and today's names; applied wherever such a file is read."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Experiment:
             **({"attackers": list(attackers)} if attackers else {}),
             "data": data.note,
             "partition": list(partition.notes),
-            # For a reader without the data and the model: the trained tensors, and each client's samples by class.
+            # For a reader without data and model: the trained tensors, and each client's samples by class.
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
             "label_counts": [" ".join(map(str, row)) for row in partition.label_counts(data).tolist()],
@@ -173,7 +173,7 @@ def prepare(
 
 @dataclass(eq=False)
 class Result:
-    """The result of a run. Arrays are [rounds, clients], nan where a client took no part or was not evaluated."""
+    """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated."""
 
     experiment: Experiment
     records: list[dict[str, Any]]
@@ -225,11 +225,11 @@ def run(
     >>> result.accuracy.shape
     (2, 10)
 
-    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an nn.Module
-    or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch Dataset, a pair
-    (train, test) of torch Datasets, or arrays (x, y).
+    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an
+    nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
+    Dataset, a pair (train, test) of torch Datasets, or arrays (x, y).
 
-    `settings` are those of the loop (rounds, seed, batch, participation, ...; see Loop), and tables for the rest:
+    `settings` are those of the loop (rounds, seed, batch, ...; see Loop), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`.
     """
@@ -281,7 +281,7 @@ def execute(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
 ) -> Result:
-    """Trains the rounds that are left, each written to the folder as it ends; an `executor` trains the clients."""
+    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients."""
     e, loop = experiment, experiment.loop
     if loop.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
@@ -319,7 +319,7 @@ def setting_of(e: Experiment) -> simulate.Simulation:
 def _rounds(
     e: Experiment, state: simulate.State, executor: simulate.Executor | None
 ) -> Generator[simulate.Round, None, None]:
-    """The rounds that are left. Randomness inside the model, such as dropout, depends on seed and round only."""
+    """The rounds that are left. Randomness in the model, such as dropout, depends on seed and round only."""
     loop, external = e.loop, executor is not None
     parallel = loop.workers > 1 and state.round < loop.rounds and not external
     workers = Workers(setting_of(e), state, loop.workers) if parallel else contextlib.nullcontext(executor)

@@ -1,7 +1,7 @@
 """A run's metrics, with those of each client, sent to trackers: tensorboard, mlflow, wandb or a jsonl file.
 
-The folder's `track.json` names the trackers, so that a resumed run continues in the same places. The rounds since the
-last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.
+The folder's `track.json` names the trackers, so that a resumed run continues in the same places. The rounds
+since the last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.
 """
 
 from __future__ import annotations

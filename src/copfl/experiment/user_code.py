@@ -82,7 +82,7 @@ def takes_any(factory: Callable[..., Any]) -> bool:
 def given_by_copfl(factory: Callable[..., Any]) -> dict[str, str]:
     """The parameters that get the samples' shape and the number of classes, and which of the two each gets.
 
-    Those called `shape` and `classes`; or else the two without a default, in this order, if there are just two.
+    Those called `shape` and `classes`; or else the two without a default, if there are just two.
     """
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: p for name, p in takes(factory).items() if p.kind not in variadic}
@@ -100,7 +100,7 @@ def model_of(
     options: Mapping[str, Any],
     name: str = "model",
 ) -> nn.Module:
-    """The module itself, or the module that a class or function makes from shape and classes with this seed."""
+    """The module itself, or the one that a class or function makes of shape and classes with this seed."""
     if isinstance(given, nn.Module):
         return given
     if not callable(given):
@@ -120,7 +120,7 @@ def model_of(
 
 
 def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
-    """The data set that a value is, or that a function loads; it gets `data_dir` if it has such a parameter."""
+    """The data set that a value is, or that a function loads; `data_dir` is passed if it has that parameter."""
     if isinstance(given, type) or (callable(given) and not hasattr(given, "__getitem__")):
         keywords = {"data_dir": folder, **options} if "data_dir" in takes(given) else options
         given = _called(given, keywords, "data", name, "loading it")

@@ -45,7 +45,7 @@ def plan(
     """
     client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
-    largest = int(size.max())
+    smallest, largest = int(size.min()), int(size.max())
     epoch = np.arange(epochs, dtype=np.uint64)[None, :, None]
     position = np.arange(largest)
     keys = hashed(seed, ORDER, round, client, epoch, position.astype(np.uint64))  # [N, epochs, largest]
@@ -66,7 +66,7 @@ def plan(
     def step(epoch: int, start: int) -> Batch:
         end = min(start + batch, largest)
         chosen = (slice(None), epoch, slice(start, end))
-        valid = position[None, start:end] < size[:, None] if bool((size < end).any()) else None
+        valid = position[None, start:end] < size[:, None] if smallest < end else None
         return Batch(
             index=tensor(order[chosen] if valid is None else np.where(valid, order[chosen], 0)),
             valid=None if valid is None else tensor(valid),

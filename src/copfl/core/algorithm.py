@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.batches import plan as plan_of
 from copfl.core.task import Data, Personal, Plan, Task, with_statistics
 
 S = TypeVar("S")
@@ -120,6 +119,8 @@ def example_upload(
     algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
 ) -> Any:
     """An upload of this algorithm, from client 0's local update on two blank samples."""
+    from copfl.core.batches import plan as plan_of
+
     device = task.device
     samples = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
     data = Data(samples, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))

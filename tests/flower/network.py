@@ -12,7 +12,7 @@ import numpy as np
 from copfl.core import tree
 from copfl.data.datasets import load
 from copfl.data.federation import Federation
-from copfl.data.partition import partition
+from copfl.data.partition import SCHEMES
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import State, begin, simulate
 from copfl.errors import CopflError
@@ -45,7 +45,7 @@ Fault = Callable[[int, int, Packet], Packet | str | None]
 def digits(clients: int = 3) -> Federation:
     """The digits, assigned to clients of unequal size and unequal classes."""
     dataset = load("digits")
-    return Federation(dataset, partition("dirichlet", dataset, clients, seed=1))
+    return Federation(dataset, SCHEMES["dirichlet"](dataset, clients, seed=1))
 
 
 def write_nodes(federation: Federation, folder: Path, *, named: bool = True) -> list[dict[str, Any]]:

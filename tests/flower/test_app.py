@@ -13,7 +13,7 @@ import pytest
 
 from copfl.errors import RunError, UsageError, WireError
 from copfl.flower.app import init, read_app
-from copfl.flower.processes import Processes
+from copfl.flower.local import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
 from tests.commands import called
@@ -78,7 +78,7 @@ def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:
     (folder / "nodes" / "0").mkdir(parents=True)
     (folder / "nodes" / "0" / "secret.json").write_text("{}")
     (folder / "keys" / "secret.toml").write_text("")
-    with Processes(folder, {"FLWR_HOME": str(folder / ".flwr"), "FLWR_DISABLE_UPDATE_CHECK": "1"}) as one:
+    with LocalFederation(folder) as one:
         one.call(["flwr", "build", "--app", str(folder)])
     bundles = [*Path.cwd().glob("copfl.app.*.fab"), *folder.glob("*.fab")]
     names = [name for bundle in bundles for name in zipfile.ZipFile(bundle).namelist()]
@@ -116,7 +116,7 @@ def test_descendants_of_the_processes_end_with_them(tmp_path: Path) -> None:
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True);"
         "print('started', flush=True); time.sleep(60)"
     )
-    with Processes(tmp_path, {}) as processes:
+    with LocalFederation(tmp_path) as processes:
         processes.start("parent", [sys.executable, "-c", script])
         for _ in range(200):
             if len(processes.alive()) == 2:

@@ -143,11 +143,8 @@ def _config(texts: list[str] | None, **given: Any) -> dict[str, Any]:
 
 def _show(rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends."""
+    from copfl.flower.state import as_text
+
     print("Starting a SuperLink and the nodes; the first round takes a minute.", file=sys.stderr)
     for record in rounds:
-        accuracy, sent = record["mean"].get("accuracy"), record["bytes"]
-        parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
-        parts += [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
-        parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
-        parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
-        print("  ".join(parts), flush=True)
+        print(as_text(record), flush=True)

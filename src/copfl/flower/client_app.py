@@ -17,11 +17,10 @@ from copfl.flower.transport import Content, Field, as_record, content_of, parsed
 def hello(message: Message, context: Context) -> Message:
     """The number of this node's client. Flower starts a process per message, and this one needs no torch."""
 
-    def answer(content: Content) -> Content:
-        run = str(parsed(content[0]).get("run", ""))
-        return json.dumps({"client": known_client(context.node_config, run)}), b""
+    def client(content: Content) -> int:
+        return known_client(context.node_config, str(parsed(content[0]).get("run", "")))
 
-    return _reply(message, answer)
+    return _reply(message, lambda content: (json.dumps({"client": client(content)}), b""))
 
 
 def train(message: Message, context: Context) -> Message:

@@ -5,56 +5,128 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from copfl.data.datasets import load
-from copfl.data.partition import partition
-from copfl.errors import RunError, UsageError
+from copfl.data.partition import SCHEMES
+from copfl.errors import RunError, UsageError, one_of
 from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key
-from copfl.flower.processes import Processes, free_port, wait_for_port
-from copfl.flower.state import NEW_CLIENTS, ServerFolder, new_run
+from copfl.flower.state import NEW_CLIENTS, ServerFolder
 
 HOST = "127.0.0.1"
 FLWR_HOME = ".flwr/local"  # not the app's own .flwr: its connection stays as it is
 ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-OFFLINE = "--disable-runtime-dependency-installation"
 TLS = (
     "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
     "--enable-supernode-auth"
 )
+TAG = "COPFL_PROCESSES"  # the environment variable that marks all descendants of a federation
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
-class LocalFederation(Processes):
+class LocalFederation:
     """The processes of a federation on this machine; all of them end with the context."""
 
     def __init__(self, folder: Path, *, secure: bool = False) -> None:
         self.folder, self.secure = folder.resolve(), secure
-        # A new client's custom data may be a module of the current folder.
-        modules = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
-        home = str(self.folder / FLWR_HOME)
-        super().__init__(self.folder, {**ENVIRONMENT, "PYTHONPATH": modules, "FLWR_HOME": home})
-        self.port = free_port()
-        self.keys = self.folder / "keys"
-        self.node_ports: dict[str, int] = {}
+        self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = _free_port()
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            # Flower starts its programs by name.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            # A new client's custom data may be a module of the current folder.
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))),
+            "FLWR_HOME": str(self.folder / FLWR_HOME),
+            TAG: self.tag,
+        }
+        self.options: dict[str, Any] = {
+            "cwd": self.folder,
+            "env": environment,
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.STDOUT,
+        }
+        self.logs.mkdir(parents=True, exist_ok=True)
         if secure and not (self.keys / "ca.pem").exists():
             make_certificates(self.keys, HOST)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in self.running:
+            self.send_signal(name, signal.SIGTERM)
+        # A descendant in a group of its own usually ends with its parent; else it is terminated, then killed.
+        for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
+            deadline = time.monotonic() + seconds
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            for pid in self.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        for process in self.running.values():
+            process.wait(10)
+
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Starts a program in its own group, with its output in logs/NAME.log."""
+        with open(self.logs / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, start_new_session=True, **self.options)
+        self.running[name] = process
+        return process
+
+    def call(self, command: Sequence[str], seconds: float = 120) -> str:
+        """The output of a program that ends by itself; RunError if it fails."""
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds, **self.options)
+        text: str = done.stdout.decode(errors="replace")
+        if done.returncode:
+            raise RunError(f"`{' '.join(command)}` failed: {text.strip()[-2000:]}")
+        return text
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a program and its group."""
+        process = self.running[name]
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+
+    def alive(self) -> list[int]:
+        """The ids of the running processes with this tag: those started here, and their descendants."""
+        pids, tag = set[int](), f"{TAG}={self.tag}".encode()
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if tag in entry.read_bytes().split(b"\0"):
+                    pids.add(int(entry.parent.name))
+        return sorted(pids - {os.getpid()})
+
+    def tail(self, name: str, lines: int = 15) -> str:
+        """The end of a program's log."""
+        path = self.logs / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def start_superlink(self) -> None:
         """Starts the SuperLink; started again, it continues with the same database."""
         write_connection(self.folder, HOST, self.port, self.secure, FLWR_HOME)
         command = f"flower-superlink --host {HOST} --port {self.port} --database {FLWR_HOME}/{self.port}.db"
-        security = TLS if self.secure else "--insecure"
-        process = self.start("superlink", f"{command} {security} {OFFLINE}".split())
-        if not wait_for_port(self.port, process):
-            raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
+        options = f"{TLS if self.secure else '--insecure'} --disable-runtime-dependency-installation"
+        process = self.start("superlink", f"{command} {options}".split())
+        deadline = time.monotonic() + 90
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
+                return
+            time.sleep(0.3)
+        raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")
 
     def add_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Registers a node, with a new key if it has none, and starts it."""
@@ -66,22 +138,19 @@ class LocalFederation(Processes):
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Starts a SuperNode; a second start is the node's return."""
-        port = self.node_ports.setdefault(name, free_port())
-        command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {port}"
+        command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
         keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
         options = f"{command} {keys if self.secure else '--insecure'}".split()
         self.start(name, [*options, "--node-config", _as_text(node_config)])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
-        command = ["flwr", "run", ".", "copfl", "--stream", "-c", _as_text(config)]
-        return self.start("run", command)
+        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", _as_text(config)])
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs as Flower lists them."""
         text = self.call(["flwr", "list", "copfl", "--format", "json"])
-        result: list[dict[str, Any]] = json.loads(text[text.index("{") :])["runs"]
-        return result
+        return list(json.loads(text[text.index("{") :])["runs"])
 
     def reopen_log(self, pause: float = 1.0, attempts: int = 5) -> subprocess.Popen[bytes] | None:
         """The log of the run if it continues: `flwr run` ends when its connection to the SuperLink breaks."""
@@ -95,6 +164,12 @@ class LocalFederation(Processes):
         return None
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
 def _as_text(config: Mapping[str, Any]) -> str:
     """The keys and values as Flower's command line reads them."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
@@ -102,8 +177,9 @@ def _as_text(config: Mapping[str, Any]) -> str:
 
 def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int) -> list[dict[str, Any]]:
     """The nodes' configurations; each node's part of the data set is in a file of its own."""
+    one_of(SCHEMES, partition=scheme)
     dataset, configs = load(data), []
-    split = partition(scheme, dataset, nodes, seed)
+    split = SCHEMES[scheme](dataset, nodes, seed)
     tested = split.tested(dataset)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()
@@ -128,11 +204,12 @@ def up(
 ) -> Iterator[dict[str, Any]]:
     """The record of each round of the app in the folder, run on this machine; all processes end with it."""
     folder = Path(folder)
-    app, run = read_app(folder), run or new_run()
-    settings = {**app["config"], **(config or {})}
+    app, given = read_app(folder), dict(config or {})
+    settings = {**app["config"], **given}
+    run = run or time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)  # a name that no other run has
     clients, runs = nodes or int(settings["clients"]), str(folder.resolve() / "runs")
     server_folder = ServerFolder(runs, run, resume=resume)
-    overrides = {**(config or {}), "run": run, "runs": runs, "clients": clients, "resume": resume}
+    overrides = {**given, "run": run, "runs": runs, "clients": clients, "resume": resume}
     overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
     node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
     with LocalFederation(folder, secure=app["secure"] if secure is None else secure) as federation:
@@ -208,5 +285,4 @@ def join(
         if len(results) != 1 or "why" in results[0]:
             reason = results[0]["why"] if results else federation.tail("run")
             raise RunError(f"the new client was not personalised: {reason}")
-        result: dict[str, Any] = results[0]
-        return result
+        return dict(results[0])

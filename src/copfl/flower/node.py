@@ -43,19 +43,14 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     source = node_config.get("data")
     if not isinstance(source, str) or not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
-    if user_code.is_reference(source) and not Path(source).exists():
-        dataset = _custom_dataset(source, node_config)
-    else:
+    if not user_code.is_reference(source) or Path(source).exists():
         dataset = load(source)
+    else:
+        try:
+            dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
+        except Exception as error:  # it may describe samples: a DataError stays on the node
+            raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
     return NodeData(*(_fitted(settings, dataset, split) for split in (dataset.train, dataset.test)))
-
-
-def _custom_dataset(source: str, node_config: NodeConfig) -> Dataset:
-    """The data set of the user's function. Its errors may describe samples: a DataError stays on the node."""
-    try:
-        return user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
-    except Exception as error:
-        raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
@@ -66,8 +61,7 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     y = torch.from_numpy(split.y)
     if settings.classes and not all(name.isdigit() for name in dataset.classes):
         if unknown := sorted(set(dataset.classes) - set(settings.classes)):
-            known = ", ".join(settings.classes)
-            raise DataError(f"the federation has no class {unknown[0]!r}; known: {known}")
+            raise DataError(f"the federation has no class {unknown[0]!r}; known: {settings.classes}")
         y = torch.tensor([settings.classes.index(name) for name in dataset.classes])[y]
     if int(y.max()) >= classes:
         raise DataError(f"there is a label {int(y.max())}, but the federation has {classes} classes")
@@ -105,10 +99,7 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
         output = algorithm.client_update(task, client, down, data.train, batches)
         # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
         if not tree.finite((output.client, output.upload)):
-            raise WireError(
-                "its training diverged: its model or its upload is not finite. Nothing was sent; "
-                "its state is unchanged"
-            )
+            raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             metrics = metrics | evaluate(algorithm, task, client, down, output.trained, data.test)
@@ -164,19 +155,15 @@ def personalise(settings: Settings, node_config: NodeConfig, packet: Packet) -> 
     algorithm, task = settings.algorithm, settings.task
     record = algorithm.client_init(task)
     with torch.no_grad():
-        before = trained = algorithm.personal_model(task, record, down)
+        initial = trained = algorithm.personal_model(task, record, down)
         for n in range(int(about.get(Field.UPDATES, 0))):
             batches = _plan(settings, head._replace(round=head.round + n), data)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
-        accuracy_before, accuracy_after = (float(task.evaluate(w, data.test)[1]) for w in (before, trained))
+        before, after = (float(task.evaluate(w, data.test)[1]) for w in (initial, trained))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):
-        records.save_file("personal.copfl", head._replace(kind="model"), {"w": trained})
-    metrics = {
-        "accuracy_before": accuracy_before,
-        "accuracy_after": accuracy_after,
-        "samples": int(data.train.size),
-    }
+        records.save_model(head._replace(kind="model"), trained)
+    metrics = {"accuracy_before": before, "accuracy_after": after, "samples": int(data.train.size)}
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

@@ -66,7 +66,13 @@ class Registry:
         for reply in transport.replies(list(self.pending)):
             self._receive(self.pending.pop(reply.message_id), reply)
         if not self.pending:  # nodes that know their number go first
-            self._assign()
+            free = iter([client for client in range(self.clients) if client not in self.nodes])
+            for node in self.unassigned:
+                if (client := next(free, -1)) < 0:
+                    self._reject(node, f"all {self.clients} clients are connected already")
+                else:
+                    self._accept(client, node)
+            self.unassigned = []
 
     def _receive(self, node: int, reply: Reply) -> None:
         try:
@@ -81,15 +87,6 @@ class Registry:
             self._reject(node, f"it reports client={client}, which node {self.nodes[client]} is already")
         else:
             self._accept(client, node)
-
-    def _assign(self) -> None:
-        for node in self.unassigned:
-            free = next((client for client in range(self.clients) if client not in self.nodes), None)
-            if free is None:
-                self._reject(node, f"all {self.clients} clients are connected already")
-            else:
-                self._accept(free, node)
-        self.unassigned = []
 
     def _accept(self, client: int, node: int) -> None:
         self.nodes[client] = node

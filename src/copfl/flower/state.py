@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,6 @@ from copfl.wire import Head, Opened, Packet
 NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients
 
 
-def new_run() -> str:
-    """A name that no other run has."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
-
-
 def started_before(runs: str, run: str, flower_run: int) -> bool:
     """Whether this run of Flower's has a checkpoint: Flower starts a crashed ServerApp again."""
     path = Path(runs).expanduser() / run
@@ -35,6 +27,28 @@ def started_before(runs: str, run: str, flower_run: int) -> bool:
     except (OSError, ValueError):
         return False
     return bool(config.get("flower-run") == flower_run and (path / "server.copfl").exists())
+
+
+def as_text(record: dict[str, Any]) -> str:
+    """The record of a round in a line."""
+    accuracy, sent = record["mean"].get("accuracy"), record["bytes"]
+    parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
+    parts += [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
+    parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
+    parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
+    return "  ".join(parts)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_bytes(path, json.dumps(content).encode(), private=True)
+
+
+def _write(path: Path, packet: Packet) -> None:
+    write_bytes(path, wire.to_bytes(packet), private=True)
+
+
+def _read(path: Path) -> Packet:
+    return wire.from_bytes(path.read_bytes())
 
 
 class ServerFolder:
@@ -50,25 +64,22 @@ class ServerFolder:
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
         """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
-        write_bytes(self._checkpoint, wire.to_bytes(packet), private=True)
+        _write(self._checkpoint, packet)
         records.append(self.lines, record)
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
         """The last checkpoint and the number of the next round; a missing last line is written."""
         if not self._checkpoint.exists():
-            raise RunError(
-                f"there is no checkpoint in {self.path}: no round was finished; start the run again"
-            )
+            raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
         try:
-            packet = wire.from_bytes(self._checkpoint.read_bytes())
+            packet = _read(self._checkpoint)
             round = int(wire.opened_head(packet)["round"])
             opened = wire.decode(packet, like, head(round), finite=False)
         except (OSError, WireError) as error:
             raise RunError(f"{self._checkpoint} cannot be used: {error}") from error
         last = opened.about["record"]
         earlier = [record for record in self.rounds() if record["round"] < last["round"]]
-        lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in (*earlier, last)]
-        write_bytes(self.lines, "".join(lines).encode(), private=True)
+        write_bytes(self.lines, b"".join(map(records.encoded, (*earlier, last))), private=True)
         return opened, round
 
     def rounds(self) -> list[dict[str, Any]]:
@@ -79,16 +90,13 @@ class ServerFolder:
         """This client's stored masks by their path in an upload; none if the file is missing or damaged."""
         like = {path: piece.personal for path, piece in wire.pieces(upload) if isinstance(piece, Masked)}
         try:
-            packet = wire.from_bytes(self._mask_file(client).read_bytes())
-            masks: dict[str, Tensor] = wire.decode(packet, like, self._mask_head(client)).record
-            return masks
+            return dict(wire.decode(_read(self._mask_file(client)), like, self._mask_head(client)).record)
         except (OSError, WireError):  # the client sends them again
             return {}
 
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
         """Stores the masks of a client."""
-        packet = wire.encode(masks, self._mask_head(client))
-        write_bytes(self._mask_file(client), wire.to_bytes(packet), private=True)
+        _write(self._mask_file(client), wire.encode(masks, self._mask_head(client)))
 
     def _mask_head(self, client: int) -> Head:
         return Head("masks", self.run, "", 0, client)
@@ -105,31 +113,31 @@ class ClientRecords:
 
     def rounds(self) -> list[int]:
         """The rounds that have a record, in order."""
-        names = (re.fullmatch(r"round-(\d+)\.copfl", p.name) for p in self.folder.glob("round-*.copfl"))
-        return sorted(int(match[1]) for match in names if match)
+        numbers = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.copfl")]
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def load(self, head: Head, like: Any) -> Any:
         """The record after a round."""
         path = self._path(head.round)
         try:
-            return wire.decode(wire.from_bytes(path.read_bytes()), like, head, finite=False).record
+            return wire.decode(_read(path), like, head, finite=False).record
         except (OSError, WireError) as error:
             raise RunError(f"{path.name} cannot be used: {error}; restore the node's state-dir") from error
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after a round; of the earlier ones, only that of round `keep` stays."""
-        self.save_file(f"round-{head.round:06d}.copfl", head, record)
+        _write(self._path(head.round), wire.encode(record, head))
         for other in self.rounds():
             if other not in (head.round, keep):
                 self._path(other).unlink(missing_ok=True)
 
-    def save_file(self, name: str, head: Head, record: Any) -> None:
-        """Writes a record under this name."""
-        write_bytes(self.folder / name, wire.to_bytes(wire.encode(record, head)), private=True)
+    def save_model(self, head: Head, w: Tensor) -> None:
+        """Writes the weights of the client's personal model."""
+        _write(self.folder / "personal.copfl", wire.encode({"w": w}, head))
 
     def save_number(self, client: int) -> None:
         """Writes which client this node is in this run."""
-        write_bytes(self.folder / "client.json", json.dumps({"client": client}).encode(), private=True)
+        write_json(self.folder / "client.json", {"client": client})
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.copfl"

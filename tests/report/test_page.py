@@ -66,12 +66,16 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
     found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
-    first, second = sections.paired(found)
     gain = 100 * (found[1].last("accuracy") - found[0].last("accuracy"))
-    assert (first.label, second.label, first.reference) == ("local", "fedavg", "copfl")
-    assert first.mean == pytest.approx(gain.mean())
-    assert first.counts == ((gain > 0).sum(), (gain == 0).sum(), (gain < 0).sum())
-    assert first.clients.low <= first.mean <= first.clients.high
+    assert list(sections.gains(found)) == ["local", "fedavg"]
+    assert sections.gains(found)["local"] == pytest.approx(gain)
+    table = page._pairs(found)
+    assert table is not None
+    label, mean, bounds, *counts = table.rows[0]
+    assert (label, mean) == ("local", f"{gain.mean():+.1f}")
+    assert counts == [str((gain > 0).sum()), str((gain == 0).sum()), str((gain < 0).sum())]
+    low, high = map(float, bounds.split(" to "))
+    assert low <= gain.mean() <= high
     names = list(data_of(page.render(found))["figures"])
     assert {"differences", "clients-1-copfl", "clients-3-fedavg"} <= set(names)
     chart = next(c for c in sections.sections(found)[0].charts if c.name == "clients-1-copfl")
@@ -83,7 +87,7 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
 def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
     found = run_data.read_all([runs["copfl"], runs["local"]])
     found[1] = dataclasses.replace(found[1], partition="other")
-    assert sections.paired(found) == []
+    assert sections.gains(found) == {}
     assert "there are no paired differences" in page.render(found)
 
 

@@ -20,7 +20,8 @@ from copfl.experiment.components import WRAPPERS
 from copfl.experiment.progress import span
 from copfl.files import write_bytes
 from copfl.report.run_data import RunData
-from copfl.report.sections import Runs, paired, sections, table_of
+from copfl.report.sections import Runs, gains, sections, table_of
+from copfl.stats import over_clients
 from copfl.tables import Table, number, percent, size
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ MISSING = (
     "a report needs plotly and jinja2, and {} is not installed; `pip install 'copfl[report]'` installs both"
 )
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
+EQUAL = 1e-7  # points of accuracy; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
@@ -216,18 +218,14 @@ def _left_out(run: RunData) -> str:
 
 def _pairs(runs: Runs) -> Table | None:
     rows = []
-    for pair in paired(runs):
-        low, high = pair.clients
-        counts = map(str, pair.counts)
-        rows.append([pair.label, number(pair.mean, "+.1f"), f"{low:+.1f} to {high:+.1f}", *counts])
-    head = [
-        "run",
-        "mean difference, points",
-        "95 % interval over clients",
-        "clients better",
-        "equal",
-        "worse",
-    ]
+    for label, gain in gains(runs).items():
+        known = gain[~np.isnan(gain)]
+        low, high = over_clients([known])
+        better, worse = int((known > EQUAL).sum()), int((known < -EQUAL).sum())
+        counts = map(str, (better, len(known) - better - worse, worse))
+        rows.append([label, number(known.mean(), "+.1f"), f"{low:+.1f} to {high:+.1f}", *counts])
+    means = ("mean difference, points", "95 % interval over clients")
+    head = ["run", *means, "clients better", "equal", "worse"]
     return Table("Differences over all clients", head, rows) if rows else None
 
 

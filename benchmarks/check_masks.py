@@ -1,9 +1,9 @@
-"""Whether the kernel that chooses a mask's entries chooses as many as it should, also on a GPU that others keep busy.
+"""Checks the sizes of masks that the Triton kernel selects, also on a GPU that other processes use.
 
     python benchmarks/check_masks.py [--seconds 12] [--old FILE]
 
-No test can see a race between warps on a quiet GPU: start this along with other runs (with NVIDIA's MPS on). `--old` is
-another version of gpu_kernels/vectors.py, such as one from `git show`, to try before the present one.
+A race between warps does not appear on an idle GPU: start this while runs are active (with NVIDIA's MPS on).
+`--old` is another version of kernels/triton/vectors.py, such as one from `git show`, which is checked first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import torch
 
 import copfl
 
-ROWS, ENTRIES, TENSORS = 30, 4_233_034, 60  # clients, and about what lives of ResNet-18
+PRESENT = Path(copfl.__file__).parent / "kernels" / "triton" / "vectors.py"
+ROWS, ENTRIES, TENSORS = 30, 4_233_034, 60  # clients, and about the size of a pruned ResNet-18
 
 
-def version(path: Path, name: str) -> ModuleType:
-    """The file as a module: Triton wants to read its source."""
+def loaded(path: Path, name: str) -> ModuleType:
+    """The file as a module: Triton reads its source."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -33,38 +34,38 @@ def version(path: Path, name: str) -> ModuleType:
     return module
 
 
-def wrong(kernels: ModuleType, keys: torch.Tensor, sizes: tuple[int, ...]) -> int:
-    """In how many rows and stretches a quarter was asked for and something else was chosen."""
-    asked = torch.tensor([size // 4 for size in sizes], device="cuda").expand(ROWS, len(sizes)).contiguous()
-    chosen = kernels.largest(keys, asked, 31, sizes)
-    counts = torch.stack([part.sum(1) for part in chosen.split(list(sizes), 1)], 1)
-    return int((counts != asked).sum())
+def errors(kernels: ModuleType, keys: torch.Tensor, sizes: tuple[int, ...]) -> int:
+    """Number of rows and segments in which the kernel does not select a quarter of the entries."""
+    expected = (
+        torch.tensor([size // 4 for size in sizes], device="cuda").expand(ROWS, len(sizes)).contiguous()
+    )
+    mask = kernels.largest(keys, expected, 31, sizes)
+    counts = torch.stack([part.sum(1) for part in mask.split(list(sizes), 1)], 1)
+    return int((counts != expected).sum())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--old", type=Path)
+    parser.add_argument("--old", type=Path, help="another version of vectors.py")
     args = parser.parse_args()
-    present = Path(copfl.__file__).parent / "gpu_kernels" / "vectors.py"
-    versions = {"old": version(args.old, "old_vectors")} if args.old else {}
-    versions["present"] = version(present, "present_vectors")
+    versions = {"old": loaded(args.old, "old_vectors")} if args.old else {}
+    versions["present"] = loaded(PRESENT, "present_vectors")
     keys = torch.randint(0, 2**31 - 1, (ROWS, ENTRIES), device="cuda", dtype=torch.int32)
-    cut = ENTRIES // TENSORS
-    ways = {"rows": (ENTRIES,), "tensors": (*[cut] * (TENSORS - 1), ENTRIES - cut * (TENSORS - 1))}
+    length = ENTRIES // TENSORS
+    last = ENTRIES - length * (TENSORS - 1)
+    segments = {"rows": (ENTRIES,), "tensors": (*[length] * (TENSORS - 1), last)}
     failed = 0
     for name, kernels in versions.items():
-        found, tried, clock = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0), time.perf_counter()
-        while time.perf_counter() - clock < args.seconds:
-            for way, sizes in ways.items():
-                found[way] += wrong(kernels, keys, sizes)
-                tried[way] += ROWS * len(sizes)
-        print(
-            name, "wrong in", ", ".join(f"{found[way]:,} of {tried[way]:,} {way}" for way in ways), flush=True
-        )
-        failed = sum(found.values())
+        wrong, tried = dict.fromkeys(segments, 0), dict.fromkeys(segments, 0)
+        started = time.perf_counter()
+        while time.perf_counter() - started < args.seconds:
+            for kind, sizes in segments.items():
+                wrong[kind] += errors(kernels, keys, sizes)
+                tried[kind] += ROWS * len(sizes)
+        counts = ", ".join(f"{wrong[kind]:,} of {tried[kind]:,} {kind}" for kind in segments)
+        print(f"{name}: wrong in {counts}", flush=True)
+        failed = sum(wrong.values())
     sys.exit(bool(failed))
 
 

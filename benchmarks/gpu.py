@@ -1,6 +1,7 @@
-"""CO-PFL rounds on one GPU: copfl against the plain loop, and against the memory floor. `python benchmarks/gpu.py`
+"""CO-PFL rounds on one GPU against a plain loop and a lower bound: `python benchmarks/gpu.py`
 
-Prints a table and writes a JSON file (default: gpu.json). Everything is measured in one run.
+Prints a table and writes a JSON file (default: gpu.json). Everything is measured in one process.
+Needs torch, numpy and copfl only.
 """
 
 from __future__ import annotations
@@ -9,205 +10,178 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from common import MEAN, STD, federation, random_images, task
 from plain import PlainCoPfl
 
 from copfl import models
 from copfl.algorithms import ALGORITHMS
 from copfl.core.batches import plan
 from copfl.core.optim import Adam
-from copfl.core.task import task_of
-from copfl.data.federation import Federation
-from copfl.data.partition import Partition
-from copfl.data.samples import Dataset, Samples
 from copfl.engine import mapping
+from copfl.engine.mapping import Mapping
 from copfl.engine.simulate import begin, simulate
 
+DEVICE, SHAPE, SIZE, BATCH = "cuda", (3, 32, 32), 100, 32
+STEPS = 8  # of a client in a round of CO-PFL: two epochs of four batches
+PARAMETERS = 11_181_642  # of ResNet-18
 
-def federation(clients: int, size: int, shape: tuple[int, ...], classes: int, device: str) -> Federation:
-    """Random images: speed does not depend on what they show."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (clients * size, *shape), dtype=np.uint8)
-    samples = Samples(x, rng.integers(0, classes, len(x)))
-    parts = tuple(np.arange(n * size, (n + 1) * size) for n in range(clients))
-    names = tuple(map(str, range(classes)))
-    data = Dataset(
-        "random", samples, samples, names, mean=(0.5,) * shape[0], std=(0.25,) * shape[0], augment=True
-    )
-    return Federation(data, Partition(parts, parts, "by hand", {}), device)
+
+class Clock:
+    """The seconds between calls, each after the GPU is idle."""
+
+    def __init__(self) -> None:
+        self.seconds()
+
+    def seconds(self) -> float:
+        torch.cuda.synchronize()
+        last, self.last = getattr(self, "last", 0.0), time.perf_counter()
+        return self.last - last
 
 
 def seconds_per_round(
     name: str,
     clients: int,
-    engine: mapping.Mapping,
-    model: str,
+    engine: Mapping,
     rounds: int,
-    device: str,
+    *,
+    model: str = "resnet18",
     batched: bool,
-    **keywords: Any,
+    **options: Any,
 ) -> float:
-    """The median over the rounds after the engine has settled; evaluation is left out, as in the plain loop."""
-    data_of_clients = federation(clients, 100, (3, 32, 32), 10, device)
-    public = data_of_clients.train.x[:100]  # for the one algorithm that learns from public samples
-    task = task_of(
-        models.build(model, (3, 32, 32), 10, 0),
-        10,
-        mean=(0.5,) * 3,
-        std=(0.25,) * 3,
-        device=device,
-        public=public,
-    )
-    task = task.with_batching() if batched else task
-    algorithm = ALGORITHMS[name](**keywords)
-    state = begin(algorithm, task, clients)
-    times, settle = [], 1 if engine.chunk == 1 else 4
-    torch.cuda.synchronize()
-    clock = time.perf_counter()
-    for _ in simulate(
-        algorithm,
-        task,
-        data_of_clients,
-        engine,
-        state,
-        rounds=rounds + settle + 1,
-        batch=32,
-        eval_every=10**9,
-    ):
-        torch.cuda.synchronize()
-        now = time.perf_counter()
-        times.append(now - clock)
-        clock = now
-    return statistics.median(times[settle:-1])  # the last round is evaluated
-
-
-def plain_seconds(clients: int, model: str, rounds: int, device: str) -> float:
-    """The plain loop's median seconds per round, batches drawn beforehand."""
-    data_of_clients = federation(clients, 100, (3, 32, 32), 10, device)
-    net = models.build(model, (3, 32, 32), 10, 0).to(device)
-    loop = PlainCoPfl(net, clients)
-    data = data_of_clients.train.rows(range(clients))
-    x = (data.x.float() / 255 - 0.5) / 0.25
-    order = plan(0, 0, range(clients), [100] * clients, batch=32, epochs=2, device=device)
-    batches = [
-        [[(x[n][b.index[n]], data.y[n][b.index[n]]) for b in p] for p in order] for n in range(clients)
+    """The median over rounds without evaluation, after those in which the engine records its CUDA graph."""
+    data = federation(*random_images(clients, SIZE), SIZE, DEVICE, augment=True)
+    public = data.train.x[:100]  # for ktpfl, which needs samples of no client
+    this_task = task(model, SHAPE, DEVICE, public)
+    if batched:
+        this_task = this_task.with_batching()
+    algorithm = ALGORITHMS[name](**options)
+    state = begin(algorithm, this_task, clients)
+    warmup = 1 if engine.chunk == 1 else 4
+    count = warmup + rounds + 1  # the last round evaluates the models
+    clock = Clock()
+    times = [
+        clock.seconds()
+        for _ in simulate(
+            algorithm, this_task, data, engine, state, rounds=count, batch=BATCH, eval_every=10**9
+        )
     ]
-    times = []
+    torch.cuda.empty_cache()
+    return statistics.median(times[warmup:-1])
+
+
+def plain_seconds(clients: int, model: str, rounds: int) -> float:
+    """The plain loop's median seconds per round; the batches are made in advance."""
+    data = federation(*random_images(clients, SIZE), SIZE, DEVICE).train.rows(range(clients))
+    x = (data.x.float() / 255 - MEAN) / STD
+    order = plan(0, 0, range(clients), [SIZE] * clients, batch=BATCH, epochs=2, device=DEVICE)
+    batches = [
+        [[(x[n][batch.index[n]], data.y[n][batch.index[n]]) for batch in epoch] for epoch in order]
+        for n in range(clients)
+    ]
+    samples = [(x[n], data.y[n]) for n in range(clients)]
+    loop, times = PlainCoPfl(models.build(model, SHAPE, 10, 0).to(DEVICE), clients), []
+    clock = Clock()
     for _ in range(rounds + 1):
-        torch.cuda.synchronize()
-        clock = time.perf_counter()
-        loop.round(batches, [(x[n], data.y[n]) for n in range(clients)])
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - clock)
+        loop.round(batches, samples)
+        times.append(clock.seconds())
     return statistics.median(times[1:])
 
 
-def bandwidth(device: str) -> float:
+def bandwidth() -> float:
     """Bytes per second of a large copy on the device, read and written."""
-    a = torch.randn(2**29, device=device)
-    b = torch.empty_like(a)
+    source = torch.randn(2**29, device=DEVICE)
+    target = torch.empty_like(source)
     for _ in range(3):
-        b.copy_(a)
-    torch.cuda.synchronize()
-    clock = time.perf_counter()
+        target.copy_(source)
+    clock = Clock()
     for _ in range(20):
-        b.copy_(a)
-    torch.cuda.synchronize()
-    return 20 * 2 * a.numel() * 4 / (time.perf_counter() - clock)
+        target.copy_(source)
+    return 20 * 2 * source.numel() * 4 / clock.seconds()
 
 
-def measure_copfl(
-    args: argparse.Namespace, add: Callable[[str, int, float, float | None], None], device: str
-) -> None:
+class Table:
+    """The rows, printed and written to a file as soon as they are measured."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, list[dict[str, Any]]()
+        self.speed = bandwidth()
+        self.floor = 10 * PARAMETERS * 4 / self.speed * 1e3
+        print(f"copy: {self.speed / 1e12:.2f} TB/s; lower bound: {self.floor:.3f} ms per client and step")
+        print(f"{'CO-PFL, ResNet-18':32} {'N':>4} {'round':>13} {'client step':>11} {'bounds':>7} faster")
+
+    def add(self, name: str, clients: int, seconds: float, baseline: float | None) -> None:
+        step = seconds / clients / STEPS * 1e3
+        row = {
+            "what": name,
+            "clients": clients,
+            "seconds_per_round": seconds,
+            "ms_per_client_step": step,
+            "times_floor": step / self.floor,
+            "times_plain": None if baseline is None else baseline / seconds,
+        }
+        self.rows.append(row)
+        bounds, speedup = step / self.floor, "" if baseline is None else f"{baseline / seconds:8.1f}x"
+        times = f"{seconds * 1e3:10.2f} ms {step:8.3f} ms"
+        print(f"{name:32} {clients:4} {times} {bounds:7.2f} {speedup}", flush=True)
+        about = {
+            "copy_bytes_per_second": self.speed,
+            "floor_ms": self.floor,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(),
+        }
+        self.path.write_text(json.dumps({**about, "rows": self.rows}, indent=1) + "\n")
+
+
+def measure_copfl(table: Table, clients: list[int], rounds: int, unbatched: bool) -> None:
     """CO-PFL against the plain loop, with more clients, and with the small model."""
-    plain = plain_seconds(10, "resnet18", 3, device)
-    add("plain loop", 10, plain, plain)
-    if args.all:
-        seconds = seconds_per_round(
-            "copfl", 10, mapping.cuda_graph(10), "resnet18", args.rounds, device, False
-        )
-        add("vmap, CUDA graph", 10, seconds, plain)
-    for clients in [int(c) for c in args.clients.split(",")]:
-        seconds = seconds_per_round(
-            "copfl", clients, mapping.cuda_graph(clients), "resnet18", args.rounds, device, True
-        )
-        add("batched, CUDA graph", clients, seconds, plain * clients / 10)
-        torch.cuda.empty_cache()
-        if clients <= 30:  # what one more step costs, without what happens once a round
-            longer = seconds_per_round(
-                "copfl", clients, mapping.cuda_graph(clients), "resnet18", args.rounds, device, True, epochs=2
-            )
-            add("  one more step", clients, longer - seconds, None)
-            torch.cuda.empty_cache()
-    small = plain_seconds(10, "cnn", 3, device)
-    add("cnn, plain loop", 10, small, small)
-    for batched, label in ((False, "cnn, vmap, CUDA graph"), (True, "cnn, batched, CUDA graph")):
-        add(
-            label,
-            10,
-            seconds_per_round("copfl", 10, mapping.cuda_graph(10), "cnn", args.rounds, device, batched),
-            small,
-        )
+
+    def seconds(count: int, **options: Any) -> float:
+        return seconds_per_round("copfl", count, mapping.cuda_graph(count), rounds, **options)
+
+    plain = plain_seconds(10, "resnet18", 3)
+    table.add("plain loop", 10, plain, plain)
+    if unbatched:
+        table.add("vmap, CUDA graph", 10, seconds(10, batched=False), plain)
+    for count in clients:
+        once = seconds(count, batched=True)
+        table.add("batched, CUDA graph", count, once, plain * count / 10)
+        if count <= 30:  # the cost of the additional steps, without the work per round
+            twice = seconds(count, batched=True, epochs=2)
+            table.add("  one more step", count, twice - once, None)
+    small = plain_seconds(10, "cnn", 3)
+    table.add("cnn, plain loop", 10, small, small)
+    for batched, name in ((False, "vmap"), (True, "batched")):
+        table.add(f"cnn, {name}, CUDA graph", 10, seconds(10, model="cnn", batched=batched), small)
+
+
+def measure_algorithm(table: Table, name: str) -> None:
+    """One algorithm against itself with the sequential engine."""
+    optimizer = Adam()
+    sequential = seconds_per_round(name, 5, mapping.sequential(), 1, batched=False, optimizer=optimizer)
+    graph = seconds_per_round(name, 5, mapping.cuda_graph(5), 3, batched=True, optimizer=optimizer)
+    table.add(f"{name}, CUDA graph", 5, graph, sequential)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", default="10,30,50")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--clients", default="10,30,50", help="numbers of clients (default: 10,30,50)")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", default="gpu.json")
-    parser.add_argument(
-        "--all", action="store_true", help="every registered algorithm, against its own one-by-one run"
-    )
-    parser.add_argument("--only", default="", help="nothing but these algorithms, such as ktpfl,local")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--all", action="store_true", help="also every algorithm, against its sequential run")
+    parser.add_argument("--only", default="", help="only these algorithms, such as ktpfl,local")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    device = "cuda"
-    speed = bandwidth(device)
-    parameters = 11_181_642
-    floor = 10 * parameters * 4 / speed * 1e3
-    steps = 8
-    rows: list[dict[str, Any]] = []
-
-    def add(what: str, clients: int, seconds: float, base: float | None) -> None:
-        per_step = seconds / clients / steps * 1e3
-        rows.append(
-            {
-                "what": what, "clients": clients, "seconds_per_round": seconds, "ms_per_client_step": per_step,
-                "times_floor": per_step / floor, "times_plain": None if base is None else base / seconds,
-            }
-        )  # fmt: skip
-        ratio = "" if base is None else f"{base / seconds:8.1f}x"
-        print(
-            f"{what:32} {clients:4} {seconds * 1e3:10.2f} ms {per_step:8.3f} ms {per_step / floor:7.2f} {ratio}",
-            flush=True,
-        )
-        with open(
-            args.out, "w"
-        ) as file:  # after every row: a run that is stopped leaves what it has measured
-            about = {"copy_bytes_per_second": speed, "floor_ms": floor, "torch": torch.__version__}
-            json.dump({**about, "rows": rows}, file, indent=1)
-
-    print(
-        f"copy {speed / 1e12:.2f} TB/s; floor {floor:.3f} ms per client and step (10 passes over the parameters)"
-    )
-    print(f"{'resnet18, CO-PFL':32} {'N':>4} {'round':>13} {'client step':>11} {'floors':>7} faster")
+    table = Table(args.out)
     if not args.only:
-        measure_copfl(args, add, device)
+        measure_copfl(table, [int(count) for count in args.clients.split(",")], args.rounds, args.all)
     if args.all or args.only:
         for name in args.only.split(",") if args.only else sorted(ALGORITHMS):
-            one = seconds_per_round(
-                name, 5, mapping.sequential(), "resnet18", 1, device, False, optimizer=Adam()
-            )
-            many = seconds_per_round(
-                name, 5, mapping.cuda_graph(5), "resnet18", 3, device, True, optimizer=Adam()
-            )
-            add(f"{name}, captured", 5, many, one)
-            torch.cuda.empty_cache()
+            measure_algorithm(table, name)
 
 
 if __name__ == "__main__":

@@ -175,8 +175,9 @@ class Sockets:
 def serve(minutes: float, nodes: int, pause: float, every: float, deadline: float, log: Path) -> int:
     """Runs rounds for so many minutes and checks them."""
     import torch
+    from copfl.flower.folder import Folder
 
-    from copfl.flower.server import Server
+    from copfl.flower.server import federate
     from copfl.flower.settings import settings_of
     from copfl.flower.state import ServerFolder
 

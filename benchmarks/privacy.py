@@ -1,9 +1,9 @@
-"""What noised uploads cost: accuracy on digits against the epsilon spent.
+"""Accuracy on digits with noised uploads, by the epsilon that was spent.
 
     python benchmarks/privacy.py [--rounds 20] [--seeds 3] [--out results/privacy.json]
 
-Fifty clients have 12 samples each, and all take part in every round. The first line of each algorithm is without
-noise; the last one trains alone and shares nothing, which costs no privacy at all.
+Fifty clients have 12 samples each, and all take part in every round. The first line of each algorithm is
+without noise. The last line is local training, which shares nothing and spends no epsilon.
 """
 
 from __future__ import annotations
@@ -44,26 +44,25 @@ def measure(algorithm: str, noise: float, rounds: int, seed: int) -> dict[str, f
         eval_every=rounds,
         **options,
     )
-    federation = result.records[-1]["federation"]
-    spent = {name: federation.get(name) for name in ("epsilon", "epsilon_server")}
     metrics = {"after": result.accuracy, "before": result.accuracy_before, "global": result.accuracy_global}
-    return {**{name: float(np.nan_to_num(values[-1]).mean()) for name, values in metrics.items()}, **spent}
+    federation = result.records[-1]["federation"]
+    return {
+        **{name: float(np.nan_to_num(values[-1]).mean()) for name, values in metrics.items()},
+        **{name: federation.get(name) for name in ("epsilon", "epsilon_server")},
+    }
 
 
 def line(row: dict[str, Any]) -> str:
     def percent(name: str) -> str:
         values = [100 * run[name] for run in row["seeds"]]
-        return (
-            f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
-            if len(values) > 1
-            else f"{values[0]:.1f}"
-        )
+        deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        return f"{statistics.mean(values):.1f}{deviation}"
 
-    def spent(name: str) -> str:
+    def epsilon(name: str) -> str:
         value = 0.0 if row["algorithm"] == "local" else row["seeds"][0][name]
         return "∞" if value is None else f"{value:.1f}"
 
-    cells = [row["algorithm"], f"{row['noise']:g}", *map(spent, ("epsilon", "epsilon_server"))]
+    cells = [row["algorithm"], f"{row['noise']:g}", *map(epsilon, ("epsilon", "epsilon_server"))]
     return "| " + " | ".join([*cells, *map(percent, ("after", "before", "global"))]) + " |"
 
 
@@ -72,20 +71,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/privacy.json"))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    print("| algorithm | noise | epsilon | epsilon_server | after | before | broadcast |\n|" + " --- |" * 7)
+    print(
+        "| algorithm | noise | epsilon | epsilon_server | after | before | global model |\n|" + " --- |" * 7
+    )
     rows = []
     for algorithm, noise in [*((a, n) for a in ALGORITHMS for n in NOISES), ("local", 0.0)]:
-        runs = [measure(algorithm, noise, given.rounds, seed) for seed in range(given.seeds)]
+        runs = [measure(algorithm, noise, args.rounds, seed) for seed in range(args.seeds)]
         rows.append({"algorithm": algorithm, "noise": noise, "seeds": runs})
         print(line(rows[-1]), flush=True)
-    about = {"rounds": given.rounds, "clients": CLIENTS, "clip": CLIP, "delta": 1e-5}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(
-        json.dumps({**about, "seconds": round(time.perf_counter() - start), "rows": rows}, indent=1) + "\n"
-    )
+    about = {
+        "rounds": args.rounds,
+        "clients": CLIENTS,
+        "clip": CLIP,
+        "delta": 1e-5,
+        "seconds": round(time.perf_counter() - start),
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

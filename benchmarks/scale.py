@@ -1,13 +1,14 @@
-"""What a round costs as the federation grows, in seconds, memory and disk. `python benchmarks/scale.py`
+"""Time, memory and disk of a round as the federation grows: `python benchmarks/scale.py`
 
-CO-PFL with the clients' states on disk, against: the number of clients at 100 a round, the participation, the
-size of the model; then 10,000 clients with 1,000 a round, and with --resnet 1,000 ResNet-18 clients with 10 a round.
-Each in a process of its own, so that the peak of its memory is its own.
+CO-PFL with the clients' states on disk, by the number of clients with 100 a round, by the number of
+participants, and by the size of the model; then in memory, and with --resnet 1,000 ResNet-18 clients with 10 a
+round. Each case runs in its own process, so that the peak memory is that of the case.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -19,8 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+HEADER = f"{'clients':>8} {'a round':>8} {'parameters':>11} {'store':>7} {'prepare s':>9} {'round s':>9} "
+HEADER += f"{'CPU s':>9} {'peak MiB':>9} {'disk MiB':>9}"
 
-def one(
+
+def measure(
+    *,
     clients: int,
     participants: int,
     rounds: int,
@@ -31,64 +36,66 @@ def one(
     folder: str = ".",
 ) -> dict[str, Any]:
     """The metrics of some rounds in this process; digits for the CNN, random 32x32 images for ResNet-18."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     import digits
-    import numpy as np
     import torch
-    from cpu import federation
+    from common import federation, random_images, task
 
-    from copfl import models
     from copfl.algorithms import ALGORITHMS
-    from copfl.core.task import task_of
     from copfl.engine import autotune, mapping
     from copfl.engine.simulate import begin, simulate
 
     torch.set_num_threads(1)
     autotune.keep_freed_memory()  # as `copfl run` does
-    imported = time.perf_counter()
-    bare = peak()
-    if model == "resnet18":
-        rng = np.random.default_rng(0)
-        x = rng.integers(0, 256, (clients * 20, 3, 32, 32), dtype=np.uint8)
-        clients_data, shape = federation(x, rng.integers(0, 10, len(x)), 20), (3, 32, 32)
-    else:
-        clients_data, shape = federation(*digits.holdings(clients), digits.SIZE), (1, 8, 8)
-    options = {} if model == "resnet18" else {"width": width}
-    task = task_of(
-        models.build(model, shape, 10, 0, **options), 10, mean=(0.5,) * shape[0], std=(0.25,) * shape[0]
-    )
+    imported, memory_after_import = time.perf_counter(), peak()
+    is_resnet = model == "resnet18"
+    data = federation(*(random_images(clients, 20) if is_resnet else digits.samples(clients)), 20)
+    this_task = task(model, data.shape, **({} if is_resnet else {"width": width}))
     engine = mapping.sequential()
-    if task.d < 1_000_000:
-        engine, task = mapping.vmap(autotune.chunk_of(task, participants)), task.with_batching()
-    way = ALGORITHMS[algorithm]()
+    if this_task.d < 1_000_000:
+        engine = mapping.vmap(autotune.chunk_of(this_task, participants))
+        this_task = this_task.with_batching()
+    this_algorithm = ALGORITHMS[algorithm]()
     path = Path(folder) / "clients.bin"
-    state = begin(way, task, clients, path if store == "disk" else None)
-    ready = time.perf_counter()
-    times, processor = [], []
-    clock = ready, time.process_time()
-    for _ in simulate(
-        way,
-        task,
-        clients_data,
+    state = begin(this_algorithm, this_task, clients, path if store == "disk" else None)
+    simulation = simulate(
+        this_algorithm,
+        this_task,
+        data,
         engine,
         state,
         rounds=rounds,
         batch=8,
         participation=participants / clients,
         eval_every=10**9,
-    ):
-        now = time.perf_counter(), time.process_time()
-        times.append(now[0] - clock[0])
-        processor.append(now[1] - clock[1])
-        clock = now
-    used = path.stat().st_blocks * 512 if path.exists() else 0
-    timed = slice(1, -1) if rounds > 2 else slice(None)  # the first warms up, the last is evaluated
+    )
+    ready = time.perf_counter()
+    wall, processor = [ready], [time.process_time()]
+    for _ in simulation:
+        wall.append(time.perf_counter())
+        processor.append(time.process_time())
+    # The first round allocates memory, the last one evaluates the models.
+    timed = slice(1, -1) if rounds > 2 else slice(None)
     return {
-        "clients": clients, "participants": participants, "model": model, "parameters": task.d, "store": store,
-        "algorithm": algorithm, "import_s": imported - begun, "prepare_s": ready - imported, "first_round_s": times[0],
-        "seconds": statistics.median(times[timed]), "processor_s": statistics.median(processor[timed]),
-        "memory_after_import": bare, "peak_memory": peak(), "disk": used,
-    }  # fmt: skip
+        "clients": clients,
+        "participants": participants,
+        "model": model,
+        "parameters": this_task.d,
+        "store": store,
+        "algorithm": algorithm,
+        "import_s": imported - started,
+        "prepare_s": ready - imported,
+        "first_round_s": wall[1] - wall[0],
+        "seconds": statistics.median(differences(wall)[timed]),
+        "processor_s": statistics.median(differences(processor)[timed]),
+        "memory_after_import": memory_after_import,
+        "peak_memory": peak(),
+        "disk": path.stat().st_blocks * 512 if path.exists() else 0,
+    }
+
+
+def differences(times: list[float]) -> list[float]:
+    return [end - start for start, end in itertools.pairwise(times)]
 
 
 def peak() -> int:
@@ -96,11 +103,11 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def apart(**how: Any) -> dict[str, Any]:
-    """`one` in a process of its own, printed as a row."""
+def measure_in_process(**options: Any) -> dict[str, Any]:
+    """`measure` in its own process, printed as a row."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        given = json.dumps({**how, "folder": folder})
-        done = subprocess.run([sys.executable, __file__, "--one", given], capture_output=True, text=True)
+        command = [sys.executable, __file__, "--case", json.dumps({**options, "folder": folder})]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -113,38 +120,48 @@ def apart(**how: Any) -> dict[str, Any]:
     return row
 
 
+def cases(scale: float, resnet: bool) -> dict[str, list[dict[str, Any]]]:
+    """The cases by their title; `scale` multiplies the numbers of clients and of participants."""
+
+    def case(clients: int, participants: int = 100, **options: Any) -> dict[str, Any]:
+        counts = {"clients": clients, "participants": participants}
+        return {**{name: max(2, int(n * scale)) for name, n in counts.items()}, **options}
+
+    result = {
+        "by number of clients": [case(n) for n in (200, 1000, 10_000, 30_000)],
+        "by number of participants": [case(10_000, n) for n in (10, 100, 1000)],
+        "by size of the model": [case(1000, width=n) for n in (8, 32, 64)],
+        "in memory": [case(10_000, store="memory")],
+    }
+    if resnet:
+        result["ResNet-18"] = [case(1000, 10, model="resnet18", rounds=3)]
+    return result
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--resnet", action="store_true", help="1,000 ResNet-18 clients too; wants 15 GB of disk"
+        "--resnet", action="store_true", help="also 1,000 ResNet-18 clients; needs 15 GB of disk"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", default="scale.json")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor of the numbers of clients (default: 1)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("scale.json"))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(one(**json.loads(args.one))))
+    if args.case:
+        print(json.dumps(measure(**json.loads(args.case))))
         return
     rows: list[dict[str, Any]] = []
-    parts = {
-        "the number of clients": [{"clients": n, "participants": 100} for n in (200, 1000, 10_000, 30_000)],
-        "the participation": [{"clients": 10_000, "participants": n} for n in (10, 100, 1000)],
-        "the size of the model": [{"clients": 1000, "participants": 100, "width": n} for n in (8, 32, 64)],
-        "in memory instead": [{"clients": 10_000, "participants": 100, "store": "memory"}],
-    }
-    if args.resnet:
-        parts["ResNet-18"] = [{"clients": 1000, "participants": 10, "model": "resnet18", "rounds": 3}]
-    for title, cases in parts.items():
-        print(
-            f"\nCO-PFL against {title}\n{'clients':>8} {'a round':>8} {'parameters':>11} {'store':>7} {'prepare s':>9} "
-            f"{'round s':>9} {'CPU s':>9} {'peak MiB':>9} {'disk MiB':>9}"
-        )
-        rows += [{"against": title, **apart(**{"rounds": args.rounds, **case})} for case in cases]
+    for title, group in cases(args.scale, args.resnet).items():
+        print(f"\nCO-PFL {title}\n{HEADER}")
+        rows += [
+            {"against": title, **measure_in_process(**{"rounds": args.rounds, **case})} for case in group
+        ]
     start = rows[1]
-    print(f"\nstart-up: import {start['import_s']:.2f} s and {start['memory_after_import'] / 2**20:.0f} MiB")
-    Path(args.out).write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"\nimport: {start['import_s']:.2f} s and {start['memory_after_import'] / 2**20:.0f} MiB")
+    args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """FedAvg rounds on a CPU: copfl against a plain loop, pfl-research and Flower. `python benchmarks/cpu.py`
 
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8 and
-SGD. With --cases digits,resnet also ResNet-18: 10 clients with 100 images of 32x32. Rounds of copfl and of the
-plain loop alternate, so that other load on the machine affects both; the table shows medians. The other tools
-run afterwards, in a Python that has them: --baselines PYTHON (pip install pfl "flwr[simulation]" scikit-learn,
-with the same torch).
+SGD. With --cases digits,resnet also ResNet-18: 10 clients with 100 images of 32x32. Rounds of copfl and of
+the plain loop alternate, so that other load on the machine affects both; the table shows medians. The other
+tools run afterwards, in a Python that has them: --baselines PYTHON (pip install pfl "flwr[simulation]"
+scikit-learn, with the same torch).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """200 nodes against one server process, round after round: `python benchmarks/load.py --minutes 60`
 
-The server is `copfl.flower.server.Server`, with its registry, its codec, its masks on disk and its checkpoint after
-every round; only Flower is replaced, by plain TCP connections, one per node, to a second process that plays all nodes.
-Nodes do not train: an upload is the global model, slightly changed, and a mask that grows now and then.
+The server is `copfl.flower.server.Server` with its registry, its codec, its masks on disk and its checkpoint
+after every round. Plain TCP replaces Flower: one connection per node, to a second process with all nodes. Nodes
+do not train: an upload is the global model with a small change, and a mask that grows now and then.
 
-Some nodes fail, a known number of times, each in one of these ways:
-    gone     disconnects instead of answering and returns as another node; it must be asked again and be counted
-    twice    answers twice, at once or a moment apart; it must be counted once
-    damaged  a bit of its upload is flipped; it must be named and left out of that round
-    replayed sends its upload of the round before; it must be named and left out
-    late     answers after the deadline; it must be named and left out, and its answer must not count anywhere
+A known number of faults is injected:
+    gone      disconnects in place of an answer and returns as another node; must be asked again and counted
+    twice     answers twice, at once or later; must be counted once
+    damaged   one bit of its upload is changed; must be left out of that round by name
+    replayed  sends its upload of the previous round; must be left out by name
+    late      answers after the deadline; must be left out by name, and its answer must never count
 
-Every --every seconds a JSON line: memory, descriptors, rounds, replies. The last line is the verdict; exit code 1 if
-memory or descriptors grow or a reply is lost. With --thin FILE, makes the short record of a finished log.
+Every --every seconds a JSON line: memory, descriptors, rounds, replies. The last line is the result; the exit
+code is 1 if memory or descriptors grow or a reply is lost. --summary FILE prints the short record of a log.
 """
 
 from __future__ import annotations
@@ -37,19 +37,38 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from copfl import wire
+from copfl.core.algorithm import example_upload
+from copfl.flower.node import decode
+from copfl.flower.server import Server
+from copfl.flower.settings import settings_of
+from copfl.flower.state import ServerFolder
+from copfl.flower.transport import HELLO, Content, Field, Reply
+
 SIZES = struct.Struct("!III")  # of the envelope, the head and the body
-GREETING = "query"
-FLAT = 8.0  # MiB that a process may have more in the last quarter than in the second
-WRONG = ("gone", "twice", "damaged", "replayed", "late")
+MAX_GROWTH = 8.0  # MiB from the second to the last quarter of the time
+FAULTS = {"gone": 0.7, "twice": 0.7, "damaged": 0.1, "replayed": 0.1, "late": 0.004}  # probability in a round
 REASONS = {"damaged": "damaged on its way", "replayed": "its round is", "late": "no reply within"}
 
 
 def config(nodes: int, deadline: float) -> dict[str, Any]:
-    """The federation's settings, the same on both sides; rounds without end, as the clock ends it."""
+    """The run config of both processes; the time ends the run, not the number of rounds."""
     return {
-        "run": "load", "rounds": 10**9, "clients": nodes, "deadline": deadline, "algorithm": "copfl", "model": "mlp",
-        "shape": "1,8,8", "mean": "0.3", "std": "0.37", "model-options.width": 16, "wire": "fp32",
-    }  # fmt: skip
+        "run": "load",
+        "rounds": 10**9,
+        "clients": nodes,
+        "deadline": deadline,
+        "algorithm": "copfl",
+        "model": "mlp",
+        "shape": "1,8,8",
+        "mean": "0.3",
+        "std": "0.37",
+        "model-options.width": 16,
+        "wire": "fp32",
+    }
 
 
 def memory(pid: int) -> float:
@@ -68,306 +87,295 @@ def seconds_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# -- the server's side -------------------------------------------------------------------------------------------------
+# The server
 
 
-def framed(envelope: dict[str, Any], head: str, body: bytes) -> bytes:
-    first, second = json.dumps(envelope).encode(), head.encode()
-    return SIZES.pack(len(first), len(second), len(body)) + first + second + body
+def framed(envelope: dict[str, Any], content: Content) -> bytes:
+    """One message as bytes."""
+    head, body = content
+    parts = json.dumps(envelope).encode(), head.encode(), body
+    return SIZES.pack(*map(len, parts)) + b"".join(parts)
 
 
 class Sockets:
-    """A `Transport` over plain connections: a node is a connection."""
+    """A transport over TCP: a node is a connection."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.listener.setblocking(False)
-        self.ready = selectors.DefaultSelector()
-        self.ready.register(self.listener, selectors.EVENT_READ, None)
-        self.lines: dict[int, socket.socket] = {}
-        self.rest: dict[int, bytearray] = {}  # what has come of a message that is not whole yet
-        self.inbox: dict[str, Any] = {}
-        self.count, self.ids = itertools.count(), itertools.count(1)
-        self.received: Counter[str] = Counter()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ, None)
+        self.connections: dict[int, socket.socket] = {}  # by node
+        self.unread: dict[int, bytearray] = {}  # by node: the start of an incomplete message
+        self.inbox: dict[str, Reply] = {}  # by message id
+        self.message_ids, self.node_ids = itertools.count(), itertools.count(1)
 
     @property
     def port(self) -> int:
         return int(self.listener.getsockname()[1])
 
     def nodes(self) -> list[int]:
-        self._listen()
-        return list(self.lines)
+        self._poll()
+        return list(self.connections)
 
-    def send(self, node: int, request: str, content: tuple[str, bytes], seconds: float) -> str:
-        message_id = str(next(self.count))
-        line = self.lines.get(node)
-        if line is None:
-            return message_id  # never answered: it left a moment ago
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        message_id = str(next(self.message_ids))
+        connection = self.connections.get(node)
+        if connection is None:
+            return message_id  # never answered: it has just disconnected
         try:
-            line.settimeout(60)  # the nodes' process always reads, so this only waits for its buffer
-            line.sendall(framed({"id": message_id, "request": request}, *content))
-            line.setblocking(False)
+            connection.settimeout(60)  # the nodes' process always reads; this waits for its buffer only
+            connection.sendall(framed({"id": message_id, "request": request}, content))
+            connection.setblocking(False)
         except OSError:
             self._drop(node)
         return message_id
 
-    def replies(self, message_ids: Collection[str]) -> list[Any]:
-        self._listen()
-        return [self.inbox.pop(i) for i in message_ids if i in self.inbox]
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        self._poll()
+        return [self.inbox.pop(message_id) for message_id in message_ids if message_id in self.inbox]
 
-    def drop_expired(self) -> int:
-        """Drops the replies to expired messages, as Flower does, and returns their number."""
-        left = len(self.inbox)
+    def discard(self) -> int:
+        """Number of replies to messages that are not pending any more; they are removed, as Flower does."""
+        count = len(self.inbox)
         self.inbox.clear()
-        return left
+        return count
 
-    def _listen(self) -> None:
-        for key, _ in self.ready.select(0):
+    def _poll(self) -> None:
+        for key, _ in self.selector.select(0):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        line, _ = self.listener.accept()
-                        line.setblocking(False)
-                        node = next(self.ids)
-                        self.lines[node], self.rest[node] = line, bytearray()
-                        self.ready.register(line, selectors.EVENT_READ, node)
+                        self._accept(self.listener.accept()[0])
             else:
                 self._read(key.data)
 
-    def _read(self, node: int) -> None:
-        from copfl.flower.transport import Reply
+    def _accept(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        node = next(self.node_ids)
+        self.connections[node], self.unread[node] = connection, bytearray()
+        self.selector.register(connection, selectors.EVENT_READ, node)
 
+    def _read(self, node: int) -> None:
+        unread = self.unread[node]
         try:
             while True:
-                got = self.lines[node].recv(1 << 16)
-                if not got:
+                content = self.connections[node].recv(1 << 16)
+                if not content:
                     return self._drop(node)
-                self.rest[node] += got
+                unread += content
         except BlockingIOError:
             pass
         except OSError:
             return self._drop(node)
-        rest = self.rest[node]
-        while len(rest) >= SIZES.size:
-            a, b, c = SIZES.unpack_from(rest)
-            end = SIZES.size + a + b + c
-            if len(rest) < end:
+        while len(unread) >= SIZES.size:
+            envelope, head, body = SIZES.unpack_from(unread)
+            ends = list(itertools.accumulate((SIZES.size, envelope, head, body)))
+            if len(unread) < ends[3]:
                 break
-            envelope = json.loads(rest[SIZES.size : SIZES.size + a])
-            head = rest[SIZES.size + a : SIZES.size + a + b].decode()
-            self.received["again" if envelope["id"] in self.inbox else "replies"] += 1
-            self.inbox[envelope["id"]] = Reply(envelope["id"], (head, bytes(rest[end - c : end])))
-            del rest[:end]
+            message_id = json.loads(unread[ends[0] : ends[1]])["id"]
+            content = unread[ends[1] : ends[2]].decode(), bytes(unread[ends[2] : ends[3]])
+            self.inbox[message_id] = Reply(message_id, content)
+            del unread[: ends[3]]
 
     def _drop(self, node: int) -> None:
-        line = self.lines.pop(node)
-        self.ready.unregister(line)
-        line.close()
-        del self.rest[node]
+        connection = self.connections.pop(node)
+        self.selector.unregister(connection)
+        connection.close()
+        del self.unread[node]
 
     def close(self) -> None:
-        for node in list(self.lines):
+        for node in list(self.connections):
             self._drop(node)
-        self.ready.close()
+        self.selector.close()
         self.listener.close()
 
 
-def serve(minutes: float, nodes: int, pause: float, every: float, deadline: float, log: Path) -> int:
-    """Runs rounds for so many minutes and checks them."""
-    import torch
-    from copfl.flower.folder import Folder
+class Load:
+    """The counts and the samples of the server's process."""
 
-    from copfl.flower.server import federate
-    from copfl.flower.settings import settings_of
-    from copfl.flower.state import ServerFolder
+    def __init__(self, nodes: int, transport: Sockets, nodes_pid: int) -> None:
+        self.nodes, self.transport = nodes, transport
+        self.pids = {"server": os.getpid(), "nodes": nodes_pid}
+        self.count: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # by reason
+        self.samples: list[dict[str, Any]] = []
+        self.started = self.sampled = time.monotonic()
+        self.rounds_sampled = 0
 
+    def add(self, record: dict[str, Any]) -> None:
+        """Counts one round."""
+        self.count["rounds"] += 1
+        self.count["asked"] += self.nodes
+        self.count["counted"] += len(record["clients"])
+        self.count["left out"] += len(record["left_out"])
+        self.count["void"] += self.transport.discard()  # second and late answers
+        self.count["bytes"] += record["bytes"]["up"] + record["bytes"]["down"]
+        for text in record["why"].values():
+            self.left_out[next((name for name, part in REASONS.items() if part in text), text)] += 1
+
+    def sample(self) -> dict[str, Any]:
+        now, rounds = time.monotonic(), self.count["rounds"]
+        self.samples.append(
+            {
+                "minutes": round((now - self.started) / 60, 2),
+                **{f"{side}_mib": memory(pid) for side, pid in self.pids.items()},
+                **{f"{side}_fds": descriptors(pid) for side, pid in self.pids.items()},
+                "rounds_per_s": round((rounds - self.rounds_sampled) / (now - self.sampled), 3),
+                "connected": len(self.transport.connections),
+                **self.count,
+            }
+        )
+        self.sampled, self.rounds_sampled = now, rounds
+        return self.samples[-1]
+
+    def growth(self, side: str) -> tuple[float, float]:
+        """MiB from the second to the last quarter, and MiB per hour after the first quarter."""
+        values = [sample[f"{side}_mib"] for sample in self.samples]
+        quarter = max(1, len(values) // 4)
+        second = values[quarter : 2 * quarter] or values
+        growth = statistics.fmean(values[-quarter:]) - statistics.fmean(second)
+        minutes = [sample["minutes"] for sample in self.samples[quarter:]]
+        slope = float(np.polyfit(minutes, values[quarter:], 1)[0]) * 60 if len(minutes) > 1 else 0.0
+        return round(growth, 2), round(slope, 2)
+
+    def descriptors(self, side: str) -> list[int]:
+        """The first and the last number, without connections: a node may have just disconnected."""
+        first, last = self.samples[0], self.samples[-1]
+        return [s[f"{side}_fds"] - (s["connected"] if side == "server" else 0) for s in (first, last)]
+
+    def result(self, injected: dict[str, int]) -> dict[str, Any]:
+        """The growth of memory and descriptors, and the number of lost replies."""
+        sides, seconds = tuple(self.pids), time.monotonic() - self.started
+        growth = {side: self.growth(side) for side in sides}
+        fds = {side: self.descriptors(side) for side in sides}
+        # All that were asked must count, except where a fault prevents it.
+        lost = self.count["asked"] - sum(injected[name] for name in REASONS) - self.count["counted"]
+        all_named = self.left_out == Counter({name: injected[name] for name in REASONS})
+        is_constant = max(mib for mib, _ in growth.values()) <= MAX_GROWTH
+        is_closed = fds["server"][1] <= fds["server"][0] and abs(fds["nodes"][1] - fds["nodes"][0]) <= 2
+        return {
+            "passed": lost == 0 and all_named and is_constant and is_closed,
+            "hours": round(seconds / 3600, 3),
+            "nodes": self.nodes,
+            "rounds": self.count["rounds"],
+            "rounds_per_s": round(self.count["rounds"] / seconds, 3),
+            "replies_counted": self.count["counted"],
+            "lost": lost,
+            "void": self.count["void"],
+            "faults": injected,
+            "left_out": dict(self.left_out),
+            "all_named": all_named,
+            "gigabytes": round(self.count["bytes"] / 1e9, 2),
+            "memory_growth_mib": {side: growth[side][0] for side in sides},
+            "memory_slope_mib_per_hour": {side: growth[side][1] for side in sides},
+            "memory_mib": {
+                side: [s[f"{side}_mib"] for s in (self.samples[0], self.samples[-1])] for side in sides
+            },
+            "descriptors_without_connections": fds,
+        }
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Runs rounds for some minutes; 1 if the result is not as expected."""
     torch.set_num_threads(1)
-    transport, samples = Sockets(), list[dict[str, Any]]()
-    command = [
-        sys.executable,
-        __file__,
-        "--play",
-        str(transport.port),
-        "--nodes",
-        str(nodes),
-        "--deadline",
-        str(deadline),
-    ]
-    settings = settings_of(config(nodes, deadline))
-    tally: Counter[str] = Counter()
-    why: Counter[str] = Counter()
+    settings, transport = settings_of(config(args.nodes, args.deadline)), Sockets()
+    options = ["--nodes", str(args.nodes), "--deadline", str(args.deadline)]
+    command = [sys.executable, __file__, "--port", str(transport.port), *options]
     with (
         tempfile.TemporaryDirectory() as runs,
-        open(log, "w", encoding="utf-8", buffering=1) as file,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as players,
+        open(args.log, "w", encoding="utf-8", buffering=1) as file,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
 
-        def note(line: dict[str, Any]) -> None:
+        def write(line: dict[str, Any]) -> None:
             file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
 
-        begun = last = time.monotonic()
-        counted = 0
+        load = Load(args.nodes, transport, process.pid)
         folder = ServerFolder(runs, "load", resume=False)
-        server = Server(settings, transport, folder, lambda text: None, pause=0.05)
-        for record in server.rounds():
+        for record in Server(settings, transport, folder, lambda text: None, pause=0.05).rounds():
+            load.add(record)
             now = time.monotonic()
-            tally["rounds"] += 1
-            tally["asked"] += nodes
-            tally["counted"] += len(record["clients"])
-            tally["left out"] += len(record["left_out"])
-            tally["void"] += transport.drop_expired()  # second and late answers
-            tally["bytes"] += record["bytes"]["up"] + record["bytes"]["down"]
-            for reason in record["why"].values():
-                why[next((name for name, words in REASONS.items() if words in reason), reason)] += 1
-            if now - last >= every or tally["rounds"] == 1:
-                samples.append(
-                    {
-                        "minutes": round((now - begun) / 60, 2),
-                        "server_mib": memory(os.getpid()), "server_fds": descriptors(os.getpid()),
-                        "nodes_mib": memory(players.pid), "nodes_fds": descriptors(players.pid),
-                        "rounds_per_s": round((tally["rounds"] - counted) / (now - last), 3),
-                        "connected": len(transport.lines), **tally,
-                    }
-                )  # fmt: skip
-                note(samples[-1])
-                last, counted = now, tally["rounds"]
-            if now - begun >= minutes * 60:
+            if now - load.sampled >= args.every or load.count["rounds"] == 1:
+                write(load.sample())
+            if now - load.started >= args.minutes * 60:
                 break
-            time.sleep(pause)  # a round a moment; without it, the test takes whole cores
-        took = time.monotonic() - begun
-        cores = {
-            side: seconds_of(pid) / took for side, pid in (("server", os.getpid()), ("nodes", players.pid))
-        }
-        out, _ = players.communicate("done\n", timeout=120)
+            time.sleep(args.pause)  # without it, the test uses two whole cores
+        seconds = time.monotonic() - load.started
+        cores = {side: round(seconds_of(pid) / seconds, 2) for side, pid in load.pids.items()}
+        output, _ = process.communicate("done\n", timeout=120)
         transport.close()
-        result = verdict(samples, tally, why, json.loads(out), nodes, took)
-        note({"verdict": {**result, "cores": {k: round(v, 2) for k, v in cores.items()}}})
+        result = load.result(json.loads(output))
+        write({"result": {**result, "cores": cores}})
     return 0 if result["passed"] else 1
 
 
-def verdict(
-    samples: list[dict[str, Any]],
-    tally: Counter[str],
-    why: Counter[str],
-    did: dict[str, int],
-    nodes: int,
-    took: float,
-) -> dict[str, Any]:
-    """What the hour showed: growth of memory and descriptors, and what became of every reply."""
-    flat, slopes, fds = {}, {}, {}
-    for side in ("server", "nodes"):
-        seen = [s[f"{side}_mib"] for s in samples]
-        quarter = max(1, len(seen) // 4)
-        flat[side] = round(
-            statistics.fmean(seen[-quarter:]) - statistics.fmean(seen[quarter : 2 * quarter] or seen), 2
-        )
-        settled = samples[quarter:]
-        if len(settled) > 1:
-            line = statistics.linear_regression(
-                [s["minutes"] for s in settled], [s[f"{side}_mib"] for s in settled]
-            )
-            slopes[side] = round(line.slope * 60, 2)
-        # A node that hung up a moment ago is not there: what belongs to the connections is taken off.
-        own = [s[f"{side}_fds"] - (s["connected"] if side == "server" else 0) for s in samples]
-        fds[side] = [own[0], own[-1]]
-    # Every reply that should have counted did: all that were asked, but for those that a fault kept out.
-    expected = tally["asked"] - sum(did[name] for name in REASONS)
-    lost = expected - tally["counted"]
-    named = why == Counter({name: did[name] for name in REASONS})
-    grown = {side: last - first for side, (first, last) in fds.items()}
-    return {
-        "passed": bool(
-            lost == 0 and named and max(flat.values()) <= FLAT and grown["server"] <= 0 and abs(grown["nodes"]) <= 2
-        ),
-        "hours": round(took / 3600, 3), "nodes": nodes, "rounds": tally["rounds"],
-        "rounds_per_s": round(tally["rounds"] / took, 3), "replies_counted": tally["counted"], "lost": lost,
-        "void": tally["void"], "faults": did, "left_out": dict(why), "all_named": named,
-        "gigabytes": round(tally["bytes"] / 1e9, 2), "memory_growth_mib": flat, "memory_slope_mib_per_hour": slopes,
-        "memory_mib": {side: [samples[0][f"{side}_mib"], samples[-1][f"{side}_mib"]] for side in ("server", "nodes")},
-        "descriptors_beside_connections": fds,
-    }  # fmt: skip
+# The nodes
 
 
-# -- the nodes' side ---------------------------------------------------------------------------------------------------
-
-
-class Players:
-    """All nodes, in one process; each has a connection of its own."""
+class Nodes:
+    """All nodes in one process; each has its own connection."""
 
     def __init__(self, port: int, nodes: int, deadline: float) -> None:
-        import torch
-
-        from copfl.core.algorithm import example_upload
-        from copfl.flower.settings import settings_of
-
         torch.set_num_threads(1)
         self.port, self.deadline = port, deadline
         self.settings = settings_of(config(nodes, deadline))
-        given = self.settings
-        self.like = example_upload(given.algorithm, given.task, given.shape, given.config.augment, nodes)
-        self.did: Counter[str] = Counter(dict.fromkeys(WRONG, 0))
+        self.like = example_upload(
+            self.settings.algorithm, self.settings.task, self.settings.shape, augment=False, clients=nodes
+        )
+        self.injected: Counter[str] = Counter(dict.fromkeys(FAULTS, 0))
         self.draw = random.Random(8)
         self.noise = torch.Generator().manual_seed(8)
         size = self.settings.task.initial.numel()
         self.masks = [torch.zeros(size, dtype=torch.bool) for _ in range(nodes)]
-        self.plans: dict[int, dict[int, str]] = {}  # round -> client -> what goes wrong
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.plans: dict[int, dict[int, str]] = {}  # round -> client -> fault
 
-    def wrong(self, round: int, client: int) -> str:
-        """What goes wrong with this client in this round: in most rounds one node hangs up and one answers twice."""
+    def fault(self, round: int, client: int) -> str:
+        """The fault of this client in this round; empty: none. A round has each fault at most once."""
         if round not in self.plans:
             self.plans = {round: {}}
-            for what, often in (
-                ("gone", 0.7),
-                ("twice", 0.7),
-                ("damaged", 0.1),
-                ("replayed", 0.1),
-                ("late", 0.004),
-            ):
-                if round > 0 and self.draw.random() < often:
-                    self.plans[round].setdefault(self.draw.randrange(len(self.masks)), what)
-        return self.plans[round].pop(client, "")
+            for name, probability in FAULTS.items():
+                if round > 0 and self.draw.random() < probability:
+                    self.plans[round].setdefault(self.draw.randrange(len(self.masks)), name)
+        fault = self.plans[round].pop(client, "")
+        if fault:
+            self.injected[fault] += 1
+        return fault
 
-    def upload(self, config: dict[str, Any], head: str, body: bytes, what: str) -> Any:
-        """The client's upload, through the codec both ways: the global model, slightly changed."""
-        import torch
-
-        from copfl import wire
-        from copfl.flower.node import decode
-        from copfl.flower.transport import Field
-
-        got = decode(self.settings, config, wire.Packet(head, body))
-        mask = self.masks[got.head.client]
+    def upload(self, config: dict[str, Any], content: Content, fault: str) -> wire.Packet:
+        """The client's answer, decoded and encoded as on a node: the global model with a small change."""
+        request = decode(self.settings, config, wire.Packet(*content))
+        mask = self.masks[request.head.client]
         if self.draw.random() < 0.02 and float(mask.float().mean()) < 0.4:
             mask[torch.randint(len(mask), (1,), generator=self.noise)] = True
-        w = got.down.w + 1e-3 * torch.randn(len(mask), generator=self.noise)
+        w = request.down.w + 1e-3 * torch.randn(len(mask), generator=self.noise)
         shared = type(self.like.shared)(torch.where(mask, 0, w), mask)
-        upload = self.like._replace(shared=shared, score=torch.ones_like(self.like.score))
-        about = {Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}}
-        head_up = got.head._replace(kind="upload", round=got.head.round - (what == "replayed"))
-        masks = got.about.get(Field.KNOWN_MASKS)
-        return wire.encode(upload, head_up, self.settings.config.wire, receiver_masks=masks, about=about)
+        return wire.encode(
+            self.like._replace(shared=shared, score=torch.ones_like(self.like.score)),
+            request.head._replace(kind="upload", round=request.head.round - (fault == "replayed")),
+            self.settings.config.wire,
+            holds=request.about.get(Field.KNOWN_MASKS),
+            about={Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}},
+        )
 
-    async def node(self, client: int) -> None:
-        """One node, for ever: after it disconnected it returns."""
+    async def serve(self, client: int) -> None:
+        """One node without end: it connects again after it has disconnected."""
         config = {"client": client, "state-dir": "."}
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             try:
                 while True:
-                    a, b, c = SIZES.unpack(await reader.readexactly(SIZES.size))
-                    envelope = json.loads(await reader.readexactly(a))
-                    head, body = (await reader.readexactly(b)).decode(), await reader.readexactly(c)
-                    if envelope["request"] == GREETING:
-                        writer.write(framed(envelope, json.dumps({"client": client}), b""))
+                    sizes = SIZES.unpack(await reader.readexactly(SIZES.size))
+                    parts = [await reader.readexactly(size) for size in sizes]
+                    envelope, content = json.loads(parts[0]), (parts[1].decode(), parts[2])
+                    if envelope["request"] == HELLO:
+                        writer.write(framed(envelope, (json.dumps({"client": client}), b"")))
                         continue
-                    what = self.wrong(json.loads(head)["round"], client)
-                    if what:
-                        self.did[what] += 1
-                    if what == "gone":
+                    fault = self.fault(json.loads(content[0])["round"], client)
+                    if fault == "gone":
                         break
-                    await self.reply(writer, envelope, self.upload(config, head, body, what), what)
+                    await self.reply(writer, envelope, self.upload(config, content, fault), fault)
             except (asyncio.IncompleteReadError, ConnectionError):
                 await asyncio.sleep(0.2)
             finally:
@@ -376,58 +384,58 @@ class Players:
                     await writer.wait_closed()
 
     async def reply(
-        self, writer: asyncio.StreamWriter, envelope: dict[str, Any], packet: Any, what: str
+        self, writer: asyncio.StreamWriter, envelope: dict[str, Any], packet: wire.Packet, fault: str
     ) -> None:
         body = packet.body
-        if what == "damaged":
+        if fault == "damaged":
             body = body[:-1] + bytes([body[-1] ^ 1])
-        message = framed(envelope, packet.head, body)
-        if what == "late":
+        message = framed(envelope, (packet.head, body))
+        if fault == "late":
             await asyncio.sleep(self.deadline + 2)
         writer.write(message)
-        if what == "twice":
+        if fault == "twice":
             await asyncio.sleep(self.draw.choice((0, 0.3)))
             writer.write(message)
         await writer.drain()
 
-    async def play(self) -> None:
-        self.tasks = {asyncio.create_task(self.node(client)) for client in range(len(self.masks))}
-        await asyncio.to_thread(sys.stdin.readline)  # until the server has seen enough
-        for task in self.tasks:
+    async def run(self) -> None:
+        """Runs the nodes until a line arrives on stdin, and prints the number of injected faults."""
+        tasks = {asyncio.create_task(self.serve(client)) for client in range(len(self.masks))}
+        await asyncio.to_thread(sys.stdin.readline)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        print(json.dumps(self.did))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        print(json.dumps(self.injected))
 
 
-def thin(log: Path, points: int = 13) -> dict[str, Any]:
-    """The short record of a finished log: the verdict and a few of its lines."""
+def summary(log: Path, points: int = 13) -> dict[str, Any]:
+    """The short record of a finished log: the result and a few samples."""
     *lines, last = [json.loads(line) for line in log.read_text().splitlines()]
-    if "verdict" not in last:
-        raise SystemExit(f"{log} has no verdict: the run is not over")
+    if "result" not in last:
+        raise SystemExit(f"{log} has no result: the run has not ended")
     step = max(1, (len(lines) - 1) // (points - 1))
     return {**last, "samples": [*lines[:-1:step], lines[-1]]}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds between rounds")
-    parser.add_argument("--every", type=float, default=30, help="seconds between two lines")
-    parser.add_argument("--deadline", type=float, default=60, help="seconds that a round waits for a reply")
-    parser.add_argument("--log", type=Path, default=Path("load.jsonl"))
-    parser.add_argument("--play", type=int, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--thin", type=Path, metavar="FILE", help="print the short record of the log, and nothing else"
-    )
-    given = parser.parse_args()
-    if given.thin:
-        print(json.dumps(thin(given.thin), indent=1))
+    add = parser.add_argument
+    add("--minutes", type=float, default=60)
+    add("--nodes", type=int, default=200)
+    add("--pause", type=float, default=1.0, help="seconds between rounds")
+    add("--every", type=float, default=30, help="seconds between two lines")
+    add("--deadline", type=float, default=60, help="seconds that a round waits for a reply")
+    add("--log", type=Path, default=Path("load.jsonl"))
+    add("--port", type=int, help=argparse.SUPPRESS)  # of the server: this process is the nodes
+    add("--summary", type=Path, metavar="FILE", help="print the short record of this log, and nothing else")
+    args = parser.parse_args()
+    if args.summary:
+        print(json.dumps(summary(args.summary), indent=1))
         return 0
-    if given.play:
-        asyncio.run(Players(given.play, given.nodes, given.deadline).play())
+    if args.port:
+        asyncio.run(Nodes(args.port, args.nodes, args.deadline).run())
         return 0
-    return serve(given.minutes, given.nodes, given.pause, given.every, given.deadline, given.log)
+    return serve(args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Time, memory and disk of a round as the federation grows: `python benchmarks/scale.py`
 
 CO-PFL with the clients' states on disk, by the number of clients with 100 a round, by the number of
-participants, and by the size of the model; then in memory, and with --resnet 1,000 ResNet-18 clients with 10 a
-round. Each case runs in its own process, so that the peak memory is that of the case.
+participants, and by the size of the model; then in memory, and with --resnet 1,000 ResNet-18 clients with 10
+a round. Each case runs in its own process, so that the peak memory is that of the case.
 """
 
 from __future__ import annotations

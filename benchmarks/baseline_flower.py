@@ -1,6 +1,6 @@
-"""The same FedAvg rounds in Flower's simulation (`pip install "flwr[simulation]"`): prints their seconds as JSON.
+"""The same FedAvg rounds in Flower's simulation (pip install "flwr[simulation]"): prints seconds as JSON.
 
-`baseline_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+`baseline_flower.py CASE ROUNDS on|off`, where CASE is digits or images and the last argument switches mkldnn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from flwr.simulation import run_simulation
 
 case = importlib.import_module(sys.argv[1]) if __name__ == "__main__" else None
 mkldnn = sys.argv[3:] == ["on"]
-loaded = []  # of each actor process: read once
+cache = []  # of each actor process: its tensors and its model
 
 
 def state(model: torch.nn.Module) -> list[torch.Tensor]:
-    """What travels: the parameters, and the statistics of batch norms."""
+    """The parameters, and the statistics of batch norms."""
     return [t.detach() for t in model.state_dict().values() if t.is_floating_point()]
 
 
@@ -36,12 +36,11 @@ class Client(NumPyClient):
 
     def fit(self, parameters, config):  # type: ignore[no-untyped-def]
         torch.set_num_threads(1)
-        importlib.import_module(
-            "torch.backends.mkldnn"
-        ).enabled = mkldnn  # by its name, or Ray tries to send it along
-        if not loaded:
-            loaded.append((*case.tensors(), case.net()))
-        x, y, model = loaded[0]
+        # By its name: Ray would pickle the module.
+        importlib.import_module("torch.backends.mkldnn").enabled = mkldnn
+        if not cache:
+            cache.append((*case.tensors(), case.net()))
+        x, y, model = cache[0]
         with torch.no_grad():
             for t, value in zip(state(model), parameters, strict=True):
                 t.copy_(torch.from_numpy(np.asarray(value)))
@@ -67,17 +66,26 @@ def main(rounds: int) -> None:
             return super().configure_fit(*given, **named)
 
     def server(context):  # type: ignore[no-untyped-def]
-        first = ndarrays_to_parameters([t.numpy() for t in state(case.net())])
+        initial = ndarrays_to_parameters([t.numpy() for t in state(case.net())])
         strategy = Timed(
-            fraction_fit=case.PARTICIPANTS / case.CLIENTS, min_fit_clients=case.PARTICIPANTS, fraction_evaluate=0.0,
-            min_evaluate_clients=0, min_available_clients=case.CLIENTS, initial_parameters=first,
-        )  # fmt: skip
+            fraction_fit=case.PARTICIPANTS / case.CLIENTS,
+            min_fit_clients=case.PARTICIPANTS,
+            fraction_evaluate=0.0,
+            min_evaluate_clients=0,
+            min_available_clients=case.CLIENTS,
+            initial_parameters=initial,
+        )
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds + 1))
 
     run_simulation(
-        server_app=ServerApp(server_fn=server), client_app=ClientApp(client_fn=client), num_supernodes=case.CLIENTS,
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "log_to_driver": False}},
-    )  # fmt: skip
+        server_app=ServerApp(server_fn=server),
+        client_app=ClientApp(client_fn=client),
+        num_supernodes=case.CLIENTS,
+        backend_config={
+            "client_resources": {"num_cpus": 1},
+            "init_args": {"num_cpus": 2, "log_to_driver": False},
+        },
+    )
     print(json.dumps({"wall": [b - a for a, b in pairwise(times)]}))
 
 

@@ -1,6 +1,6 @@
 """The same FedAvg rounds in pfl-research (`pip install pfl`): prints the seconds of each as JSON.
 
-`baseline_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last word is for mkldnn.
+`baseline_pfl.py CASE ROUNDS on|off`, where CASE is digits or images and the last argument switches mkldnn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Clock(TrainingProcessCallback):
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = [(time.perf_counter(), time.process_time())]
 
-    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
+    def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
         self.times.append((time.perf_counter(), time.process_time()))
         return False, Metrics()
 
@@ -56,7 +56,7 @@ def main(case: Any, rounds: int, mkldnn: bool) -> None:
     def data(user: str) -> Dataset:
         return Dataset(raw_data=[x[int(user)], y[int(user)]], user_id=user)
 
-    federated = FederatedDataset(data, get_user_sampler("random", users))
+    federation = FederatedDataset(data, get_user_sampler("random", users))
     model = Net(case.net())
     federated = PyTorchModel(
         model=model,
@@ -71,7 +71,7 @@ def main(case: Any, rounds: int, mkldnn: bool) -> None:
             train_cohort_size=case.PARTICIPANTS,
             val_cohort_size=None,
         ),
-        backend=SimulatedBackend(training_data=federated, val_data=None),
+        backend=SimulatedBackend(training_data=federation, val_data=None),
         model=federated,
         model_train_params=NNTrainHyperParams(
             local_num_epochs=1, local_learning_rate=case.RATE, local_batch_size=case.BATCH
@@ -79,7 +79,7 @@ def main(case: Any, rounds: int, mkldnn: bool) -> None:
         callbacks=[clock],
     )
     steps = list(zip(clock.times, clock.times[1:], strict=False))
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+    if os.environ.get("RANK", "0") == "0":  # the first process prints
         print(json.dumps({"wall": [b[0] - a[0] for a, b in steps], "cpu": [b[1] - a[1] for a, b in steps]}))
 
 

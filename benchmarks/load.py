@@ -1,8 +1,8 @@
 """200 nodes against one server process, round after round: `python benchmarks/load.py --minutes 60`
 
 The server is `copfl.flower.server.Server` with its registry, its codec, its masks on disk and its checkpoint
-after every round. Plain TCP replaces Flower: one connection per node, to a second process with all nodes. Nodes
-do not train: an upload is the global model with a small change, and a mask that grows now and then.
+after every round. Plain TCP replaces Flower: one connection per node, to a second process with all nodes.
+Nodes do not train: an upload is the global model with a small change, and a mask that grows now and then.
 
 A known number of faults is injected:
     gone      disconnects in place of an answer and returns as another node; must be asked again and counted

@@ -1,4 +1,4 @@
-"""The round as one would write it by hand in PyTorch: one model, client after client. What copfl is measured by."""
+"""Rounds in plain PyTorch, one model and one client at a time: the reference for copfl's speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensors = list[Tensor]
 
 
 class PlainCoPfl:
-    """CO-PFL with masked Adam per tensor, the mask by one top-k over all parameters, and both contribution scores."""
+    """CO-PFL with masked Adam per tensor, masks by one top-k over all parameters, and both scores."""
 
     def __init__(
         self, model: nn.Module, clients: int, rate: float = 0.25, budget: float = 0.5, lr: float = 1e-4
@@ -23,7 +23,7 @@ class PlainCoPfl:
         self.previous = [p.clone() for p in self.server]
         self.size = sum(p.numel() for p in self.server)
         zeros = [torch.zeros_like(p) for p in self.server]
-        self.own = [[p.clone() for p in self.server] for _ in range(clients)]
+        self.personal = [[p.clone() for p in self.server] for _ in range(clients)]
         self.masks = [[z.bool() for z in zeros] for _ in range(clients)]
         self.moments = [[[z.clone() for z in zeros] for _ in range(3)] for _ in range(clients)]
         self.buffers = [copy.deepcopy(dict(model.named_buffers())) for _ in range(clients)]
@@ -66,42 +66,47 @@ class PlainCoPfl:
         weights = [torch.zeros_like(p) for p in self.server]
         total = sum(self.scores)
         new_scores = []
-        for n in range(len(self.own)):
+        for n in range(len(self.personal)):
             mask = self.masks[n]
-            start = [torch.where(m, o, s) for m, o, s in zip(mask, self.own[n], self.server, strict=True)]
+            start = [
+                torch.where(m, o, s) for m, o, s in zip(mask, self.personal[n], self.server, strict=True)
+            ]
             self._load(start, self.buffers[n])
             self._epoch(n, batches[n][0], mask)
-            personal = [p.detach().clone() for p in self.model.parameters()]
+            local = [p.detach().clone() for p in self.model.parameters()]
             self._load(start, self.buffers[n])
             self._epoch(n, batches[n][1], [~m for m in mask])
             w = [
                 torch.where(m, a, p.detach())
-                for m, a, p in zip(mask, personal, self.model.parameters(), strict=True)
+                for m, a, p in zip(mask, local, self.model.parameters(), strict=True)
             ]
             self.buffers[n] = {name: b.clone() for name, b in self.model.named_buffers()}
             change = torch.cat([(a - b).abs().flatten() for a, b in zip(start, w, strict=True)])
             flat = torch.cat([m.flatten() for m in mask])
             moving = int((change > 0).logical_or(flat).sum())
             selected = int(flat.sum())
-            wanted = min(int(self.rate * (moving - selected)), max(int(self.budget * moving) - selected, 0))
-            if wanted:
+            free = max(int(self.budget * moving) - selected, 0)
+            growth = min(int(self.rate * (moving - selected)), free)
+            if growth:
                 change[flat] = -1
-                flat[torch.topk(change, wanted).indices] = True
+                flat[torch.topk(change, growth).indices] = True
             sizes = [p.numel() for p in self.server]
             self.masks[n] = [f.view_as(p) for f, p in zip(flat.split(sizes), self.server, strict=True)]
             alpha = min(self.scores[n] / total, 1 - 1e-6)
             update = torch.cat([(a - b).flatten() for a, b in zip(start, w, strict=True)])
             step = torch.cat([(a - b).flatten() for a, b in zip(self.previous, self.server, strict=True)])
             others = (step - alpha * update) / (1 - alpha)
-            without = [(s - alpha * o) / (1 - alpha) for s, o in zip(self.server, self.own[n], strict=True)]
-            self._load(without, self.buffers[n])
+            leave_one_out = [
+                (s - alpha * o) / (1 - alpha) for s, o in zip(self.server, self.personal[n], strict=True)
+            ]
+            self._load(leave_one_out, self.buffers[n])
             self.model.eval()
             with torch.no_grad():
                 prediction = F.cross_entropy(self.model(train[n][0]), train[n][1])
             gradient = 1 - F.cosine_similarity(update, others, 0)
             score = float(gradient + prediction)
             new_scores.append(score)
-            self.own[n] = w
+            self.personal[n] = w
             for i, (m, a) in enumerate(zip(self.masks[n], w, strict=True)):
                 sums[i] += score * torch.where(m, 0, a)
                 weights[i] += score * ~m

@@ -1,4 +1,4 @@
-"""copfl's command line called inside the test process, and as a process of its own."""
+"""copfl's command line, called inside the test process or as a subprocess."""
 
 from __future__ import annotations
 
@@ -13,22 +13,15 @@ from unittest import mock
 import pytest
 import typer.main
 
-typer.main.get_command = functools.cache(
-    typer.main.get_command
-)  # or it is made from its annotations at every call
+# Cached: typer builds the command from its annotations at every call.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
-TINY = (
-    "--model",
-    "mlp",
-    "--clients",
-    "2",
-    "--set",
-    "mlp.width=4",
-)  # two clients and a few hundred parameters
+# Two clients and a few hundred parameters.
+TINY = ("--model", "mlp", "--clients", "2", "--set", "mlp.width=4")
 
 
 class Answer(NamedTuple):
-    """What a command printed, and its exit code."""
+    """The output of a command and its exit code."""
 
     code: int
     out: str
@@ -36,7 +29,7 @@ class Answer(NamedTuple):
 
 
 def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
-    """The answer to `copfl WORDS`, from this very process."""
+    """The answer to `copfl WORDS`, called in this process."""
     from copfl.cli import main as cli
 
     capsys.readouterr()
@@ -48,12 +41,12 @@ def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
 
 
 def command(*words: object) -> list[str]:
-    """The command line that starts `copfl WORDS` as a process of its own."""
+    """The command line that starts `copfl WORDS` as a subprocess."""
     return [sys.executable, "-m", "copfl", *map(str, words)]
 
 
 def started(*words: object, cwd: Path) -> Answer:
-    """The answer to `copfl WORDS`, from a process of its own."""
+    """The answer to `copfl WORDS`, from a subprocess."""
     done = subprocess.run(
         command(*words), cwd=cwd, capture_output=True, text=True, timeout=300, env=environment()
     )
@@ -61,7 +54,7 @@ def started(*words: object, cwd: Path) -> Answer:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without what would change the answers."""
+    """This process's environment without variables that affect the output."""
     return {
         k: v for k, v in os.environ.items() if k not in ("COPFL_DATA", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
     }
@@ -73,7 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def found(folder: Path) -> dict[str, bytes]:
-    """What a run found, and a run like it must find again: its records and its models."""
+    """The results of a run, which an equal run must reproduce: its records and its models."""
     return {
         name: content
         for name, content in files(folder).items()

@@ -1,13 +1,13 @@
-"""Stops copfl at every access to the disk, resumes it, and compares the result with that of a run never stopped.
+"""Stops runs at every disk operation, resumes them, and compares the results with an uninterrupted run.
 
-    python -m tests.killing FOLDER [kill] [full] [clock]    all three unless some are named
+    python -m tests.killing FOLDER [kill] [full] [clock]    default: all three
 
-    kill     SIGKILL before the first, second, ... write, rename or sync
-    full     that one fails as on a full disk, or the system lets no file grow
-    clock    SIGKILL or Ctrl-C at random moments, of runs that choose their engine by a measurement
+    kill     SIGKILL before the first, second, ... open, rename or sync
+    full     that operation fails as on a full disk, or no file may grow
+    clock    SIGKILL or Ctrl-C at random times, in runs that measure which engine is fastest
 
-Every run is a forked child, so that torch is imported once. Prints a line per moment; exits with 1 at the first
-failure.
+Every run is a forked child, so that torch is imported once. Prints a line per run; exits with 1 at the first
+difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from copfl.cli import main as cli
 from tests.commands import TINY, files, found
 
 RUN = ("run", "--rounds", "4", "--set", "run.checkpoint_every=2", *TINY)
-EXACT = (*RUN, "--batch", "64", "--engine", "vmap")  # where the disk counts: as quick as can be
+EXACT = (*RUN, "--batch", "64", "--engine", "vmap")  # a fixed engine, and as fast as possible
 TEMPORARY = (".part", ".tmp", ".lock")
 
 
@@ -49,19 +49,19 @@ def call(words: tuple[str, ...]) -> int:
 
 def child(
     words: tuple[str, ...],
-    prepare: Callable[[], None] = lambda: None,
+    patch: Callable[[], None] = lambda: None,
     stop: tuple[float, signal.Signals] | None = None,
 ) -> int:
-    """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; minus the signal that ended it."""
+    """The exit code of `copfl WORDS` in a forked child, stopped after some seconds; or minus its signal."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.write(writer, b"ready")  # from here on a signal interrupts the command
-            prepare()
+            os.write(writer, b"ready")  # signals are handled below from here on
+            patch()
             os._exit(call(words))
         except KeyboardInterrupt:
-            os._exit(130)  # before or after the command itself
+            os._exit(130)  # before or after the command
         finally:
             os._exit(99)  # an exception that the command line should have caught
     os.read(reader, 1)
@@ -73,15 +73,15 @@ def child(
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def at(moment: int, act: Callable[[], None], folder: Path) -> Callable[[], None]:
-    """Calls `act` before the moment-th time that something in the folder is opened, made durable or put in place."""
+def before(number: int, act: Callable[[], None], folder: Path) -> Callable[[], None]:
+    """A patch that calls `act` before the open, sync or rename with this number in the folder."""
     count = 0
 
     def patched(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(target: Any, *given: Any, **named: Any) -> Any:
             nonlocal count
             count += isinstance(target, int) or str(target).startswith(str(folder))
-            if count == moment:
+            if count == number:
                 count += 1
                 act()
             return original(target, *given, **named)
@@ -103,24 +103,24 @@ def fail() -> None:
 
 
 def small(limit: int) -> Callable[[], None]:
-    """Lets no file of the process grow beyond so many bytes."""
+    """A patch: no file of the process may exceed so many bytes."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def moments(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tuple[str, Path]]:
-    """A stopped run for every moment, until one comes that the run does not reach."""
-    for moment in range(1, 1000):
-        path = folder / f"at-{moment}"
-        code = child((*EXACT, "--out", str(path)), at(moment, act, path))
+def operations(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tuple[str, Path]]:
+    """A stopped run for every disk operation of a run."""
+    for number in range(1, 1000):
+        path = folder / f"at-{number}"
+        code = child((*EXACT, "--out", str(path)), before(number, act, path))
         if code == 0:
-            assert moment > 20, f"a run touches the disk more often than {moment} times"
+            assert number > 20, f"a run has more than {number} disk operations"
             return
-        assert code == expected, f"moment {moment} ended in {code}"
-        yield f"moment {moment}", path
+        assert code == expected, f"operation {number} ended in {code}"
+        yield f"operation {number}", path
 
 
 def limits(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A run whose files may not grow: one that cannot begin, one that cannot write its rounds, one no checkpoint."""
+    """Runs whose files may not grow: without settings, without rounds, without a checkpoint."""
     for limit in (500, 2000, 10_000):
         path = folder / f"limit-{limit}"
         code = child((*EXACT, "--out", str(path)), small(limit))
@@ -132,7 +132,7 @@ def limits(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def times(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A run stopped at random moments."""
+    """Runs stopped at random times."""
     start = time.perf_counter()
     assert child((*RUN, "--out", str(folder / "timed"))) == 0
     whole = time.perf_counter() - start
@@ -148,37 +148,37 @@ def stopped(how: str, folder: Path) -> None:
     """Stops runs in one way and resumes each."""
     words = RUN if how == "clock" else EXACT
     whole = folder / "never-stopped"
-    assert (
-        call((*words, "--out", str(whole))) == 0
-    )  # in this process, so that the children find all modules imported
+    # In this process, so that the children have all modules imported.
+    assert call((*words, "--out", str(whole))) == 0
     expected = found(whole)
     assert len(expected) == 3, "rounds.jsonl and two models"
     stops = times(folder)
     if how == "kill":
-        stops = moments(die, -signal.SIGKILL, folder)
+        stops = operations(die, -signal.SIGKILL, folder)
     elif how == "full":
-        stops = itertools.chain(limits(folder), moments(fail, 2, folder))
+        stops = itertools.chain(limits(folder), operations(fail, 2, folder))
     for what, path in stops:
-        begun = (path / "run.toml").exists()
+        has_run = (path / "run.toml").exists()
         left = sorted(files(path)) if path.exists() else []
         if how == "full":
             assert not [name for name in left if name.endswith(TEMPORARY)], f"{what} left {left}"
-            assert begun or not path.exists(), f"{what}: a folder without a run is left: {left}"
-        if not begun:
+            assert has_run or not path.exists(), f"{what}: a folder without a run is left: {left}"
+        if not has_run:
             assert child(("resume", str(path))) == 2, f"{what}: there is nothing to resume"
-        code = child(("resume", str(path)) if begun else (*words, "--out", str(path)))
+        code = child(("resume", str(path)) if has_run else (*words, "--out", str(path)))
         assert code == 0, f"{what}: resuming ended in {code}"
-        assert found(path) == expected, f"{what}: the result differs from that of a run never stopped"
+        assert found(path) == expected, f"{what}: the result differs from that of an uninterrupted run"
         assert files(path).keys() == files(whole).keys(), (
             f"{what}: other files are left: {sorted(files(path))}"
         )
-        print(f"{how}, {what}: {'resumed' if begun else 'begun again'}, equal", flush=True)
+        print(f"{how}, {what}: {'resumed' if has_run else 'started again'}, equal", flush=True)
         shutil.rmtree(path)
 
 
 def main(folder: Path, *ways: str) -> None:
     torch.set_num_threads(1)  # no threads, so that forking is safe
-    os.fsync = os.fstat  # type: ignore[assignment] # it waits for the disk; what a killed process wrote is there without
+    # Faster: the writes of a killed process are visible without a sync.
+    os.fsync = os.fstat  # type: ignore[assignment]
     for how in ways or ("kill", "full", "clock"):
         stopped(how, folder / how)
 

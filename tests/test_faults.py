@@ -1,4 +1,4 @@
-"""A run that is killed, starved, locked out or doubled; in full: `python benchmarks/kills.py --kills 500`."""
+"""Runs under kills, full disks and other faults; more: `python benchmarks/kills.py --kills 500`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ HARNESS = Path(__file__).parent.parent / "benchmarks" / "kills.py"
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processor times from /proc")
-def test_twenty_kills_and_the_other_ways_to_be_stopped(tmp_path: Path) -> None:
-    options = ["--kills", "20", "--full", "2", "--seed", "1", "--json", str(tmp_path / "found.json")]
+def test_twenty_kills_and_the_other_faults(tmp_path: Path) -> None:
+    options = ["--kills", "20", "--full", "2", "--seed", "1", "--json", str(tmp_path / "counts.json")]
     command = [sys.executable, str(HARNESS), *options]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env=environment()
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["kills"] >= 20
-    assert found["recorded rounds to play again, at most"] <= 1
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert counts["kills"] >= 20
+    assert counts["recorded rounds to repeat, at most"] <= 1
     assert not any(
-        found[name] for name in ("different", "stuck", "not resumed", "other files", "cases failed")
+        counts[name] for name in ("different", "stuck", "not resumed", "other files", "cases failed")
     )

@@ -1,4 +1,4 @@
-"""Numbers that go wrong and federations that hardly are any: nothing that is not finite spreads, and runs go on."""
+"""Non-finite numbers and degenerate federations: a non-finite value does not spread, and runs continue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
 
 
 def samples(classes: int = 3, each: int = 8) -> Dataset:
-    """Classes apart from each other; more samples than anybody holds, as some algorithms want public ones."""
+    """Separable classes; more samples than the clients have, because some algorithms need public ones."""
     rng = np.random.default_rng(0)
     y = np.arange(classes * each) % classes
     x = (rng.normal(size=(len(y), 4)) + 3 * np.eye(classes, 4)[y]).astype(np.float32)
@@ -42,22 +42,22 @@ def samples(classes: int = 3, each: int = 8) -> Dataset:
 
 FEDERATIONS = {
     "one client": ((0, 1, 2, 3, 4, 5),),
-    "two that hold the same": ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
+    "two with the same samples": ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
     "one with all classes, two with one": ((0, 1, 2, 3, 4, 5), (6, 9), (7, 10)),
     "one sample each": ((0,), (1,), (5,)),
 }
 
 
 def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Result:
-    held = tuple(np.array(part, np.int64) for part in parts)
+    indices = tuple(np.array(part, np.int64) for part in parts)
     return copfl.run(
-        name, samples(), partition=Partition(held, held, "by hand"), batch=64, **{**SMALL, **more}
+        name, samples(), partition=Partition(indices, indices, "by hand"), batch=64, **{**SMALL, **more}
     )
 
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_federations_that_hardly_are_any(name: str, federation: str) -> None:
+def test_degenerate_federations(name: str, federation: str) -> None:
     result = degenerate(name, FEDERATIONS[federation])
     assert tree.finite((result.state.server, result.state.clients.saved()))
     assert not any(record["left_out"] for record in result.records)
@@ -66,43 +66,43 @@ def test_federations_that_hardly_are_any(name: str, federation: str) -> None:
         assert all(0 <= w <= 1 + 1e-6 for w in record["per_client"]["weight"])
         assert all(0 <= a <= 1 for a in record["per_client"]["accuracy"])
         assert all(v is None or math.isfinite(v) for v in record["federation"].values())
-    if federation == "two that hold the same":  # the same samples in another order: the same but for rounding
+    if (
+        federation == "two with the same samples"
+    ):  # the same samples in another order: the same but for rounding
         assert result.weight[-1] == pytest.approx([0.5, 0.5], abs=1e-3)
         assert result.accuracy[-1, 0] == result.accuracy[-1, 1]
 
 
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "apfl", "local"])
-def test_a_client_that_breaks_in_one_round_is_named_and_comes_back(name: str) -> None:
+def test_a_client_that_diverges_in_one_round_is_left_out_and_returns(name: str) -> None:
     rng = np.random.default_rng(0)
     task, algorithm = slopes(0.1, 0.2), ALGORITHMS[name]()
     federation = divided(rng.normal(size=(9, 2)), np.array([0, 1, 1] * 3), (3, 3, 3))
     state, healthy = begin(algorithm, task, 3), []
-    good = federation.train.x.clone()
-    for one in simulate(algorithm, task, federation, sequential(), state, rounds=4):
-        healthy.append(one.clients["healthy"].tolist())
-        federation.train.x[3:6] = (
-            math.nan if one.number == 0 else good[3:6]
-        )  # broken for the second round alone
+    finite = federation.train.x.clone()
+    for round in simulate(algorithm, task, federation, sequential(), state, rounds=4):
+        healthy.append(round.clients["healthy"].tolist())
+        # Not finite in the second round only.
+        federation.train.x[3:6] = math.nan if round.number == 0 else finite[3:6]
         federation.train._last = None
     assert healthy == [[1, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]]
     assert tree.finite((state.server, state.clients.saved()))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_when_everybody_breaks_the_server_stays_as_it_was(name: str) -> None:
+def test_the_server_is_unchanged_if_every_client_diverges(name: str) -> None:
     result = degenerate(
         name, FEDERATIONS["one with all classes, two with one"], optimizer={"name": "sgd", "lr": 1e30}
     )
     e = result.experiment
     if any(set(record["left_out"]) != {0, 1, 2} for record in result.records):
-        assert tree.finite(
-            (result.state.server, result.state.clients.saved())
-        )  # its steps are bounded in another way
+        # This algorithm bounds its steps in another way.
+        assert tree.finite((result.state.server, result.state.clients.saved()))
         return
-    first = e.algorithm.server_init(e.task, 3)
-    moved = {"round", "rounds", "step"}  # a counter may count
-    for (place, now), (_, then) in zip(tree.named(result.state.server), tree.named(first), strict=True):
-        assert torch.equal(now, then) or place.rpartition(".")[2] in moved, place
+    initial = e.algorithm.server_init(e.task, 3)
+    counters = {"round", "rounds", "step"}
+    for (path, after), (_, before) in zip(tree.named(result.state.server), tree.named(initial), strict=True):
+        assert torch.equal(after, before) or path.rpartition(".")[2] in counters, path
     assert all(not any(record["per_client"]["weight"]) for record in result.records)
 
 

@@ -1,8 +1,8 @@
 """Runs that are killed hundreds of times and resumed: `python benchmarks/kills.py --kills 500`
 
 Small runs, each in a forked child, are stopped by SIGKILL and resumed until they are done. Half of the kills
-come at a time drawn uniformly from the run's processor time. The others come inside a write: half of a file, a
-line or a client's state is on disk, or the file is complete and its rename or sync never happens. Then:
+come at a time drawn uniformly from the run's processor time. The others come inside a write: half of a file,
+a line or a client's state is on disk, or the file is complete and its rename or sync never happens. Then:
 
     lost       recorded rounds that must be repeated: at most the one that was being written
     stuck      no process of the child may run after a time limit

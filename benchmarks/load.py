@@ -355,7 +355,7 @@ class Nodes:
             self.like._replace(shared=shared, score=torch.ones_like(self.like.score)),
             request.head._replace(kind="upload", round=request.head.round - (fault == "replayed")),
             self.settings.config.wire,
-            holds=request.about.get(Field.KNOWN_MASKS),
+            receiver_masks=request.about.get(Field.KNOWN_MASKS),
             about={Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}},
         )
 

@@ -5,8 +5,9 @@
     python fuzz/run.py set --atheris            one target under atheris, a fuzzer guided by coverage
     python fuzz/run.py set --replay FILE        one target with one input
 
-Each case is a valid example with a few changes: bits, bytes, pieces, numbers, tokens of the format. They depend
-on --seed alone. A target may raise only a CopflError, within --seconds of processor time and --mib of memory.
+Each case is a valid example with a few changes: bits, bytes, pieces, numbers, tokens of the format. The cases
+depend on --seed alone. A target may raise only a CopflError, within --seconds of processor time and --mib of
+memory.
 An input that fails is written to --out under a name made of its hash, and the exit code is 1.
 """
 

@@ -1,7 +1,7 @@
 """One function per reader of foreign input. It takes bytes and may raise only a CopflError.
 
 A target also checks the accepted input: a file with a checksum must have its original content, samples must
-be finite, every label must have a class. A violation is an AssertionError: a failure like any other exception.
+be finite, every label must have a class. A violation raises AssertionError and counts as a failure.
 """
 
 from __future__ import annotations

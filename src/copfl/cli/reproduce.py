@@ -15,7 +15,7 @@ from copfl.cli import options
 from copfl.cli.options import DATA, OUTPUT, TRAINING, option
 
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
-NAMES = "table1, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, plus-others"
+NAMES = "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, plus-others"
 
 
 def reproduce(

@@ -19,7 +19,8 @@ from copfl.core import tree
 from copfl.core.optim import Adam
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, cuda_graph, sequential
-from copfl.engine.simulate import State, begin, simulate
+from copfl.engine.rounds import State
+from copfl.engine.simulate import begin, simulate
 from copfl.kernels import fused
 from copfl.testing import SIZES, small_federation
 

@@ -16,7 +16,8 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential
-from copfl.engine.simulate import Round, State, begin, simulate
+from copfl.engine.rounds import Round, State
+from copfl.engine.simulate import begin, simulate
 
 
 class Slopes(nn.Module):

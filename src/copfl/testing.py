@@ -34,7 +34,8 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
-from copfl.engine.simulate import State, begin, simulate
+from copfl.engine.rounds import State
+from copfl.engine.simulate import begin, simulate
 
 TOLERANCE = 1e-9
 SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three

@@ -8,6 +8,8 @@ few changed entries cost a few bits.
 
 A receiver knows what it expects. Anything else is refused by a WireError that names the difference. The
 checksum finds damage; that nobody else wrote the bytes is left to TLS and to the nodes' keys.
+
+A simulated run sends no packets: `core/payload.py` computes the bytes that it reports.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Sgd
 from copfl.core.task import Batch, Data, Plan, Task, task_of
 from copfl.core.tree import row
-from copfl.engine.simulate import Round, State
+from copfl.engine.rounds import Round, State
 from copfl.testing import SIZES, small_federation
 from tests.toys import rounds_of
 

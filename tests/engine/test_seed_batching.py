@@ -12,8 +12,9 @@ from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import vmap
+from copfl.engine.rounds import Round, State
 from copfl.engine.seed_batching import can_batch, run_batched
-from copfl.engine.simulate import Executor, Round, Simulation, State, begin, simulate
+from copfl.engine.simulate import Executor, Simulation, begin, simulate
 from copfl.errors import UsageError
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons

@@ -13,7 +13,8 @@ from copfl.algorithms import COPFL, FedAvg, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import Mapping, sequential, vmap
-from copfl.engine.simulate import State, begin, simulate
+from copfl.engine.rounds import State
+from copfl.engine.simulate import begin, simulate
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation
 from tests.toys import divided, federation_of, rounds_of, slopes

@@ -22,7 +22,8 @@ from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.engine.mapping import ChunkResult, vmap
-from copfl.engine.simulate import Round, Simulation, State, begin, simulate
+from copfl.engine.rounds import Round, State
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import LARGE, Workers, _buffer, _pickled, _unpickled
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation

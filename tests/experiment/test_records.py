@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.engine.simulate import Round
+from copfl.engine.rounds import Round
 from copfl.errors import RunError
 from copfl.experiment import records
 

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from copfl.engine.simulate import Round
+from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError
 from copfl.experiment import trackers
 from tests.commands import TINY, called

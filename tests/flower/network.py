@@ -14,7 +14,8 @@ from copfl.data.datasets import load
 from copfl.data.federation import Federation
 from copfl.data.partition import SCHEMES
 from copfl.engine.mapping import sequential
-from copfl.engine.simulate import State, begin, simulate
+from copfl.engine.rounds import State
+from copfl.engine.simulate import begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node
 from copfl.flower.registry import known_client

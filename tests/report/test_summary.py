@@ -11,7 +11,7 @@ import pytest
 
 import copfl
 from copfl.data import arrays
-from copfl.engine.simulate import Round
+from copfl.engine.rounds import Round
 from copfl.experiment.progress import Bar, span
 from copfl.experiment.run import Result
 from copfl.report import summary

@@ -21,7 +21,7 @@ from copfl.cli import reproduce as reproducing
 from copfl.cli.options import FEDERATION, OUTPUT, TRAINING, AsJson, DataDir, Quiet, option
 
 if TYPE_CHECKING:
-    from copfl.engine.simulate import Round
+    from copfl.engine.rounds import Round
     from copfl.experiment.config import Tables
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.run import Experiment, Result

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from copfl.core.algorithm import EVAL_MODELS
+from copfl.core.evaluation import EVAL_MODELS
 from copfl.errors import RunError
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import essential, identity

@@ -32,8 +32,9 @@ from copfl.comparison.jobs import Job, Start
 from copfl.comparison.results import start_of
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
-from copfl.engine import seed_batching, simulate
+from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
+from copfl.engine.rounds import Round, State
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder, claimed
@@ -221,7 +222,7 @@ def _kind(jobs: Sequence[Job]) -> str:
 
 
 def _stop_at(end: float, rounds: int) -> OnRound:
-    def watch(round: simulate.Round, seconds: float) -> None:
+    def watch(round: Round, seconds: float) -> None:
         if time.monotonic() > end and round.number + 1 < rounds:
             raise TimeIsUp
 
@@ -301,7 +302,7 @@ class LeanFolder(RunFolder):
     ) -> None:
         super().begin(tables, partition, {**about, "start": dict(self.start)})
 
-    def checkpoint(self, state: simulate.State, fingerprints: Mapping[str, str]) -> None:
+    def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
         if state.round == self.rounds:  # the run has ended
             shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
             return

@@ -1,11 +1,11 @@
 """The definition of an algorithm: four records of tensors and seven pure functions.
 
-             downlink(server, ids)              client_update(task, client, down, data, plan)
-  Server  ────────────────────────►  Down[n] ──►  Client', Upload[n], ...       pure, one client
-    ▲                                              │        │ │ server_update(task, server, total)           │
-    └─► summand(task, server, id, upload) ─► Total  (adds up) └──────────────  total = sum over clients
-    ◄────┼────────────────────────────────┘
-                                                   └─► stays at the client, always
+             downlink(server, ids)             client_update(task, client, down, data, plan)
+  Server  ────────────────────────►  Down[n] ──►  Client', Upload[n], ...   pure, one client
+    ▲                                                │        │
+    │ server_update(task, server, total)             │        └─► summand(task, server, id, upload)
+    └──────────────  Total = sum over clients  ◄─────┼───────────────────────────────┘
+                                                     └─► stays at the client, always
 
 Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.task import Data, Personal, Plan, Task, with_statistics
+from copfl.core.task import Data, Personal, Plan, Task
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -70,44 +70,6 @@ class Algorithm(Protocol[S, C, D, U, T]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any, Any]
-
-
-# The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
-# update, before it, and the global model. Each is one more pass over the test samples.
-EvalModels = tuple[str, ...]
-EVAL_MODELS: dict[str, EvalModels] = {
-    "all": ("", "_before", "_global"),
-    "personal": ("", "_before"),
-    "final": ("",),
-}
-
-
-def evaluate(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    client: Any,
-    down: Any,
-    trained: Personal,
-    test: Data,
-    models: EvalModels = EVAL_MODELS["all"],
-) -> Metrics:
-    """Accuracy and loss of these models on a client's test samples."""
-
-    def model(name: str) -> Personal:
-        if name == "_before":
-            return algorithm.personal_model(task, client, down)
-        if name == "_global":
-            global_model = algorithm.personal_model(task, algorithm.client_init(task), down)
-            return with_statistics(task, global_model, trained) if task.buffers == "local" else global_model
-        return trained
-
-    metrics = {}
-    for name in models:
-        loss, accuracy = task.evaluate(model(name), test)
-        defined = torch.isfinite(loss) & (test.size > 0)  # nan without samples, or after divergence
-        metrics[f"accuracy{name}"] = torch.where(defined, accuracy.double(), torch.nan)
-        metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
-    return metrics
 
 
 def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:

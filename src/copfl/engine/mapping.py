@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, EvalModels, Metrics, evaluate
+from copfl.core.algorithm import AnyAlgorithm, Metrics
+from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
 from copfl.engine.cuda_graph import Recorder

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from copfl.core import tree
-from copfl.core.algorithm import EvalModels
+from copfl.core.evaluation import EvalModels
 from copfl.core.random import MODEL, hashed
 from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
-from copfl.engine.simulate import Executor, Ids, Simulation, State, chunk_of
+from copfl.engine.rounds import Ids, State
+from copfl.engine.simulate import Executor, Simulation, chunk_input
 from copfl.errors import UsageError
 
 R = TypeVar("R")
@@ -142,7 +143,7 @@ class _Handle:
         """The result of each part's local updates, in the order of the parts."""
         batch, n = self.batch, self.n
         for part in parts:
-            chunk = chunk_of(batch.simulations[n], state.server, state.clients, state.round, part)
+            chunk = chunk_input(batch.simulations[n], state.server, state.clients, state.round, part)
             batch.submitted[n] = _Submitted(chunk, state.round, models)
             batch.changed.notify_all()
             batch.changed.wait_for(lambda: batch.stopped or n in batch.results)

@@ -6,47 +6,24 @@ import gc
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from copfl.core import tree
-from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm, EvalModels, Metrics
+from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.batches import choose, participants, plan
+from copfl.core.evaluation import EVAL_MODELS, EvalModels
 from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, ChunkResult, Mapping, run_chunk
-from copfl.engine.store import DiskStore, MemoryStore, Store
+from copfl.engine.rounds import Ids, Round, State, Store, Values
+from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError, at_least, fraction_of, one_of
-
-Ids = NDArray[np.int64]
-Values = np.ndarray[Any, np.dtype[np.float64]]
-
-
-@dataclass
-class State:
-    """The whole state of a simulation between two rounds."""
-
-    server: Any
-    clients: Store
-    known_masks: torch.Tensor  # [N], the fingerprint of each client's mask that the server knows; nan: none
-    round: int = 0
-
-
-@dataclass(frozen=True)
-class Round:
-    """The metrics of one round: of the federation, and of each client that took part."""
-
-    number: int  # from 0
-    ids: Ids
-    federation: dict[str, float]
-    clients: dict[str, Values]  # a value per id
 
 
 class Simulation(NamedTuple):
@@ -192,7 +169,7 @@ def train_part(
 ) -> ChunkResult:
     """The local updates of some clients; the result has no records, as the store has taken them."""
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
-    chunk = chunk_of(simulation, server, clients, round, part)
+    chunk = chunk_input(simulation, server, clients, round, part)
     if task.device.type == "cpu":
         # Random numbers of the model itself, as of dropout, must not depend on the process or on the order.
         with torch.random.fork_rng([]):
@@ -204,7 +181,7 @@ def train_part(
     return result._replace(client=None)
 
 
-def chunk_of(simulation: Simulation, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
+def chunk_input(simulation: Simulation, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
     """The input of some clients' local updates."""
     federation, device = simulation.federation, simulation.task.device
     ids = torch.from_numpy(part).to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,28 +17,6 @@ from copfl.errors import RunError
 from copfl.wire import packed, unpacked
 
 NEVER = -1  # the slot of a client that has never taken part
-
-
-class Store(Protocol):
-    """The clients' records, read and written as trees of rows."""
-
-    def rows(self, ids: Tensor) -> Any:
-        """These clients' records, read-only."""
-
-    def put(self, ids: Tensor, records: Any) -> None:
-        """Stores these clients' new records."""
-
-    def saved(self) -> Any:
-        """A tree for the checkpoint, from which `restore` restores every record as it is now."""
-
-    def settled(self) -> None:
-        """The checkpoint of the last `saved` is on disk: from now on older records may be overwritten."""
-
-    def restore(self, saved: Any) -> None:
-        """Restores the records of the time when `saved` returned this tree."""
-
-    def share(self) -> None:
-        """Moves the records to shared memory, for the processes to which this store is sent."""
 
 
 class MemoryStore:

@@ -21,11 +21,12 @@ import torch.multiprocessing  # registers how multiprocessing shares tensors bet
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import EvalModels
+from copfl.core.evaluation import EvalModels
 from copfl.engine.autotune import keep_freed_memory, mkldnn_enabled, set_mkldnn
 from copfl.engine.mapping import ChunkResult
-from copfl.engine.simulate import Ids, Simulation, State, train_part
-from copfl.engine.store import Store, shared
+from copfl.engine.rounds import Ids, State, Store
+from copfl.engine.simulate import Simulation, train_part
+from copfl.engine.store import shared
 from copfl.errors import RunError, UsageError
 
 LARGE = 2**20  # bytes from which a tensor goes through shared memory: a pipe copies it five times

@@ -34,7 +34,8 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Experts, Task
 from copfl.data.partition import Partition
-from copfl.engine import checkpoint, simulate
+from copfl.engine import checkpoint
+from copfl.engine.rounds import State
 from copfl.errors import RunError
 from copfl.experiment import config, migration, records
 from copfl.experiment.config import Tables
@@ -122,13 +123,13 @@ class RunFolder:
         if rounds < done:
             raise RunError(f"{self.path} has {done} rounds already; rounds={rounds} must be at least as many")
 
-    def checkpoint(self, state: simulate.State, fingerprints: Mapping[str, str]) -> None:
+    def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
         """Writes the whole state for `restore`, with the fingerprints of the run that it belongs to."""
         checkpoint.save(self._state, _trees(state), {"round": state.round, **fingerprints})
         state.clients.settled()
 
     def restore(
-        self, state: simulate.State, fingerprints: Mapping[str, str], contents: Tables
+        self, state: State, fingerprints: Mapping[str, str], contents: Tables
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it.
 
@@ -167,7 +168,7 @@ class RunFolder:
                 f"restore the file, or {anew}"
             )
 
-    def save_models(self, algorithm: AnyAlgorithm, task: Task, state: simulate.State, clients: int) -> None:
+    def save_models(self, algorithm: AnyAlgorithm, task: Task, state: State, clients: int) -> None:
         """Writes each client's personal model as tensors by name."""
         from safetensors.torch import save
 
@@ -179,7 +180,7 @@ class RunFolder:
             files.write_bytes(path, save(named_tensors(task, model)), durable=False)
 
 
-def _trees(state: simulate.State) -> dict[str, Any]:
+def _trees(state: State) -> dict[str, Any]:
     return {"server": state.server, "clients": state.clients.saved(), "known_masks": state.known_masks}
 
 

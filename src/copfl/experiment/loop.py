@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import EVAL_MODELS, AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import participants
+from copfl.core.evaluation import EVAL_MODELS
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.engine import autotune, mapping

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from copfl.engine.simulate import Round
+    from copfl.engine.rounds import Round
 
 RECENT = 20  # rounds from which the time left is estimated
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl.engine.simulate import Round
+from copfl.engine.rounds import Round
 from copfl.errors import RunError
 from copfl.experiment.migration import METRICS, renamed
 

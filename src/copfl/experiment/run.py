@@ -22,6 +22,7 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
 from copfl.engine import autotune, simulate
 from copfl.engine.mapping import Mapping as Engine
+from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import components, records, user_code
@@ -33,7 +34,7 @@ from copfl.experiment.loop import Loop, choose_engine, choose_workers, cuda_of, 
 from copfl.wrappers.attacks import Attacked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-OnRound = Callable[[simulate.Round, float], None]  # a round as it ends, and the seconds it took
+OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ class Result:
 
     experiment: Experiment
     records: list[dict[str, Any]]
-    state: simulate.State
+    state: State
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
 
@@ -316,9 +317,7 @@ def setting_of(e: Experiment) -> simulate.Simulation:
     return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
 
 
-def _rounds(
-    e: Experiment, state: simulate.State, executor: simulate.Executor | None
-) -> Generator[simulate.Round, None, None]:
+def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
     """The rounds that are left. Randomness in the model, such as dropout, depends on seed and round only."""
     loop, external = e.loop, executor is not None
     parallel = loop.workers > 1 and state.round < loop.rounds and not external

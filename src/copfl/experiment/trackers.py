@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from copfl.engine.simulate import Round
+from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError, unknown
 from copfl.files import write_bytes
 

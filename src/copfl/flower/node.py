@@ -15,8 +15,9 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import evaluate, received
+from copfl.core.algorithm import received
 from copfl.core.batches import plan
+from copfl.core.evaluation import evaluate
 from copfl.core.task import Data, Plan
 from copfl.data.datasets import load
 from copfl.data.samples import Dataset, Samples

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry, cells, described, grid_of
 from copfl.comparison.jobs import Job
-from copfl.core.algorithm import EVAL_MODELS
+from copfl.core.evaluation import EVAL_MODELS
 from copfl.errors import UsageError, unknown
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables

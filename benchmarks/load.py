@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -345,17 +346,17 @@ class Nodes:
 
     def upload(self, config: dict[str, Any], content: Content, fault: str) -> wire.Packet:
         """The client's answer, decoded and encoded as on a node: the global model with a small change."""
-        request = decode(self.settings, config, wire.Packet(*content))
-        mask = self.masks[request.head.client]
+        head, down, about = decode(self.settings, config, wire.Packet(*content))
+        mask = self.masks[head.client]
         if self.draw.random() < 0.02 and float(mask.float().mean()) < 0.4:
             mask[torch.randint(len(mask), (1,), generator=self.noise)] = True
-        w = request.down.w + 1e-3 * torch.randn(len(mask), generator=self.noise)
+        w = down.w + 1e-3 * torch.randn(len(mask), generator=self.noise)
         shared = type(self.like.shared)(torch.where(mask, 0, w), mask)
         return wire.encode(
             self.like._replace(shared=shared, score=torch.ones_like(self.like.score)),
-            request.head._replace(kind="upload", round=request.head.round - (fault == "replayed")),
+            head._replace(kind="upload", round=head.round - (fault == "replayed")),
             self.settings.config.wire,
-            receiver_masks=request.about.get(Field.KNOWN_MASKS),
+            receiver_masks=about.get(Field.KNOWN_MASKS),
             about={Field.NOTE: "", Field.METRICS: {"loss": self.draw.random(), "weight": 1.0}},
         )
 
@@ -400,11 +401,16 @@ class Nodes:
 
     async def run(self) -> None:
         """Runs the nodes until a line arrives on stdin, and prints the number of injected faults."""
-        tasks = {asyncio.create_task(self.serve(client)) for client in range(len(self.masks))}
-        await asyncio.to_thread(sys.stdin.readline)
-        for task in tasks:
+        end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        nodes = [asyncio.create_task(self.serve(client)) for client in range(len(self.masks))]
+        ended, _ = await asyncio.wait([end, *nodes], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            if error := task.exception():  # of a node: a bug here, and the server would wait without end
+                traceback.print_exception(error)
+                os._exit(1)
+        for task in nodes:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*nodes, return_exceptions=True)
         print(json.dumps(self.injected))
 
 

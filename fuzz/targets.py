@@ -480,7 +480,7 @@ def report(data: bytes) -> None:
     original = path.read_bytes()
     try:
         path.write_bytes(data[1:])
-        page.update(run_data.read_all([finished_run()]))
+        page.render(run_data.read_all([finished_run()]), plotly=False)
     finally:
         path.write_bytes(original)
 

@@ -27,10 +27,8 @@ MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl
 # var(--c7), in a variant for light and one for dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib, plotly
-SHAPES = "diamond-open x-thin square-open triangle-up-open cross-thin star-open hexagon-open"
-SYMBOLS = tuple(
-    zip("oDxs^+*v", ["circle", *SHAPES.split()], strict=True)
-)  # open: overlapping dots are visible
+SHAPES = "circle diamond-open x-thin square-open triangle-up-open cross-thin star-open hexagon-open"
+SYMBOLS = tuple(zip("oDxs^+*v", SHAPES.split(), strict=True))  # open: overlapping dots are visible
 
 
 class Line(NamedTuple):
@@ -140,15 +138,13 @@ def draw(panels: Panels, title: str = "") -> Picture:
     """The picture, which no window and no global state of matplotlib refers to."""
     from matplotlib.figure import Figure as Picture
 
-    labels = {line.name for row in panels for chart in row for line in _series(chart)}
     width, height = _inches(panels)
-    per_line = max(1, int(width / (0.75 + 0.08 * max(map(len, labels), default=1))))
-    figure = Picture((width, height + 0.2 * -(-len(labels) // per_line)), layout="constrained")
+    figure = Picture(layout="constrained")
     grid = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
     for place, row in enumerate(panels):
         for column, (axes, chart) in enumerate(zip(grid[place], row, strict=True)):
-            _panel(figure, axes, chart)
+            _panel(axes, chart)
             if column and isinstance(chart, Swarm):  # the rows are those of the first column
                 axes.set_yticklabels([])
             if column and isinstance(chart, Lines):
@@ -160,15 +156,11 @@ def draw(panels: Panels, title: str = "") -> Picture:
             handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
     if title:
         figure.suptitle(title, wrap=True)
+    per_line = max(1, int(width / (0.75 + 0.08 * max(map(len, handles), default=1))))
+    figure.set_size_inches(width, height + 0.2 * -(-len(handles) // per_line))
     if handles:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=per_line, frameon=False)
     return figure
-
-
-def _series(chart: Chart | Swarm) -> Sequence[Line]:
-    if isinstance(chart, Swarm):
-        return [Line(name, []) for name in chart.series]
-    return chart.lines if isinstance(chart, Lines) else chart.series if isinstance(chart, Dots) else []
 
 
 def _inches(panels: Panels) -> tuple[float, float]:
@@ -183,14 +175,11 @@ def _inches(panels: Panels) -> tuple[float, float]:
     return max(6.4, 1 + panel[0] * len(panels[0])), max(2.0, panel[1] * len(panels))
 
 
-def _panel(figure: Picture, axes: Axes, chart: Chart | Swarm) -> None:
+def _panel(axes: Axes, chart: Chart | Swarm) -> None:
     if isinstance(chart, Lines):
         _curves(axes, chart)
     elif isinstance(chart, Heat):
-        image = _image(axes, chart)
-        if any(value is not None for row in chart.values for value in row):
-            label = f"{chart.what},{chart.unit}" if chart.unit else chart.what
-            figure.colorbar(image, ax=axes, label=label)
+        _image(axes, chart)
     else:
         _markers(axes, chart)
 
@@ -224,7 +213,7 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
             axes.plot(_numbers(series.y), np.arange(len(chart.rows)), symbol, **style)
     else:
         _swarm(axes, chart)
-    _row_ticks(axes, chart.rows)
+    axes.set_yticks(*_ticks(chart.rows, 40))
     axes.set(xlabel=chart.x_title, ylim=(len(chart.rows) - 0.5, -0.5))
     axes.grid(alpha=0.3, axis="x")
 
@@ -245,7 +234,7 @@ def _swarm(axes: Axes, chart: Swarm) -> None:
         axes.plot([mean, mean], [height - 0.38, height + 0.38], color="black", linewidth=1.6)
 
 
-def _image(axes: Axes, chart: Heat) -> Any:
+def _image(axes: Axes, chart: Heat) -> None:
     values = np.ma.masked_invalid([_numbers(row) for row in chart.values])
     least = 0 if chart.zero else None
     image = axes.imshow(values, cmap="cividis", aspect="auto", interpolation="nearest", vmin=least)
@@ -253,16 +242,18 @@ def _image(axes: Axes, chart: Heat) -> Any:
     for (i, j), value in np.ndenumerate(values.filled(np.inf)) if chart.texts else ():
         colour = "white" if value < middle else "black"
         axes.text(j, i, chart.texts[i][j], ha="center", va="center", fontsize=7, color=colour)
-    _row_ticks(axes, chart.rows)
-    places = range(0, len(chart.columns), max(1, -(-len(chart.columns) // 12)))
-    axes.set_xticks(places, [chart.columns[p] for p in places])
+    axes.set_yticks(*_ticks(chart.rows, 40))
+    axes.set_xticks(*_ticks(chart.columns, 12))
     axes.set(xlabel=chart.x_title, ylabel=chart.row_title if chart.texts else "")
-    return image
+    if values.count():
+        label = f"{chart.what},{chart.unit}" if chart.unit else chart.what
+        axes.figure.colorbar(image, ax=axes, label=label)
 
 
-def _row_ticks(axes: Axes, rows: Sequence[str]) -> None:
-    places = range(0, len(rows), max(1, -(-len(rows) // 40)))
-    axes.set_yticks(places, [rows[p] for p in places])
+def _ticks(names: Sequence[str], most: int) -> tuple[Sequence[int], Sequence[str]]:
+    """The places of the names that an axis shows, and these names."""
+    step = max(1, -(-len(names) // most))
+    return range(0, len(names), step), names[::step]
 
 
 def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -274,30 +265,23 @@ def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def figure(chart: Chart) -> Figure:
     """The record from which plotly.js draws the chart; colours are CSS variables that the page replaces."""
+    layout: Figure = {"xaxis": {"title": {"text": chart.x_title}, "zeroline": False}, "showlegend": True}
     if isinstance(chart, Lines):
+        layout["xaxis"] |= {"hoverformat": "d"}
+        layout["yaxis"] = {"title": {"text": chart.y_title}, "zeroline": False, "rangemode": "tozero"}
         traces = [trace for line in chart.lines for trace in _line_traces(chart, line)]
-        xaxis: Figure = {"title": {"text": chart.x_title}, "zeroline": False, "hoverformat": "d"}
-        yaxis: Figure = {"title": {"text": chart.y_title}, "zeroline": False, "rangemode": "tozero"}
-        layout = {"hovermode": "x unified", "showlegend": True, "height": 380}
-        return {"data": traces, "layout": {**layout, "xaxis": xaxis, "yaxis": yaxis}}
-    yaxis = {"type": "category", "autorange": "reversed", "automargin": True}
-    height = min(900, 160 + 26 * len(chart.rows))
+        return {"data": traces, "layout": {**layout, "hovermode": "x unified", "height": 380}}
+    layout["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True}
+    layout["height"] = min(900, 160 + 26 * len(chart.rows))
     if isinstance(chart, Dots):
+        layout["xaxis"] |= {"zeroline": chart.zero, "zerolinewidth": 2}
         traces = [_dot_trace(chart, place, series) for place, series in enumerate(chart.series)]
-        xaxis = {"title": {"text": chart.x_title}, "zeroline": chart.zero, "zerolinewidth": 2}
-        layout = {"hovermode": "closest", "showlegend": True, "height": height}
-        return {"data": traces, "layout": {**layout, "xaxis": xaxis, "yaxis": yaxis}}
+        return {"data": traces, "layout": {**layout, "hovermode": "closest"}}
     # On a linear axis plotly leaves out ticks that do not fit.
     linear = all(column.isdecimal() and len(column) < 16 for column in chart.columns)
-    xaxis = {
-        "type": "linear" if linear else "category",
-        "title": {"text": chart.x_title},
-        "automargin": True,
-        "showgrid": False,
-        "zeroline": False,
-        **({"dtick": 1} if len(chart.columns) <= 12 else {}),
-    }
-    layout = {"height": height, "xaxis": xaxis, "yaxis": {**yaxis, "showgrid": False}}
+    layout["xaxis"] |= {"type": "linear" if linear else "category", "automargin": True, "showgrid": False}
+    layout["xaxis"] |= {"dtick": 1} if len(chart.columns) <= 12 else {}
+    layout["yaxis"] |= {"showgrid": False}
     return {"data": [_heat_trace(chart, linear)], "layout": layout}
 
 
@@ -306,11 +290,10 @@ def _line_traces(chart: Lines, line: Line) -> list[Figure]:
     common = {"type": "scatter", "x": list(line.x or chart.x)[: len(line.y)], "connectgaps": True}
     curve = {
         **common,
+        **_named(line, "{}", f"%{{y:.{chart.digits}f}}{chart.unit}"),
         "mode": "lines+markers" if len(chart.x) < 2 else "lines",
-        "name": _escaped(line.name),
         "y": list(line.y),
         "line": {"color": _colour(line), "width": 2, "dash": DASHES[line.dash % len(DASHES)][1]},
-        **_hover(_escaped(line.name), line.remarks, f"%{{y:.{chart.digits}f}}{chart.unit}"),
     }
     if not line.low:
         return [curve]
@@ -321,27 +304,23 @@ def _line_traces(chart: Lines, line: Line) -> list[Figure]:
 
 
 def _dot_trace(chart: Dots, place: int, series: Line) -> Figure:
-    marker = {
-        "color": _colour(series),
-        "size": 11 if place else 8,
-        "symbol": SYMBOLS[place % len(SYMBOLS)][1],
-        "line": {"width": 2, "color": _colour(series)},
-    }
-    point = f"%{{x:.{chart.digits}f}}{chart.unit}"
     return {
+        **_named(series, "%{{y}}, {}", f"%{{x:.{chart.digits}f}}{chart.unit}"),
         "type": "scatter",
         "mode": "markers",
-        "name": _escaped(series.name),
         "x": list(series.y),
         "y": list(chart.rows),
-        "marker": marker,
-        **_hover(f"%{{y}}, {_escaped(series.name)}", series.remarks, point),
+        "marker": {
+            "color": _colour(series),
+            "size": 11 if place else 8,
+            "symbol": SYMBOLS[place % len(SYMBOLS)][1],
+            "line": {"width": 2, "color": _colour(series)},
+        },
     }
 
 
 def _heat_trace(chart: Heat, linear: bool) -> Figure:
     highest = max((v for row in chart.values for v in row if v is not None), default=1)
-    title = {"text": chart.what, "side": "right"}
     value = f"%{{z:.{chart.digits}f}}{chart.unit}"
     return {
         "type": "heatmap",
@@ -353,20 +332,23 @@ def _heat_trace(chart: Heat, linear: bool) -> Figure:
         **({"zmin": 0, "zmax": highest} if chart.zero else {}),
         "xgap": 1 if len(chart.columns) <= 60 else 0,
         "ygap": 1 if len(chart.rows) <= 60 else 0,
-        "colorbar": {"title": title, "thickness": 12, "ticksuffix": chart.unit.strip()},
+        "colorbar": {
+            "title": {"text": chart.what, "side": "right"},
+            "thickness": 12,
+            "ticksuffix": chart.unit.strip(),
+        },
         "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: {value}<extra></extra>",
     }
 
 
-def _hover(name: str, remarks: Sequence[str], value: str) -> Figure:
-    remark = "<br>%{customdata}" if remarks else ""
-    return {"customdata": list(remarks), "hovertemplate": f"{name}: {value}{remark}<extra></extra>"}
+def _named(line: Line, title: str, value: str) -> Figure:
+    """The name in the legend, and the text at a point, which begins with a title that contains the name."""
+    # Characters that plotly reads as markup are replaced.
+    name = line.name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
+    remark = "<br>%{customdata}" if line.remarks else ""
+    text = f"{title.format(name)}: {value}{remark}<extra></extra>"
+    return {"name": name, "customdata": list(line.remarks), "hovertemplate": text}
 
 
 def _colour(line: Line) -> str:
     return f"var(--c{line.colour % len(COLOURS)})"
-
-
-def _escaped(text: str) -> str:
-    """The text without the characters that plotly reads as markup."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

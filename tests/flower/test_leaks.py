@@ -160,7 +160,7 @@ def test_a_runs_records_prints_and_report_hold_no_sample_and_no_weight(
     names = {p.name for p in open_files}
     assert {"run.toml", "rounds.jsonl", "environment.json", "partition.json", "report.html"} <= names
     seen = (done.out + done.err).encode() + b"".join(p.read_bytes() for p in open_files)
-    library = page._safe(page._plotly()).encode()  # megabytes that are the same in every report
+    library = page._plotly().encode()  # megabytes that are the same in every report
     assert library in seen
     seen = seen.replace(library, b"")
     clients = result.state.clients.rows(torch.arange(3))

@@ -44,11 +44,10 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("reports")
-    one, three = [runs["copfl"]], list(runs.values())
-    return {
-        "one": page.write(run_data.read_all(one), home / "one.html"),
-        "three": page.write(run_data.read_all(three), home / "three.html"),
-    }
+    paths = {"one": home / "one.html", "three": home / "three.html"}
+    for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
+        path.write_text(page.render(run_data.read_all(shown)), encoding="utf-8")
+    return paths
 
 
 @pytest.fixture
@@ -205,7 +204,7 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
     whole = {name: (run / name).read_bytes() for name in ("rounds.jsonl", "timing.jsonl")}
     for name, content in whole.items():
         (run / name).write_bytes(b"".join(content.splitlines(keepends=True)[:3]))
-    server = watch.server(watch.Watch([run]), 0)
+    server = watch.server([run], 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     messages: list[str] = []
@@ -220,7 +219,7 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
         for name, content in whole.items():
             (run / name).write_bytes(content)
         until(tab, "document.getElementById('plot-accuracy').data.at(-1).y.length === 5")
-        playwright.expect(tab.locator("#subtitle")).to_contain_text("5 rounds, 4 clients")
+        playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 clients")
         assert tab.evaluate("document.getElementById('plot-accuracy').layout.yaxis.range") == [10, 20]
         assert tab.locator("#part-table-weight table").is_visible()
         assert "round 5" in tab.locator("#part-table-weight thead").text_content()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from copfl.report import watch
 from tests.commands import called, command, environment
+from tests.report.test_page import data_of
 
 Answer = tuple[int, str, bytes]
 
@@ -29,7 +29,7 @@ def run(runs: dict[str, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port(run: Path) -> Iterator[int]:
-    server = watch.server(watch.Watch([run]), 0)
+    server = watch.server([run], 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield int(server.server_address[1])
@@ -52,18 +52,19 @@ def test_the_page_and_its_news(port: int, run: Path, runs: dict[str, Path]) -> N
     assert (code, kind) == (200, "text/html; charset=utf-8")
     assert b"2 of 5 rounds" in html
     assert b"connect-src 'self'" in html
-    code, kind, content = asked(port, "/data.json?have=")
-    first = json.loads(content)
-    assert (code, kind, first["ended"]) == (200, "application/json", False)
+    first = data_of(html.decode())
+    assert not first["ended"]
     assert len(first["figures"]["accuracy"]["data"][-1]["y"]) == 2
-    assert asked(port, f"/data.json?have={first['fingerprint']}") == (304, "", b"")  # nothing new
+    assert asked(port, f"/?have={first['fingerprint']}") == (304, "", b"")  # nothing new
     for name in ("rounds.jsonl", "timing.jsonl"):
         shutil.copy(runs["copfl"] / name, run / name)
-    second = json.loads(asked(port, f"/data.json?have={first['fingerprint']}")[2])
+    update = asked(port, f"/?have={first['fingerprint']}")[2].decode()
+    assert len(update) < len(html) / 2  # without plotly.js
+    second = data_of(update)
     assert len(second["figures"]["accuracy"]["data"][-1]["y"]) == 5
     assert second["ended"]
-    assert second["subtitle"].startswith("5 rounds, 4 clients")
-    assert '<th scope="row">5</th>' in second["parts"]["table-accuracy"]
+    assert '<p id="part-subtitle">5 rounds, 4 clients' in update
+    assert '<th scope="row">5</th>' in update
 
 
 def test_no_file_is_served_by_name(port: int) -> None:
@@ -96,7 +97,7 @@ def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_p
         try:
             address = process.stdout.readline().split()[0]
             assert address.startswith("http://127.0.0.1:")
-            assert asked(int(address.rstrip("/").rpartition(":")[2]), "/data.json")[0] == 200
+            assert asked(int(address.rstrip("/").rpartition(":")[2]), "/?have=")[0] == 200
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) == 0
         finally:

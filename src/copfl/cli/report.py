@@ -47,14 +47,15 @@ def report(
 
     found = run_data.read_all(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    paths = [page.write(found, target)]
+    contents = {target: page.render(found).encode()}
     if figures is not None:
         for chart in (chart for section in sections(found) for chart in section.charts):
-            for kind, content in charts.pictures([[chart]]).items():
-                paths.append(figures / f"{chart.name}.{kind}")
-                write_bytes(paths[-1], content, durable=False)
-    if not quiet:
-        print("\n".join(map(str, paths)))
+            pictures = charts.pictures([[chart]])
+            contents |= {figures / f"{chart.name}.{kind}": content for kind, content in pictures.items()}
+    for path, content in contents.items():
+        write_bytes(path, content, durable=False)
+        if not quiet:
+            print(path)
 
 
 def watch(
@@ -69,10 +70,9 @@ def watch(
     from copfl.errors import UsageError
     from copfl.report import watch as watching
 
-    pages = watching.Watch(runs)
-    pages.html()  # an unreadable folder is reported here, not in the browser
+    watching.html(runs)  # an unreadable folder is reported here, not in the browser
     try:
-        server = watching.server(pages, port)
+        server = watching.server(runs, port)
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"cannot listen on port {port} ({error}); name another with --port, 0 for any"

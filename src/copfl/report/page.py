@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,14 @@ import numpy as np
 from copfl import __version__
 from copfl.charts import figure
 from copfl.errors import UsageError
-from copfl.experiment.components import WRAPPERS
 from copfl.experiment.progress import span
-from copfl.files import write_bytes
 from copfl.report.run_data import RunData
 from copfl.report.sections import Runs, gains, sections, table_of
-from copfl.stats import over_clients
+from copfl.stats import Numbers, over_clients
 from copfl.tables import Table, number, percent, size
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
 
 MISSING = (
     "a report needs plotly and jinja2, and {} is not installed; `pip install 'copfl[report]'` installs both"
@@ -35,72 +33,41 @@ EQUAL = 1e-7  # points of accuracy; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
-def write(runs: Runs, path: Path) -> Path:
-    """The path, once the report is written."""
-    write_bytes(path, render(runs).encode(), durable=False)
-    return path
-
-
-def render(runs: Runs, live: bool = False) -> str:
-    """The whole page; a live one asks its server for updates."""
-    content = _content(runs)
-    data = as_json({"figures": content["figures"], "live": live}).replace("<", "\\u003c")
-    files = {"style": _file("page.css"), "script": _file("page.js"), "plotly": _plotly(), "data": data}
-    safe = {name: _safe(text) for name, text in files.items()}
-    return _templates().get_template("page.html").render(**content, **safe, live=live, version=__version__)
-
-
-def update(runs: Runs) -> dict[str, Any]:
-    """The parts of a live page that change: the figures, the tables and the texts."""
-    content = _content(runs)
-    macros: Any = _templates().get_template("parts.html").module
-    parts = {"tiles": macros.tiles(content["tiles"]), "facts": macros.table(content["facts"])}
-    if content["pairs"]:
-        parts["pairs"] = macros.table(content["pairs"])
-    text = _templates().from_string("{{ text }}")
-    for section in content["sections"]:
-        for chart in section.charts:
-            parts[f"table-{chart.name}"] = macros.table(content["tables"][chart.name])
-            parts[f"about-{chart.name}"] = text.render(text=chart.about)
-    return {
-        "figures": content["figures"],
-        "parts": {name: str(html) for name, html in parts.items()},
-        "subtitle": content["subtitle"],
+def render(runs: Runs, fingerprint: str = "", plotly: bool = True) -> str:
+    """The whole page; one with a fingerprint of its data asks its server for updates, which lack plotly.js."""
+    shown = sections(runs)
+    charts = [chart for section in shown for chart in section.charts]
+    data = {
+        "figures": {chart.name: figure(chart) for chart in charts},
+        "fingerprint": fingerprint,
         "ended": all(len(run.records) >= run.planned for run in runs),
     }
+    return _template().render(
+        version=__version__,
+        live=bool(fingerprint),
+        title=_title(runs),
+        subtitle="; ".join(_progress(run, len(runs) > 1) for run in runs),
+        tiles=_tiles(runs),
+        facts=_facts(runs),
+        pairs=_pairs(runs),
+        notes=_notes(runs),
+        sections=shown,
+        tables={chart.name: table_of(chart) for chart in charts},
+        runs=runs,
+        commands=[_command(run.environment.get("command", "")) for run in runs],
+        data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        plotly=_plotly() if plotly else "",
+    )
 
 
 def fingerprint_of(paths: Sequence[Path]) -> str:
     """A text that changes when a run folder has new data."""
     states = []
     for path in (folder / name for folder in paths for name in FILES):
-        try:
+        with contextlib.suppress(OSError):
             about = path.stat()
-            states.append(f"{path.name} {about.st_size} {about.st_mtime_ns}")
-        except OSError:
-            states.append(f"{path.name} -")
+            states.append(f"{path} {about.st_size} {about.st_mtime_ns}")
     return hashlib.sha256("\n".join(states).encode()).hexdigest()[:16]
-
-
-def _content(runs: Runs) -> dict[str, Any]:
-    """Everything that the template shows."""
-    shown = sections(runs)
-    charts = [chart for section in shown for chart in section.charts]
-    return {
-        "title": _title(runs),
-        "subtitle": "; ".join(_progress(run, len(runs) > 1) for run in runs),
-        "several": len(runs) > 1,
-        "tiles": _tiles(runs),
-        "facts": _facts(runs),
-        "pairs": _pairs(runs),
-        "reference": runs[0].label,
-        "notes": _notes(runs),
-        "sections": shown,
-        "tables": {chart.name: table_of(chart) for chart in charts},
-        "figures": {chart.name: figure(chart) for chart in charts},
-        "runs": runs,
-        "commands": [_command(run.environment.get("command", "")) for run in runs],
-    }
 
 
 def _title(runs: Runs) -> str:
@@ -119,9 +86,9 @@ def _progress(run: RunData, several: bool) -> str:
     return f"{run.label}: " * several + f"{rounds}, {run.clients} clients{time}"
 
 
-def _mean(run: RunData, name: str) -> str:
-    values = run.last(name)
-    return "–" if np.isnan(values).all() else f"{percent(float(np.nanmean(values)))} %"
+def _mean(values: Numbers) -> str:
+    """Such as "65.0 %"; nothing where no value is known."""
+    return "" if np.isnan(values).all() else f"{percent(float(np.nanmean(values)))} %"
 
 
 def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
@@ -134,7 +101,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
             clients = int((~np.isnan(values)).sum())
             worst = f"client {lowest}, {percent(values[lowest])}\N{NO-BREAK SPACE}%"
             note = f"mean of {clients} clients; lowest: {worst}"
-            tiles.append((run.label if len(runs) > 1 else "accuracy", _mean(run, "accuracy"), note))
+            tiles.append((run.label if len(runs) > 1 else "accuracy", _mean(values), note))
     if len(runs) == 1:
         (run,) = runs
         for name, metric, note in (
@@ -142,7 +109,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
             ("global model", "accuracy_global", "alone, as for a new client"),
             ("personal", "personal_fraction", "of a client's parameters"),
         ):
-            if (mean := _mean(run, metric)) != "–":
+            if mean := _mean(run.last(metric)):
                 tiles.append((name, mean, note))
         if run.has("bytes_up"):
             total = sum(float(np.nansum(run.metric(way))) for way in ("bytes_up", "bytes_down"))
@@ -152,68 +119,63 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
 
 def _facts(runs: Runs) -> Table:
     """The settings and results of the runs, a column each."""
-    facts: dict[str, Callable[[RunData], str]] = {
-        "rounds": lambda run: f"{len(run.records)} of {run.planned}",
-        "clients": lambda run: str(run.clients),
-        "accuracy after training": lambda run: _mean(run, "accuracy"),
-        "accuracy before training": lambda run: _mean(run, "accuracy_before"),
-        "accuracy of the global model": lambda run: _mean(run, "accuracy_global"),
-    }
-    if any(run.has("malicious") for run in runs):
-        facts["accuracy of honest clients"] = _honest
-    if any("privacy" in run.tables for run in runs):
-        facts["epsilon"] = _epsilon
-    facts |= {
-        "to the server, per client and round": lambda run: _traffic(run, "bytes_up"),
-        "to the client, per client and round": lambda run: _traffic(run, "bytes_down"),
-        "median seconds per round": lambda run: f"{np.median(run.seconds):.3f}" if run.seconds else "–",
-        "updates left out": _left_out,
-    }
-    for kind in TABLES:
-        if kind not in WRAPPERS or any(kind in run.tables for run in runs):
-            facts[kind] = lambda run, kind=kind: _described(run.tables.get(kind, {}))  # type: ignore[misc]
-    facts |= {
-        "parameters": lambda run: number(run.environment.get("parameters", 0), ","),
-        "seed": lambda run: str(run.tables["run"].get("seed", "–")),
-        "device": lambda run: str(run.environment.get("device", "–")),
-        "versions": lambda run: ", ".join(
-            f"{name} {run.environment.get(name, '–')}" for name in ("copfl", "python", "torch")
-        ),
-        "folder": lambda run: str(run.path),
-    }
-    rows = [[name, *map(show, runs)] for name, show in facts.items()]
+    columns = [_facts_of(run) for run in runs]
+    rows = [
+        [name, *(column[name] or "–" for column in columns)]
+        for name in columns[0]
+        if any(column[name] for column in columns)
+    ]
     return Table("The runs" if len(runs) > 1 else "The run", ["what", *(run.label for run in runs)], rows)
+
+
+def _facts_of(run: RunData) -> dict[str, str]:
+    """The settings and results of a run; "" where it has none."""
+    left_out = sum(len(record["left_out"]) for record in run.records)
+    versions = (f"{name} {run.environment.get(name, '–')}" for name in ("copfl", "python", "torch"))
+    return {
+        "rounds": f"{len(run.records)} of {run.planned}",
+        "clients": str(run.clients),
+        "accuracy after training": _mean(run.last("accuracy")),
+        "accuracy before training": _mean(run.last("accuracy_before")),
+        "accuracy of the global model": _mean(run.last("accuracy_global")),
+        "accuracy of honest clients": _honest(run),
+        "epsilon": _epsilon(run),
+        "to the server, per client and round": _traffic(run, "bytes_up"),
+        "to the client, per client and round": _traffic(run, "bytes_down"),
+        "median seconds per round": f"{np.median(run.seconds):.3f}" if run.seconds else "",
+        "updates left out": f"{left_out}, as they were not finite" if left_out else "none",
+        **{kind: _described(run.tables.get(kind, {})) for kind in TABLES},
+        "parameters": number(run.environment.get("parameters", 0), ","),
+        "seed": str(run.tables["run"].get("seed", "")),
+        "device": str(run.environment.get("device", "")),
+        "versions": ", ".join(versions),
+        "folder": str(run.path),
+    }
 
 
 def _described(table: Mapping[str, Any]) -> str:
     """Such as "adam (lr 0.001)"."""
     options = {key: value for key, value in table.items() if key not in ("dir", "code")}
-    name = str(options.pop("name", options.pop("value", "–")))
+    name = str(options.pop("name", options.pop("value", "")))
     return f"{name} ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else name
 
 
 def _traffic(run: RunData, way: str) -> str:
-    return size(float(np.nanmean(run.metric(way)))) if run.has(way) else "–"
+    return size(float(np.nanmean(run.metric(way)))) if run.has(way) else ""
 
 
 def _honest(run: RunData) -> str:
-    malicious, values = np.nan_to_num(run.metric("malicious")).any(0), run.last("accuracy")
-    known = values[~malicious & ~np.isnan(values)]
+    malicious = np.nan_to_num(run.metric("malicious")).any(0)
     clients = ", ".join(map(str, np.flatnonzero(malicious)))
-    return f"{percent(known.mean())} %; malicious: {clients}" if clients and len(known) else "–"
+    return f"{_mean(run.last('accuracy')[~malicious]) or '–'}; malicious: {clients}" if clients else ""
 
 
 def _epsilon(run: RunData) -> str:
     last = run.records[-1]["federation"] if run.records else {}
     if "epsilon" not in last:
-        return "–"
+        return ""
     delta = run.tables.get("privacy", {}).get("delta")
     return f"{last['epsilon']:.1f}; towards the server {last['epsilon_server']:.1f} (delta {delta})"
-
-
-def _left_out(run: RunData) -> str:
-    count = sum(len(record["left_out"]) for record in run.records)
-    return f"{count}, as they were not finite" if count else "none"
 
 
 def _pairs(runs: Runs) -> Table | None:
@@ -252,12 +214,8 @@ def _command(text: str) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else "–"
 
 
-def as_json(data: Any) -> str:
-    """JSON with numbers rounded to five digits, which suffice for a chart."""
-    return json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False)
-
-
 def _rounded(value: Any) -> Any:
+    """The value with numbers rounded to five digits, which suffice for a chart."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
@@ -265,30 +223,21 @@ def _rounded(value: Any) -> Any:
     return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _safe(text: str) -> Any:
-    """The text for a script or style element, in which only the end tag and comments have a meaning."""
-    from markupsafe import Markup
-
-    return Markup(text.replace("</", "<\\/").replace("<!--", "<\\!--"))
-
-
-def _file(name: str) -> str:
-    return (resources.files("copfl.report") / "templates" / name).read_text(encoding="utf-8")
-
-
 @cache
 def _plotly() -> str:
+    """plotly.js, for a script element, in which only the end tag and comments have a meaning."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UsageError(MISSING.format("plotly")) from error
-    return str(get_plotlyjs())
+    return str(get_plotlyjs()).replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
 @cache
-def _templates() -> Environment:
+def _template() -> Template:
     try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise UsageError(MISSING.format("jinja2")) from error
-    return Environment(loader=FunctionLoader(_file), autoescape=True, undefined=StrictUndefined)
+    loader = PackageLoader("copfl.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")

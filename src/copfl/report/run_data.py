@@ -97,13 +97,13 @@ def read_all(paths: Sequence[Path]) -> list[RunData]:
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a run was named twice; name each run folder once")
     names = [algorithm_of(RunFolder(path).tables()) for path in paths]
-    folders = [path.resolve().name for path in paths]
-    labels = list(names)
-    for place, name in enumerate(names):
-        if names.count(name) > 1:
-            alike = [folder for folder, other in zip(folders, names, strict=True) if other == name]
-            unique = alike.count(folders[place]) == 1
-            labels[place] = f"{name} ({folders[place] if unique else paths[place].resolve()})"
+    folders = [path.resolve() for path in paths]
+    labels = names
+    for details in ([folder.name for folder in folders], folders):
+        labels = [
+            label if labels.count(label) == 1 else f"{name} ({detail})"
+            for label, name, detail in zip(labels, names, details, strict=True)
+        ]
     return [read(path, label) for path, label in zip(paths, labels, strict=True)]
 
 
@@ -128,7 +128,7 @@ def read(path: Path, label: str) -> RunData:
         seconds=seconds[: len(lines)],
         partition=partition.fingerprint,
         sizes=([len(part) for part in partition.train], [len(part) for part in partition.test]),
-        label_counts=_label_counts(path / "environment.json", environment),
+        label_counts=environment["label_counts"],
         masks=_masks(path / "checkpoint" / "state.safetensors", environment.get("layers", {})),
         audit=_audit(path / "audit.json", len(partition.train)),
     )
@@ -144,6 +144,7 @@ def _readable(path: Path, advice: str) -> Iterator[None]:
 
 
 def _environment(path: Path) -> dict[str, Any]:
+    """The content of the file, with the label counts as an array, None where it has none."""
     with _readable(path, RESTORE):
         found = json.loads(path.read_text(encoding="utf-8"))
         layers = found.get("layers", {})
@@ -151,16 +152,11 @@ def _environment(path: Path) -> dict[str, Any]:
             raise ValueError("the sizes of its layers are not positive numbers")
         if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is not a number")
-        return renamed(found, ENVIRONMENT)
-
-
-def _label_counts(path: Path, environment: Mapping[str, Any]) -> NDArray[np.int64] | None:
-    """The number of samples of each class per client; None where the file does not contain it."""
-    with _readable(path, RESTORE):
-        counts = [[int(count) for count in row.split()] for row in environment.get("label_counts", [])]
-        if counts and {len(row) for row in counts} != {len(environment["classes"])}:
+        found = renamed(found, ENVIRONMENT)
+        counts = [[int(count) for count in row.split()] for row in found.get("label_counts", [])]
+        if counts and {len(row) for row in counts} != {len(found["classes"])}:
             raise ValueError("it does not count every class for every client")
-        return np.array(counts, np.int64) if counts else None
+        return {**found, "label_counts": np.array(counts, np.int64) if counts else None}
 
 
 def _audit(path: Path, clients: int) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ def _accuracy(runs: Runs) -> list[Chart]:
     """All accuracies of one run, or a chart of several runs for each accuracy."""
     if len(runs) == 1:
         names = [name for name in ACCURACIES if runs[0].has(name)]
-        meanings = "; ".join(": ".join(ACCURACIES[name]) for name in names)
+        meanings = "; ".join(": ".join(ACCURACIES[name]) for name in names[1:])
         about = f"Mean over clients, each tested on its own samples. {meanings.capitalize()}."
         chart = Lines("accuracy", "Accuracy by round", about, [], "accuracy, %", [], " %")
         return _curves(runs, chart, {name: ACCURACIES[name][0] for name in names})

@@ -17,14 +17,8 @@ if TYPE_CHECKING:
 
 ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, metric
 COLUMNS = ("client", "classes", "train", "test", *ACCURACIES, "weight")
-OPTIONAL = (
-    "test",
-    "classes",
-    "train",
-    "before",
-    "global",
-    "weight",
-)  # left out in a narrow terminal, in this order
+# Left out in a narrow terminal, in this order.
+OPTIONAL = ("test", "classes", "train", "before", "global", "weight")
 ROWS = 30  # of more clients than this, only those with the lowest accuracy are shown
 
 
@@ -51,10 +45,8 @@ def show(result: Result, out: IO[str]) -> None:
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     notes = ["global: the global model; before: the personal model before training; after: after training."]
     if experiment.clients > ROWS:
-        text = (
-            f"The {ROWS} clients with the lowest accuracy of {experiment.clients}; all are in rounds.jsonl."
-        )
-        notes.insert(0, text)
+        of_all = f"of {experiment.clients}; all are in rounds.jsonl."
+        notes.insert(0, f"The {ROWS} clients with the lowest accuracy {of_all}")
     if epsilons := _epsilons(result):
         delta = experiment.tables.get("privacy", {}).get("delta")
         notes.append(
@@ -71,8 +63,7 @@ def show(result: Result, out: IO[str]) -> None:
 def _table(result: Result, width: int) -> Table:
     experiment, last, malicious = result.experiment, _last(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
-    columns = _columns(width, bool(malicious.any()))
-    room = max(5, width - _width([name for name in columns if name != "classes"], bool(malicious.any())) - 2)
+    columns, room = _columns(width, bool(malicious.any()))
     lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
     counts = partition.label_counts(data)
     rows: list[dict[str, str]] = []
@@ -95,20 +86,15 @@ def _table(result: Result, width: int) -> Table:
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
-def _columns(width: int, malicious: bool) -> list[str]:
-    """The columns that fit into a terminal of this width; numbers are never cut."""
+def _columns(width: int, malicious: bool) -> tuple[list[str], int]:
+    """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
+    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": 15 if malicious else 8}
     names = list(COLUMNS)
     for name in OPTIONAL:
-        if _width(names, malicious) <= width:
+        if sum(sizes[name] for name in names) <= width:
             break
         names.remove(name)
-    return names
-
-
-def _width(names: Sequence[str], malicious: bool) -> int:
-    """The number of characters of these columns; classes need at least their name."""
-    sizes = {"client": 13 if malicious else 6}
-    return sum(max(len(name), sizes.get(name, 5)) + 2 for name in names)
+    return names, max(5, width - sum(sizes[name] for name in names if name != "classes") - 2)
 
 
 def _listed(names: Sequence[str], room: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,31 +13,16 @@ from copfl.report import page, run_data
 HOST = "127.0.0.1"
 
 
-class Watch:
-    """The page and its updates, rendered again when the run folders have new data."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
-        self._lock = threading.Lock()
-        self._latest: tuple[str, bytes] | None = None
-
-    def html(self) -> bytes:
-        return page.render(run_data.read_all(self.paths), live=True).encode()
-
-    def update(self, have: str) -> bytes | None:
-        """The update for a page with the data of the fingerprint `have`; None if nothing changed."""
-        with self._lock:
-            fingerprint = page.fingerprint_of(self.paths)
-            if fingerprint == have:
-                return None
-            if self._latest is None or self._latest[0] != fingerprint:
-                content = {"fingerprint": fingerprint, **page.update(run_data.read_all(self.paths))}
-                self._latest = fingerprint, page.as_json(content).encode()
-            return self._latest[1]
+def html(paths: Sequence[Path], have: str = "") -> bytes | None:
+    """The page; None if its data still have the fingerprint `have`."""
+    fingerprint = page.fingerprint_of(paths)
+    if fingerprint == have:
+        return None
+    return page.render(run_data.read_all(paths), fingerprint, plotly=not have).encode()
 
 
-def server(watch: Watch, port: int) -> ThreadingHTTPServer:
-    """A server with two addresses, the page and its updates; it serves no file by name."""
+def server(paths: Sequence[Path], port: int) -> ThreadingHTTPServer:
+    """A server with one address, that of the page; it serves no file by name."""
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "copfl", ""
@@ -48,17 +32,15 @@ def server(watch: Watch, port: int) -> ThreadingHTTPServer:
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 return self._answer(403, "text/plain", b"use the address 127.0.0.1\n")
             address = urlsplit(self.path)
+            if address.path != "/":
+                return self._answer(404, "text/plain", b"nothing here\n")
             try:
-                if address.path == "/":
-                    return self._answer(200, "text/html; charset=utf-8", watch.html())
-                if address.path == "/data.json":
-                    content = watch.update(parse_qs(address.query).get("have", [""])[0])
-                    if content is None:
-                        return self._answer(304, "", b"")
-                    return self._answer(200, "application/json", content)
+                content = html(paths, parse_qs(address.query).get("have", [""])[0])
             except CopflError as error:  # a file that is being replaced, or a deleted folder
                 return self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
-            return self._answer(404, "text/plain", b"nothing here\n")
+            if content is None:
+                return self._answer(304, "", b"")
+            return self._answer(200, "text/html; charset=utf-8", content)
 
         def _answer(self, code: int, kind: str, content: bytes) -> None:
             self.send_response(code)

@@ -1,8 +1,8 @@
 "use strict";
 // Draws the figures in the colours of the page, and moves over their points with the keyboard.
 (() => {
-  let figures = JSON.parse(document.getElementById("report-data").textContent).figures;
-  const { live } = JSON.parse(document.getElementById("report-data").textContent);
+  const data_of = (page) => JSON.parse(page.getElementById("report-data").textContent);
+  let { figures, fingerprint, ended } = data_of(document);
   const root = document.documentElement;
   const plots = [...document.querySelectorAll(".plot")];
   const message = document.getElementById("message");
@@ -121,26 +121,24 @@
   }
 
   // While a run continues: request the updates, and replace only what changed.
-  let fingerprint = null;
   const refresh = async () => {
     let wait = 2000;
     try {
-      const answer = await fetch(`data.json?have=${encodeURIComponent(fingerprint || "")}`, { cache: "no-store" });
+      const answer = await fetch(`?have=${encodeURIComponent(fingerprint)}`, { cache: "no-store" });
       if (answer.status === 200) {
-        const update = await answer.json();
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const update = data_of(page);
         if (Object.keys(update.figures).join() !== Object.keys(figures).join()) return location.reload();
-        fingerprint = update.fingerprint;
-        figures = update.figures;
-        for (const [id, html] of Object.entries(update.parts)) {
-          const part = document.getElementById(`part-${id}`);
-          if (!part || part.innerHTML === html) continue;
+        ({ figures, fingerprint, ended } = update);
+        for (const part of document.querySelectorAll("[id^=part-]")) {
+          const html = page.getElementById(part.id)?.innerHTML;
+          if (html === undefined || part.innerHTML === html) continue;
           const { scrollTop = 0, scrollLeft = 0 } = part.querySelector(".scroll") || {};
           part.innerHTML = html;
           if (part.querySelector(".scroll")) Object.assign(part.querySelector(".scroll"), { scrollTop, scrollLeft });
         }
-        document.getElementById("subtitle").textContent = update.subtitle;
         await draw_all();
-        if (update.ended) return;
+        if (ended) return;
       }
     } catch {
       wait = 10000; // the server has stopped, or is busy
@@ -150,6 +148,6 @@
 
   apply_theme(stored() || undefined).then(() => {
     root.dataset.drawn = "yes";
-    if (live) refresh();
+    if (fingerprint && !ended) refresh();
   });
 })();

@@ -28,13 +28,11 @@ class Table(NamedTuple):
 def as_text(table: Table, width: int = 100) -> str:
     """The table as plain text; names of columns are wrapped where the table is wider than `width`."""
     columns = [[row[place] for row in table.rows if row] for place in range(len(table.head))]
-    longest = [max(map(len, (name, *cells))) for name, cells in zip(table.head, columns, strict=True)]
+    named = list(zip(table.head, columns, strict=True))
+    longest = [max(map(len, (name, *cells))) for name, cells in named]
     heads = [[name] for name in table.head]
     if sum(longest) + 2 * len(longest) - 2 > width:
-        longest = [
-            max(map(len, ("-", *name.split(), *cells)))
-            for name, cells in zip(table.head, columns, strict=True)
-        ]
+        longest = [max(map(len, ("-", *name.split(), *cells))) for name, cells in named]
         heads = [textwrap.wrap(name, size) for name, size in zip(table.head, longest, strict=True)]
     height = max(map(len, heads))
     heads = [[""] * (height - len(words)) + words for words in heads]

@@ -157,7 +157,7 @@ def test_without_plotly_it_is_said_what_to_install(
     answer = called(capsys, "report", runs["copfl"], "--out", tmp_path / "r.html")
     assert answer.code == 2
     assert "pip install 'copfl[report]'" in answer.err
-    with pytest.raises(UsageError, match="plotly is not installed"):
+    with pytest.raises(UsageError, match="needs plotly, which is not installed"):
         page.render(run_data.read_all([runs["copfl"]]))
 
 

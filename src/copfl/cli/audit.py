@@ -12,19 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from copfl.cli.options import OUTPUT, TRAINING, AsJson, Quiet, option
+from copfl.cli import options
+from copfl.cli.options import TRAINING, AsJson, Quiet, option
 
 
 def audit(
     *,
     run: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
     synthetic: Annotated[
-        bool,
-        option(
-            TRAINING,
-            "Audit digits with four anomalous clients in place of a run; default: off.",
-            "--synthetic",
-        ),
+        bool, option(TRAINING, "Audit digits with four anomalous clients; default: off.", "--synthetic")
     ] = False,
     seeds: Annotated[
         str | None,
@@ -35,8 +31,7 @@ def audit(
         option(TRAINING, "Algorithms whose scores are computed too, such as fedce, or none; default: fedce."),
     ] = None,
     retrain: Annotated[
-        bool,
-        option(TRAINING, "Train again without each client; default: on.", "--retrain/--no-retrain"),
+        bool, option(TRAINING, "Train again without each client; default: on.", "--retrain/--no-retrain")
     ] = True,
     orders: Annotated[
         int, option(TRAINING, "Sampled orders per round for Shapley values, at least 1; default: 40.")
@@ -45,8 +40,7 @@ def audit(
         float, option(TRAINING, "Gains in accuracy below this count as 0, from 0 to below 1; default: 0.002.")
     ] = 0.002,
     out: Annotated[
-        Path | None,
-        option(OUTPUT, "Folder for audit.json and audit.md; default: the run folder.", "--out", "-o"),
+        Path | None, options.out("Folder for audit.json and audit.md; default: the run folder.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -74,11 +68,8 @@ def audit(
     if baselines is not None:
         how["baselines"] = [] if baselines == "none" else baselines.split(",")
     with stoppable(AGAIN), _progress(quiet or as_json) as start:
-        found = (
-            synthetic_audit(**how, start=start)
-            if run is None
-            else auditing.run_audit(run, **how, start=start)
-        )
+        how["start"] = start
+        found = synthetic_audit(**how) if run is None else auditing.run_audit(run, **how)
     content, remarks = auditing.as_json(found), auditing.remarks(found)
     paths = auditing.write(folder, found, content)
     if as_json:

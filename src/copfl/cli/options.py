@@ -24,6 +24,11 @@ def option(panel: str, help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
 
 
+def out(help: str) -> Any:
+    """The option for what a command writes."""
+    return option(OUTPUT, help, "--out", "-o")
+
+
 Quiet = Annotated[bool, option(OUTPUT, "Print nothing but errors.", "--quiet", "-q")]
 AsJson = Annotated[bool, option(OUTPUT, "Print the result as one JSON object.", "--json")]
 DataDir = Annotated[

@@ -30,10 +30,7 @@ def add_to(app: typer.Typer) -> None:
 def report(
     *,
     runs: Runs,
-    out: Annotated[
-        Path | None,
-        option(OUTPUT, "The file to write; default: report.html in the run folder.", "--out", "-o"),
-    ] = None,
+    out: Annotated[Path | None, options.out("A file; default: report.html in the run folder.")] = None,
     figures: Annotated[
         Path | None, option(OUTPUT, "Folder for each chart as PNG and SVG; default: none are written.")
     ] = None,
@@ -61,9 +58,7 @@ def report(
 def watch(
     *,
     runs: Runs,
-    port: Annotated[
-        int, option(OUTPUT, "The port to listen on, or 0 for any free one; default: 8383.")
-    ] = 8383,
+    port: Annotated[int, option(OUTPUT, "The port to listen on, 0 for any free one; default: 8383.")] = 8383,
     browse: Annotated[bool, option(OUTPUT, "Open the page in the browser; default: off.", "--open")] = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
@@ -74,9 +69,8 @@ def watch(
     try:
         server = watching.server(runs, port)
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"cannot listen on port {port} ({error}); name another with --port, 0 for any"
-        ) from error
+        advice = "name another with --port, 0 for any"
+        raise UsageError(f"cannot listen on port {port} ({error}); {advice}") from error
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C stops the server)", flush=True)
     if browse:
@@ -95,7 +89,7 @@ def export(
     *,
     run: Run,
     client: Client,
-    out: Annotated[Path, option(OUTPUT, "The file to write; required.", "--out", "-o")],
+    out: Annotated[Path, options.out("The file to write; required.")],
     format: Format = "safetensors",
 ) -> None:
     """Write one client's model to a file."""
@@ -114,8 +108,7 @@ def predict(
         Path, option(DATA, "An .npz file with x, and y if the labels are known; required.", "--data")
     ],
     out: Annotated[
-        Path | None,
-        option(OUTPUT, "An .npz file for classes and probabilities; default: print them.", "--out", "-o"),
+        Path | None, options.out("An .npz file for classes and probabilities; default: print them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -137,10 +130,9 @@ def predict(
     if as_json:
         print(json.dumps({"accuracy": answers.accuracy, "classes": classes, "sure": probabilities}))
         return
-    for number, (name, probability) in enumerate(
-        zip(classes, probabilities, strict=True) if out is None else ()
-    ):
-        print(f"{number}\t{name}\t{probability:.3f}")
+    if out is None:
+        for number, (name, probability) in enumerate(zip(classes, probabilities, strict=True)):
+            print(f"{number}\t{name}\t{probability:.3f}")
     if answers.accuracy is not None:
         print(f"accuracy {100 * answers.accuracy:.1f} % of {len(classes)} samples", file=sys.stderr)
 
@@ -154,9 +146,7 @@ def personalize(
     epochs: Annotated[int, option(TRAINING, "Passes over the new client's data; default: 5.")] = 5,
     lr: Annotated[float | None, option(TRAINING, "Learning rate, above 0; default: the run's.")] = None,
     seed: Annotated[int, option(TRAINING, "Seed of the order of the samples, from 0; default: 0.")] = 0,
-    out: Annotated[
-        Path | None, option(OUTPUT, "A file for the model; default: it is not written.", "--out", "-o")
-    ] = None,
+    out: Annotated[Path | None, options.out("A file for the model; default: it is not written.")] = None,
     format: Format = "safetensors",
     as_json: AsJson = False,
 ) -> None:

@@ -25,9 +25,7 @@ from copfl.tables import Table, number, percent, size
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MISSING = (
-    "a report needs plotly and jinja2, and {} is not installed; `pip install 'copfl[report]'` installs both"
-)
+MISSING = "a report needs {}, which is not installed; `pip install 'copfl[report]'` installs it"
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
 EQUAL = 1e-7  # points of accuracy; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
@@ -50,7 +48,7 @@ def render(runs: Runs, fingerprint: str = "", plotly: bool = True) -> str:
         tiles=_tiles(runs),
         facts=_facts(runs),
         pairs=_pairs(runs),
-        notes=_notes(runs),
+        notes=_notes,
         sections=shown,
         tables={chart.name: table_of(chart) for chart in charts},
         runs=runs,
@@ -191,18 +189,14 @@ def _pairs(runs: Runs) -> Table | None:
     return Table("Differences over all clients", head, rows) if rows else None
 
 
-def _notes(runs: Runs) -> list[str]:
+def _notes(run: RunData) -> list[str]:
     """Remarks on the data, and on charts that are missing."""
-    notes = []
-    for run in runs:
-        label = f"{run.label}: " if len(runs) > 1 else ""
-        found = [run.environment.get("data", ""), *run.environment.get("partition", [])]
-        notes += [f"{label}{note}." for note in found if note]
-        if not run.records:
-            notes.append(f"{label}no round has ended yet.")
-        if run.masks is None and run.has("personal_fraction"):
-            notes.append(f"{label}no checkpoint contains the masks (yet), so no chart shows them by layer.")
-    return list(dict.fromkeys(notes))
+    notes = [run.environment.get("data", ""), *run.environment.get("partition", [])]
+    if not run.records:
+        notes.append("no round has ended yet")
+    if run.masks is None and run.has("personal_fraction"):
+        notes.append("no checkpoint contains the masks (yet), so no chart shows them by layer")
+    return list(filter(None, notes))
 
 
 def _command(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.experiment.progress import span
-from copfl.stats import Numbers, latest
+from copfl.stats import Numbers, latest, mean_of_known
 from copfl.tables import RULE, Table, as_text, number, percent, plain
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def as_json(result: Result) -> dict[str, Any]:
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
-        "mean": {name: _mean(values) for name, values in last.items()},
+        "mean": {name: mean_of_known(values) for name, values in last.items()},
     }
     if malicious.any():
-        content["honest"] = {name: _mean(values[~malicious]) for name, values in last.items()}
-        content["attackers"] = [int(n) for n in np.flatnonzero(malicious)]
+        content["honest"] = {name: mean_of_known(values[~malicious]) for name, values in last.items()}
+        content["attackers"] = np.flatnonzero(malicious)
     if epsilons := _epsilons(result):
         content["spent"] = epsilons
-    return {**content, "clients": plain(last)}
+    return dict(plain({**content, "clients": last}))
 
 
 def show(result: Result, out: IO[str]) -> None:
@@ -66,6 +66,11 @@ def _table(result: Result, width: int) -> Table:
     columns, room = _columns(width, bool(malicious.any()))
     lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
     counts = partition.label_counts(data)
+
+    def accuracies(clients: Any) -> dict[str, str]:
+        means = {name: mean_of_known(last[metric][clients]) for name, metric in ACCURACIES.items()}
+        return {name: percent(float(mean)) for name, mean in means.items()}
+
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
         cells = {
@@ -75,12 +80,10 @@ def _table(result: Result, width: int) -> Table:
             "test": str(len(partition.test[n])),
             "weight": number(last["weight"][n], ".3f"),
         }
-        rows.append(cells | {name: percent(last[metric][n]) for name, metric in ACCURACIES.items()})
-    means = {"mean": np.full(len(malicious), True)} | ({"honest": ~malicious} if malicious.any() else {})
-    below = [
-        {"client": label, **{name: percent(_mean(last[metric][who])) for name, metric in ACCURACIES.items()}}
-        for label, who in means.items()
-    ]
+        rows.append(cells | accuracies([n]))
+    below = [{"client": "mean", **accuracies(slice(None))}]
+    if malicious.any():
+        below.append({"client": "honest", **accuracies(~malicious)})
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
     title = f"{experiment.title}: accuracy in % on each client's own test samples"
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
@@ -120,7 +123,3 @@ def _epsilons(result: Result) -> dict[str, float]:
     """The privacy budgets spent after the last round; none without [privacy]."""
     last = result.records[-1]["federation"] if result.records else {}
     return {name: value for name, value in last.items() if name in ("epsilon", "epsilon_server")}
-
-
-def _mean(values: Numbers) -> float | None:
-    return None if np.isnan(values).all() else float(np.nanmean(values))

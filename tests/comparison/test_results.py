@@ -47,13 +47,8 @@ def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_a_value_is_the_mean_of_the_last_evaluations_of_each_client(tmp_path: Path) -> None:
-    found = outcome_of(
-        run(
-            tmp_path / "run",
-            [evaluated(0, 0, 0), {}, evaluated(0.2, 0.4, 0.6), evaluated(0.4, 0.4, 0.9)],
-            last=2,
-        )
-    )
+    lines = [evaluated(0, 0, 0), {}, evaluated(0.2, 0.4, 0.6), evaluated(0.4, 0.4, 0.9)]
+    found = outcome_of(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.3, 0.4, 0.75])
     assert found.mean("accuracy") == pytest.approx(1.45 / 3)
     assert found.rounds.tolist() == [1, 3, 4]  # the second had no evaluation
@@ -87,9 +82,7 @@ def test_the_worst_tenth() -> None:
     values = np.arange(20, 0, -1) / 20
     assert worst_of(values) == pytest.approx((0.05 + 0.10) / 2)
     assert worst_of(np.append(values, nan)) == worst_of(values)
-    assert worst_of(np.append(values, 1.0)) == pytest.approx(
-        (0.05 + 0.10 + 0.15) / 3
-    )  # 2.1 clients are three
+    assert worst_of(np.append(values, 1.0)) == pytest.approx(0.3 / 3)  # 2.1 clients are three
 
 
 def test_last_evaluations_of_fewer_than_asked() -> None:
@@ -98,13 +91,8 @@ def test_last_evaluations_of_fewer_than_asked() -> None:
 
 def test_malicious_clients_are_not_counted(tmp_path: Path) -> None:
     malicious = {"malicious": [0.0, 1.0, 0.0]}
-    found = outcome_of(
-        run(
-            tmp_path / "run",
-            [evaluated(0.2, 0.0, 0.4, **malicious), evaluated(0.4, 1.0, 0.6, **malicious)],
-            last=1,
-        )
-    )
+    lines = [evaluated(0.2, 0.0, 0.4, **malicious), evaluated(0.4, 1.0, 0.6, **malicious)]
+    found = outcome_of(run(tmp_path / "run", lines, last=1))
     assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
     assert found.mean("accuracy") == pytest.approx(0.5)
     assert found.curve == pytest.approx([0.3, 0.5])
@@ -120,12 +108,7 @@ def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [17123988.0, 1.5, -0.1])
 def test_an_accuracy_that_is_no_fraction_is_an_error(tmp_path: Path, wrong: float) -> None:
-    with pytest.raises(
-        RunError, match=r"accuracy_before is between .* must be a fraction.*remove .*run it again"
-    ):
-        outcome_of(
-            run(
-                tmp_path / "run",
-                [evaluated(0.1, 0.2, 0.3), evaluated(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])],
-            )
-        )
+    message = r"accuracy_before is between .* must be a fraction.*remove .*run it again"
+    job = run(tmp_path / "run", [evaluated(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])])
+    with pytest.raises(RunError, match=message):
+        outcome_of(job)

@@ -373,7 +373,7 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     """Another experiment may have evaluated fewer models of the same run."""
     store = records.opened(whole / "results")
     plan = cells()[0]
-    (job,) = plan.jobs(findings.chosen(plan, store) or {}, [0])
+    (job,) = plan.jobs(findings.tuned(plan, store)[1] or {}, [0])
     less = job._replace(tables=experiments.joined(job.tables, {"run": {"eval_models": "final"}}))
     assert less.id == job.id
     record = store.get(job)
@@ -477,9 +477,9 @@ def cell_of(
     label: str, values: dict[int, list[float]], ours: bool = False, losses: tuple[float, ...] = ()
 ) -> Any:
     """A cell with these accuracies per seed and client."""
-    row = experiments.Row(label, "copfl", {}, "accuracy", {"paper": experiments.Recipe({}, {})}, ours, label)
+    row = experiments.Row(label, "copfl", {"paper": experiments.Recipe()}, ours=ours)
     budget = experiments.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
-    plan = experiments.Plan(experiments.Column("c", "C", "", {}), "paper", row, {}, budget)
+    plan = experiments.Plan(experiments.Column("c", "C"), "paper", row, {}, budget)
     curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
     runs = {
         seed: records.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
@@ -491,73 +491,67 @@ def cell_of(
 def judged(kind: str, *cells: findings.Cell, **how: Any) -> list[str]:
     rows = [cell.row for cell in cells]
     column = cells[0].plan.column
-    experiment = experiments.Experiment("x", "X", "", [column], rows, [], {}, {}, {}, protocols={"paper": ""})
+    experiment = experiments.Experiment("x", "X", "", [column], rows, {"paper": ""})
     seen = findings.Findings(
         experiment, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells}
     )
-    claim = experiments.Claim("", kind, "", how)
+    claim = experiments.Claim("", kind, how)
     return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
 
 
 HIGH = {0: [0.9, 0.8], 1: [0.85, 0.8], 2: [0.9, 0.82]}
 LOW = {0: [0.5, 0.4], 1: [0.46, 0.4], 2: [0.5, 0.43]}
 NOISY = {0: [0.9, 0.2], 1: [0.1, 0.8], 2: [0.99, 0.99]}
+SURELY_HIGHER = {seed: [v + 0.02 for v in own] for seed, own in HIGH.items()}
+HIGHER_ON_AVERAGE = {0: [0.99, 0.99], 1: [0.7, 0.8], 2: [1.0, 1.0]}  # but not in every seed
+CELLS = {
+    "mine": cell_of("mine", HIGH, True, (0.5, 0.01)),
+    "low": cell_of("low", LOW, losses=(2.0, 1.0)),
+    "noisy": cell_of("noisy", NOISY),
+    "surely": cell_of("surely", SURELY_HIGHER),
+    "average": cell_of("average", HIGHER_ON_AVERAGE),
+    "two": cell_of("two", {0: LOW[0], 1: LOW[1]}),
+    "nothing": cell_of("nothing", {}),
+}
 
 
-def test_a_claim_holds_fails_or_cannot_be_judged() -> None:
-    mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
-    assert judged("above", mine, low, row="a", other="b") == [findings.HOLDS]
-    assert judged("above", mine, low, row="b", other="a") == [findings.FAILS]
-    assert judged("above", mine, noisy, row="a", other="c") == [findings.OPEN]
-    assert judged("best", mine, low, noisy, row="a") == [findings.OPEN]  # the best of them decides
-    assert judged("best", mine, low, row="a") == [findings.HOLDS]
-    assert judged("not_below", mine, noisy, row="a") == [findings.HOLDS]
+@pytest.mark.parametrize(
+    ("kind", "others", "options", "word"),
+    [
+        ("above", "low", {"other": "low"}, findings.HOLDS),
+        ("above", "low", {"row": "low", "other": "mine"}, findings.FAILS),
+        ("above", "noisy", {"other": "noisy"}, findings.OPEN),
+        ("above", "two", {"other": "two"}, findings.UNKNOWN),
+        ("above", "nothing", {"other": "nothing"}, findings.UNKNOWN),
+        ("best", "low", {}, findings.HOLDS),
+        ("best", "low noisy", {}, findings.OPEN),  # the best of them decides
+        ("best", "low noisy", {"other": ["low"]}, findings.HOLDS),
+        ("best", "low", {"margin": 30}, findings.HOLDS),  # the gain is about 40 points
+        ("best", "low", {"margin": 60}, findings.FAILS),
+        ("best", "noisy", {"margin": 30}, findings.OPEN),
+        ("best", "low nothing", {}, findings.UNKNOWN),  # the missing one might be better
+        ("best", "surely nothing", {}, findings.FAILS),  # but one that is better is enough
+        ("not_below", "noisy", {}, findings.HOLDS),
+        ("not_below", "surely", {}, findings.FAILS),
+        ("not_below", "average", {}, findings.HOLDS),
+        ("not_below", "surely average", {}, findings.FAILS),  # the highest mean is not the surest
+        ("lower_loss", "low", {"other": "low"}, findings.HOLDS),
+        ("lowest_loss", "low", {}, findings.HOLDS),
+        ("loss_near_zero", "low", {"round": 75, "below": 0.1}, findings.HOLDS),
+        ("settled", "low", {"round": 50, "within": 1.0}, findings.FAILS),  # 0 % at round 50
+        ("settled", "low", {"row": "low", "round": 100, "within": 1.0}, findings.HOLDS),  # above its end
+    ],
+)
+def test_a_claim_holds_fails_or_cannot_be_judged(
+    kind: str, others: str, options: dict[str, Any], word: str
+) -> None:
+    cells = [CELLS[name] for name in ("mine", *others.split())]
+    assert judged(kind, *cells, **{"row": "mine", **options}) == [word]
 
 
-def test_a_baseline_that_is_surely_above_refutes_not_below_though_another_has_the_higher_mean() -> None:
-    mine = cell_of("a", HIGH, True)
-    above = cell_of("b", {s: [v + 0.02 for v in own] for s, own in HIGH.items()})
-    higher = cell_of(
-        "c", {0: [0.99, 0.99], 1: [0.7, 0.8], 2: [1.0, 1.0]}
-    )  # on average, but not in every seed
-    assert judged("not_below", mine, above, row="a") == [findings.FAILS]
-    assert judged("not_below", mine, higher, row="a") == [findings.HOLDS]
-    assert judged("not_below", mine, above, higher, row="a") == [findings.FAILS]
-
-
-def test_the_best_of_some_and_by_how_much() -> None:
-    mine, low, noisy = cell_of("a", HIGH, True), cell_of("b", LOW), cell_of("c", NOISY)
-    assert judged("best", mine, low, noisy, row="a", other=["b"]) == [findings.HOLDS]
-    assert judged("best", mine, low, row="a", margin=30) == [findings.HOLDS]  # the gain is about 40 points
-    assert judged("best", mine, low, row="a", margin=60) == [findings.FAILS]
-    assert judged("best", mine, noisy, row="a", margin=30) == [findings.OPEN]
+def test_a_claim_names_rows_that_there_are() -> None:
     with pytest.raises(UsageError, match='row "d"'):
-        judged("best", mine, low, row="a", other=["d"])
-
-
-def test_what_is_not_measured_is_not_judged() -> None:
-    mine, two = cell_of("a", HIGH, True), cell_of("b", {0: LOW[0], 1: LOW[1]})
-    nothing = cell_of("c", {})
-    assert judged("above", mine, two, row="a", other="b") == [findings.UNKNOWN]
-    assert judged("above", mine, nothing, row="a", other="c") == [findings.UNKNOWN]
-    low, high = cell_of("d", LOW), cell_of("e", {s: [v + 0.1 for v in own] for s, own in HIGH.items()})
-    assert judged("best", mine, low, nothing, row="a") == [findings.UNKNOWN]  # who is missing might be better
-    assert judged("best", mine, high, nothing, row="a") == [
-        findings.FAILS
-    ]  # but one that is better is enough
-
-
-def test_claims_about_curves() -> None:
-    low_loss, high_loss = cell_of("a", HIGH, True, (0.5, 0.01)), cell_of("b", LOW, losses=(2.0, 1.0))
-    assert judged("lower_loss", low_loss, high_loss, row="a", other="b") == [findings.HOLDS]
-    assert judged("lowest_loss", low_loss, high_loss, row="a") == [findings.HOLDS]
-    assert judged("loss_near_zero", low_loss, high_loss, row="a", round=75, below=0.1) == [findings.HOLDS]
-    assert judged("settled", low_loss, high_loss, row="a", round=50, within=1.0) == [
-        findings.FAILS
-    ]  # 0 % at round 50
-    assert judged("settled", low_loss, high_loss, row="b", round=100, within=1.0) == [
-        findings.HOLDS
-    ]  # above its end
+        judged("best", CELLS["mine"], CELLS["low"], row="mine", other=["d"])
 
 
 def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have() -> None:
@@ -565,7 +559,7 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
     row = cell_of("a", {}).row
 
     def cell(name: str, rounds: int, curve: list[float]) -> findings.Cell:
-        plan = cell_of("a", {}).plan._replace(column=experiments.Column(name, name, "", {}))
+        plan = cell_of("a", {}).plan._replace(column=experiments.Column(name, name))
         tables = {"run": {"rounds": rounds, "seed": 0}}
         looks = [rounds * (k + 1) // len(curve) for k in range(len(curve))]
         ends = {"accuracy": [curve[-1]]}
@@ -574,15 +568,12 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
     def word(*cells: findings.Cell) -> findings.Verdict:
         columns = [c.plan.column for c in cells]
-        experiment = experiments.Experiment(
-            "x", "X", "", columns, [row], [], {}, {}, {}, protocols={"paper": ""}
-        )
+        experiment = experiments.Experiment("x", "X", "", columns, [row], {"paper": ""})
         seen = findings.Findings(
             experiment, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
         )
-        (verdict,) = findings.verdicts(
-            experiments.Claim("", "all_rise", "", {"steps": [["p", "q"]]}), seen, "paper"
-        )
+        claim = experiments.Claim("", "all_rise", {"steps": [["p", "q"]]})
+        (verdict,) = findings.verdicts(claim, seen, "paper")
         return verdict
 
     long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])
@@ -602,32 +593,24 @@ def test_a_claim_over_many_places_is_as_strong_as_its_weakest() -> None:
 
 
 def test_comments_must_be_there_once() -> None:
-    assert (
-        pages.put("a <!-- x --> b <!-- end of x --> c", "x", "new")
-        == "a <!-- x -->\nnew\n<!-- end of x --> c"
-    )
-    with pytest.raises(Exception, match="comments"):
+    text = "a <!-- x --> b <!-- end of x --> c"
+    assert pages.put(text, "x", "new") == "a <!-- x -->\nnew\n<!-- end of x --> c"
+    with pytest.raises(UsageError, match="comments"):
         pages.put("nothing", "x", "new")
 
 
 def test_a_mask_that_grew_by_more_than_its_rate_is_found() -> None:
-    def rounds(*shares: list[float]) -> list[dict[str, Any]]:
-        return [
-            {"round": k, "clients": [4, 7], "per_client": {"personal_fraction": s}}
-            for k, s in enumerate(shares, 1)
-        ]
+    def grown(rate: float, *fractions: list[float]) -> str | None:
+        parts = enumerate(fractions, 1)
+        lines = [{"round": k, "clients": [4, 7], "per_client": {"personal_fraction": f}} for k, f in parts]
+        return batch.overgrown({"rate": rate}, lines)
 
-    assert (
-        batch.overgrown({"rate": 0.25}, rounds([0.25, 0.0], [0.4375, 0.25], [0.2, 0.4])) is None
-    )  # some may return
-    assert (
-        batch.overgrown({"name": "fedavg"}, [{"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}])
-        is None
-    )
-    told = batch.overgrown({"rate": 0.25}, rounds([0.25, 0.25], [0.4375, 0.6]))
-    assert told is not None
-    assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in told
-    assert "client 4" in (batch.overgrown({"rate": 0.01}, rounds([0.02, 0.0])) or "")
+    assert grown(0.25, [0.25, 0.0], [0.4375, 0.25], [0.2, 0.4]) is None  # some may return
+    without_masks = {"round": 1, "clients": [4], "per_client": {"loss": [1.0]}}
+    assert batch.overgrown({"name": "fedavg"}, [without_masks]) is None
+    message = grown(0.25, [0.25, 0.25], [0.4375, 0.6]) or ""
+    assert "in round 2 the mask of client 7 grew from 25.0% to 60.0%" in message
+    assert "client 4" in (grown(0.01, [0.02, 0.0]) or "")
 
 
 def test_a_run_with_such_a_mask_gets_no_record_and_an_error_with_advice(

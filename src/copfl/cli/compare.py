@@ -5,30 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import OUTPUT, TRAINING, option
 
+if TYPE_CHECKING:
+    from copfl.comparison.tables import Comparison
+
 Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
 Last = Annotated[
     int | None, option(OUTPUT, "Average each metric over the last N evaluations; default: 5.", "--last")
 ]
 Jobs = Annotated[
-    int | None,
-    option(
-        TRAINING,
-        "Processes, each with one run at a time; default: one per core, on a GPU one.",
-        "--jobs",
-        "-j",
-    ),
+    int | None, option(TRAINING, "Runs in parallel; default: one per core, on a GPU one.", "--jobs", "-j")
 ]
 Out = Annotated[
     Path | None,
-    option(OUTPUT, "Folder of the runs and tables; finished runs in it are used again.", "--out", "-o"),
+    option(OUTPUT, "Folder of runs and tables; finished runs in it are used again.", "--out", "-o"),
 ]
 Plots = Annotated[bool, typer.Option(help="Draw pictures with matplotlib.", rich_help_panel=OUTPUT)]
 
@@ -39,12 +37,7 @@ def compare(
     tables: options.Tables,
     algorithms: Annotated[
         list[str] | None,
-        option(
-            TRAINING,
-            "Rows of the table, such as copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001,local.",
-            "--algorithms",
-            "-a",
-        ),
+        option(TRAINING, "Rows of the table, such as copfl,copfl:score=none,local.", "--algorithms", "-a"),
     ] = None,
     seeds: Seeds = None,
     tune: Annotated[
@@ -73,26 +66,21 @@ def compare(
     """Compare algorithms on the same clients, each tuned alike. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
-    from copfl.errors import AGAIN, stoppable
 
     file = entries.File([], {}, {}) if config is None else entries.read_file(config)
-    base = _merged(file.base, tables)
     rows = file.entries if not algorithms else entries.entries_of(algorithms)
-    given: dict[str, Any] = {
-        "seeds": None if seeds is None else entries.seeds_of(seeds),
-        "tune": None if tune is None else entries.values_of(tune, "--tune"),
-        "tune_seeds": None if tune_seeds is None else entries.seeds_of(tune_seeds, "--tune-seeds"),
+    given = {
+        "seeds": seeds and entries.seeds_of(seeds),
+        "tune": tune and entries.values_of(tune, "--tune"),
+        "tune_seeds": tune_seeds and entries.seeds_of(tune_seeds, "--tune-seeds"),
         "validation": validation,
         "reference": reference,
         "last": last,
     }
-    chosen = {**file.options, **{name: value for name, value in given.items() if value is not None}}
-    folder = out or Path("runs") / f"compare-{_name(base)}"
-    with stoppable(AGAIN):
-        found = comparing.compare(
-            rows, base_tables=base, out=folder, jobs=_jobs(jobs, base), log=_log(quiet), **chosen
-        )
-    _show(found, folder, plots, quiet, as_json)
+    run = partial(comparing.compare, rows, **file.options | _without_none(given))
+    _carry_out(
+        "compare", run, _merged(file.base, tables), jobs, out, plots=plots, quiet=quiet, as_json=as_json
+    )
 
 
 @options.takes_run_options
@@ -101,11 +89,7 @@ def sweep(
     tables: options.Tables,
     over: Annotated[
         list[str] | None,
-        option(
-            TRAINING,
-            "Values of a key, as KEY=VALUE,VALUE such as copfl.rate=0.05,0.25; twice for a grid.",
-            "--over",
-        ),
+        option(TRAINING, "Values of a key, such as copfl.rate=0.05,0.25; twice for a grid.", "--over"),
     ] = None,
     algorithm: options.Algorithm = None,
     seeds: Seeds = None,
@@ -122,26 +106,19 @@ def sweep(
     """Run one algorithm in every cell of a grid. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
-    from copfl.comparison.jobs import LAST
-    from copfl.errors import AGAIN, stoppable
     from copfl.experiment import config as configure
 
     file = {} if config is None else configure.read_file(config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     named = {} if algorithm is None else {"algorithm": {"name": algorithm}}
     base = _merged(file, _merged(tables, named))
-    folder = out or Path("runs") / f"sweep-{_name(base)}"
-    with stoppable(AGAIN):
-        found = comparing.sweep(
-            entries.values_of(over or [], "--over"),
-            [0, 1, 2] if seeds is None else entries.seeds_of(seeds),
-            base,
-            folder,
-            jobs=_jobs(jobs, base),
-            log=_log(quiet),
-            last=LAST if last is None else last,
-        )
-    _show(found, folder, plots, quiet, as_json)
+    given = {"seeds": seeds and entries.seeds_of(seeds), "last": last}
+    run = partial(comparing.sweep, entries.values_of(over or [], "--over"), **_without_none(given))
+    _carry_out("sweep", run, base, jobs, out, plots=plots, quiet=quiet, as_json=as_json)
+
+
+def _without_none(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
@@ -154,34 +131,44 @@ def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
     return result
 
 
-def _name(base: options.Tables) -> str:
-    """The end of the default folder's name."""
-    return Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
-
-
-def _jobs(jobs: int | None, base: options.Tables) -> int:
+def _jobs(run: dict[str, Any]) -> int:
+    """One process per core that a run leaves free; on a GPU one, for start-up is paid once."""
     from copfl.engine.autotune import processors
 
-    run = base.get("run", {})
-    if jobs is not None:
-        return jobs
-    if run.get("device", "cpu") != "cpu":  # start-up is paid once, and parallel runs would share its memory
-        return 1
-    return max(1, processors() // max(1, int(run.get("workers", 1))))
+    return (
+        max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
+    )
 
 
-def _log(quiet: bool) -> Callable[[str], None] | None:
-    return None if quiet else lambda text: print(text, file=sys.stderr, flush=True)
-
-
-def _show(found: Any, folder: Path, plots: bool, quiet: bool, as_json: bool) -> None:
+def _carry_out(
+    command: str,
+    run: Callable[..., Comparison],
+    base: options.Tables,
+    jobs: int | None,
+    out: Path | None,
+    *,
+    plots: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Runs a comparison and shows it."""
     from copfl import charts
     from copfl.comparison import plots as pictures
     from copfl.comparison import tables
+    from copfl.errors import AGAIN, stoppable
 
+    def log(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    data = Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
+    folder = out or Path("runs") / f"{command}-{data}"
+    processes = _jobs(base.get("run", {})) if jobs is None else jobs
+    with stoppable(AGAIN):
+        found = run(base_tables=base, out=folder, jobs=processes, log=log)
     drawn = pictures.write(found, folder) if plots else []
-    if plots and not charts.available() and not quiet:
-        print(f"copfl: {charts.MISSING}", file=sys.stderr)
+    if plots and not charts.available():
+        log(f"copfl: {charts.MISSING}")
     if as_json:
         print(json.dumps(tables.as_json(found)))
     elif not quiet:

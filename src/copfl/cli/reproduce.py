@@ -41,11 +41,7 @@ def reproduce(
     data_dir: options.DataDir = None,
     results: Annotated[Path, option(OUTPUT, f"Folder of the records; default: {RESULTS}.")] = RESULTS,
     runs: Annotated[
-        Path,
-        option(
-            OUTPUT,
-            f"Folder of run folders, also of `copfl compare`; finished ones are used. Default: {RUNS}.",
-        ),
+        Path, option(OUTPUT, f"Folder of run folders; finished ones are used. Default: {RUNS}.")
     ] = RUNS,
     docs: Annotated[Path, option(OUTPUT, f"Folder that --from-records writes to; default: {DOCS}.")] = DOCS,
     from_records: Annotated[
@@ -60,7 +56,7 @@ def reproduce(
     """
     from copfl import charts
     from copfl.comparison.runner import PAUSE, Runner
-    from copfl.errors import AGAIN, RunError, UsageError, stoppable, unknown
+    from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
     from copfl.experiment.loop import device_of
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
@@ -71,22 +67,24 @@ def reproduce(
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
-    if protocol not in (*experiments.PROTOCOLS, "both"):
-        raise unknown("protocol", protocol, (*experiments.PROTOCOLS, "both"))
+    one_of((*experiments.PROTOCOLS, "both"), protocol=protocol)
     store = records.opened(results)
     for problem in store.unusable:
         log(f"copfl: not used: {problem}")
     if from_records and not charts.available():
         log(f"copfl: {charts.MISSING}")
     left, problems = 0, list[str]()
-    place = _place(device, chunk, data_dir)
+    place: dict[str, dict[str, Any]] = {"run": {"device": device, "chunk": chunk}}
+    if device == "auto":  # on a GPU seeds are batched
+        place["run"]["device"] = device_of(device).type
+    if data_dir is not None:
+        place["data"] = {"dir": str(data_dir.absolute())}
     cuda = place["run"]["device"].startswith("cuda")
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
     end = math.inf if minutes is None else clock + 60 * minutes
     runner = Runner(log, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
-    for whole in [
-        experiments.read(name) for name in (experiments.names() if experiment == "all" else [experiment])
-    ]:
+    names = experiments.names() if experiment == "all" else [experiment]
+    for whole in [experiments.read(name) for name in names]:
         chosen = experiments.only(whole, column or [], row or [])
         protocols = [p for p in chosen.protocols if protocol in (p, "both")]
         if not protocols:
@@ -96,22 +94,22 @@ def reproduce(
             raise UsageError(f"{experiment} is not run under the {protocol} protocol; it is under {known}")
         size = chosen.budget(budget)
         wanted = _seeds(seeds, size.seeds, size.first_seed)
-        if from_records:
-            seen = findings.found(chosen, budget, protocols, wanted, store)
-            for path in pages.write(seen, budget, docs):
-                log(f"written: {path}")
-            continue
         plans = list(experiments.plans(chosen, size, protocols))
+        missing = 0 if from_records else count_left(plans, wanted, store)
         if plan:
-            print(f"{chosen.name}: {count_left(plans, wanted, store)} runs are missing")
+            print(f"{chosen.name}: {missing} runs are missing")
             continue
-        if count_left(plans, wanted, store):
+        if missing:
             device_of(device)  # an error now, and not one for every run
-        with stoppable(AGAIN):
-            missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans, wanted)
-        left, problems = left + missing, problems + failed
-        if not quiet:
-            print(pages.summary(findings.found(chosen, budget, protocols, wanted, store), size))
+            with stoppable(AGAIN):
+                missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans, wanted)
+            left, problems = left + missing, problems + failed
+        found = findings.found(chosen, budget, protocols, wanted, store)
+        if from_records:
+            for path in pages.write(found, budget, docs):
+                log(f"written: {path}")
+        elif not quiet:
+            print(pages.summary(found, size))
         if time.monotonic() > end:
             break
     if problems:
@@ -120,23 +118,13 @@ def reproduce(
         log(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
 
 
-def _place(device: str, chunk: int, data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    """The settings of this machine."""
-    if device == "auto":  # on a GPU seeds are batched
-        from copfl.experiment.loop import device_of
-
-        device = device_of(device).type
-    data = {} if data_dir is None else {"dir": str(data_dir.absolute())}
-    return {"run": {"device": device, "chunk": chunk}, "data": data}
-
-
 def _seeds(given: str | None, usual: int, first: int) -> list[int]:
     """A number of seeds from the experiment's first one on, or the seeds that are named."""
     from copfl.comparison.entries import seeds_of
     from copfl.errors import at_least
 
-    if given is None or given.strip().isdecimal():
-        count = usual if given is None else int(given)
-        at_least(1, seeds=count)
-        return list(range(first, first + count))
-    return seeds_of(given)
+    if given is not None and not given.strip().isdecimal():
+        return seeds_of(given)
+    count = usual if given is None else int(given)
+    at_least(1, seeds=count)
+    return list(range(first, first + count))

@@ -59,41 +59,37 @@ def compare(
     base, out, log = dict(base_tables or {}), Path(out), log or _silent
     seeds, grid = check_seeds(seeds), reading.grid_of(tune or {}, "--tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
-    labels = _checked(rows, base, [table for table, _ in grid], last, jobs)
+    labels = _checked(rows, base, grid, last, jobs)
     check_own("--tune", grid)
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
         raise unknown("row to be the reference:", chosen, labels)
 
-    def trial_jobs(entry: Entry, cell: Tables) -> list[Job]:
-        label = f"{entry.label} {described(cell, 'optimizer', entry.name)}"
+    def jobs_of(entry: Entry, cell: Tables, tuning: bool) -> list[Job]:
+        label = f"{entry.label} {described(cell, 'optimizer', entry.name)}" if tuning else entry.label
+        folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
         parts = [*layers(entry, base), cell]
-        folder = out / "tuning"
-        return [job_of(folder, label, parts, s, validation=validation, last=last) for s in tune_seeds]
+        return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     grids = [grid_for(entry, base, grid) for entry in rows]
-    for entry, own in zip(rows, grids, strict=True):  # an error now, and not after the first runs
-        for cell in cells(own):
-            resolve([*layers(entry, base), cell], {})
-    prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if grid else 0.0)
     trials = [
-        [(cell, trial_jobs(entry, cell)) for cell in (cells(own) if own else [])]
+        [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
         for entry, own in zip(rows, grids, strict=True)
     ]
+    for entry in rows:  # an error now, and not after the tuning
+        resolve(layers(entry, base), {})
+    prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if grid else 0.0)
     if grid:
         all_done([job for plan in trials for _, tests in plan for job in tests], jobs, log, "tuning runs")
     found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
-    final = [
-        [job_of(out / "runs", entry.label, [*layers(entry, base), best.chosen], s, last=last) for s in seeds]
-        for entry, best in zip(rows, found, strict=True)
-    ]
+    final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
     outcomes = _outcomes(final, jobs, log)
     against = outcomes[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
         for entry, own, best in zip(rows, outcomes, found, strict=True)
     ]
-    notes = _notes(table) + _tuning_notes(table, base, grid)
+    notes = _notes(table) + _tuning_notes(table, grids)
     result = Comparison(_title(final[0][0], seeds), table, seeds, last, chosen, notes=notes)
     write(result, out)
     return result
@@ -117,14 +113,12 @@ def sweep(
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}
     if not grid:
-        raise UsageError(
-            "there is nothing to sweep over; name a key and its values: --over copfl.rate=0.05,0.25"
-        )
+        raise UsageError("there is nothing to sweep over; name values, such as --over copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
         raise UsageError("--over run.seed: name the seeds with --seeds; the table is of means over them")
     rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
     reading.checked(Entry(name, name, {}))
-    _checked(rows, base, [table for table, _ in grid], last, jobs)
+    _checked(rows, base, grid, last, jobs)
     final = [
         [job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s, last=last) for s in seeds]
         for row in rows
@@ -161,37 +155,29 @@ def _silent(line: str) -> None:
     """Prints nothing."""
 
 
-def _checked(
-    rows: Sequence[Entry], base: BaseTables, titles: Sequence[str], last: int, jobs: int
-) -> list[str]:
+def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, jobs: int) -> list[str]:
     """The labels, if the entries and the settings of all of them make a table."""
     at_least(1, last=last, jobs=jobs)
+    labels = [row.label for row in rows]
+    twice = [label for label in labels if labels.count(label) > 1]
     if not rows:
-        raise UsageError(
-            "there is nothing to compare; name some algorithms, such as --algorithms copfl,fedavg,local"
-        )
+        raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
     if "algorithm" in base:
         raise UsageError("[algorithm] is for one run; name the algorithms with --algorithms or as [[entry]]")
     if "seed" in base.get("run", {}):
         raise UsageError("run.seed is for one run; name the seeds with --seeds")
-    labels = [row.label for row in rows]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UsageError(
-                f'two rows are called "{label}"; remove one, or give them labels in a file: [[entry]]'
-            )
-    reading.check_titles(rows, base, [*base, *titles])
+    if twice:
+        raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
+    reading.check_titles(rows, base, [*base, *(table for table, _ in grid)])
     return labels
 
 
 def _outcomes(plan: list[list[Job]], jobs: int, log: Log) -> list[list[Outcome]]:
     """The outcome of every run, a list per entry; those that are missing are run."""
-    everything = [
-        job for seed in zip(*plan, strict=True) for job in seed
-    ]  # seed by seed: all rows grow together
-    all_done(everything, jobs, log)
+    by_seed = [job for seed in zip(*plan, strict=True) for job in seed]  # all rows grow together
+    all_done(by_seed, jobs, log)
     starts = Starts("delete the older run")
-    for job in everything:
+    for job in by_seed:
         starts.check(str(job.path), job.tables, job.validation, start_of(job))
     return [[outcome_of(job) for job in row] for row in plan]
 
@@ -221,16 +207,15 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _tuning_notes(rows: Sequence[Row], base: BaseTables, grid: Grid) -> list[str]:
-    ends = {r.label: at_an_end(r.tuned.chosen, grid_for(r.entry, base, grid)) for r in rows}
+def _tuning_notes(rows: Sequence[Row], grids: Sequence[Grid]) -> list[str]:
+    ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, grids, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
     budgets = {row.label: len(row.tuned.trials) for row in rows}
     if len(set(budgets.values())) > 1:
         counts = ", ".join(f"{label} {count}" for label, count in budgets.items())
-        notes.append(
-            f"The rows did not try equally many settings ({counts}): those with more had an advantage."
-        )
+        advantage = "those with more had an advantage"
+        notes.append(f"The rows did not try equally many settings ({counts}): {advantage}.")
     return notes
 
 

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config
+from copfl.experiment.components import OPTIMIZERS, default_optimizer
 from copfl.experiment.config import Tables
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 
+CHOICES = {*ALGORITHMS, *OPTIMIZERS}  # the tables that are named after a choice, not after a kind
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
@@ -41,8 +43,7 @@ def entry_of(text: str) -> Entry:
     name, *options = re.split(r":(?=\s*[\w.]+\s*=)", text)  # a colon inside a value is no separator
     name = name.strip()
     if ":" in name or "=" in name:
-        form = "NAME or NAME:KEY=VALUE:KEY=VALUE, such as copfl:score=none"
-        raise UsageError(f'entry "{text}" must have the form {form}')
+        raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
     settings: Tables = {}
     for option in options:
         key, _, value = option.partition("=")
@@ -61,11 +62,9 @@ def checked(entry: Entry) -> Entry:
 def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
     """Nothing, if none of these keys is one that all rows must have in common."""
     for table, key in places:
-        if table in COMMON and (COMMON[table] is None or key in (COMMON[table] or ())):
-            raise UsageError(
-                f"{who}: {table}.{key} is the same for every row, or they could not be compared; set it for "
-                f"all of them with --set {table}.{key}=..., or use `copfl sweep --over {table}.{key}=...`"
-            )
+        if table in COMMON and key in (COMMON[table] or key):
+            advice = f"use --set {table}.{key}=..., or `copfl sweep --over {table}.{key}=...`"
+            raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
 
 
 def put(settings: Tables, name: str, key: str, value: Any) -> None:
@@ -79,13 +78,12 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25"."""
     result: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = text.partition("=")
-        if not (equals and key.strip()):
-            form = f"KEY=VALUE,VALUE, such as {option} lr=1e-2,1e-3"
-            raise UsageError(f'{option} "{text}" must have the form {form}')
-        if key.strip() in result:
-            raise UsageError(f"{option} names {key.strip()} twice; give all its values at once")
-        result[key.strip()] = [_value(value) for value in split(values)]
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not (equals and key):
+            raise UsageError(f'{option} "{text}" must have the form KEY=VALUE,VALUE, such as lr=1e-2,1e-3')
+        if key in result:
+            raise UsageError(f"{option} names {key} twice; give all its values at once")
+        result[key] = [_value(value) for value in split(values)]
     return result
 
 
@@ -99,9 +97,7 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
             form = f"{', '.join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch"
             raise UsageError(f'{option}: the key "{path}" must be {form}')
         if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
-            raise UsageError(
-                f"{option} {path} must have several values, none of them twice: {path}=VALUE,VALUE"
-            )
+            raise UsageError(f"{option} {path} must have several values, none of them twice")
         grid[place] = list(found)
     return grid
 
@@ -130,13 +126,10 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     for part in split(text):
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
         if ends is None:
-            raise UsageError(
-                f'{option} "{text}": "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4'
-            )
+            raise UsageError(f'{option}: "{part}" is no seed; write whole numbers such as 0,1,2 or 0-4')
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last - first >= MOST_SEEDS:
-            count = f"{last - first + 1:,} seeds; at most {MOST_SEEDS:,} are allowed"
-            raise UsageError(f'{option} "{text}" names {count}')
+            raise UsageError(f'{option} "{text}" names too many seeds; at most {MOST_SEEDS:,} are allowed')
         seeds += range(first, last + 1)
     return check_seeds(seeds, option)
 
@@ -144,8 +137,7 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
 def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
     if not seeds:
-        advice = f"name one at least, better three or more, such as {option} 0,1,2"
-        raise UsageError(f"{option} names no seed; {advice}")
+        raise UsageError(f"{option} names no seed; name one at least, better three or more: 0,1,2")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{option} names a seed twice: {', '.join(map(str, seeds))}")
     return list(seeds)
@@ -153,30 +145,22 @@ def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
 
 def layers(entry: Entry, base: Base) -> list[Tables]:
     """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
-    own = applies(entry, base)
-    plain = {title: dict(t) for title, t in base.items() if not _names_a_choice(title)}
-    titled = {title: dict(t) for title, t in base.items() if title in own}
-    chosen: Tables = {"optimizer": {"name": own[1]}}
+    names = applies(entry, base)
+    plain = {title: dict(table) for title, table in base.items() if title not in CHOICES}
+    titled = {title: dict(table) for title, table in base.items() if title in names}
+    chosen: Tables = {"optimizer": {"name": names[1]}}
     return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
 
 
 def applies(entry: Entry, base: Base) -> tuple[str, str]:
     """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
-    default = type(config.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
     given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(given or default)
+    return entry.name, str(given or type(default_optimizer(entry.name)).__name__.lower())
 
 
 def concerns(entry: Entry, base: Base, title: str) -> bool:
     """Whether a table of this title is for this entry; one named after another algorithm is not."""
-    return title in applies(entry, base) or not _names_a_choice(title)
-
-
-def _names_a_choice(title: str) -> bool:
-    """Whether a table has the name of an algorithm or optimizer, and not of a kind such as [run]."""
-    from copfl.experiment.components import OPTIMIZERS
-
-    return title in ALGORITHMS or title in OPTIMIZERS
+    return title in applies(entry, base) or title not in CHOICES
 
 
 def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:
@@ -213,7 +197,7 @@ def read_file(path: Path) -> File:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # no TOML, no text, or numbers or brackets without end
         raise UsageError(f"{path} is not valid TOML: {error}; correct it there") from error
-    given, options = content.pop("entry", []), content.pop("compare", {})
+    rows, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:
         if not isinstance(table, dict):
             raise UsageError(f'{path}: "{name}" is outside any table; it belongs under [compare] or [run]')
@@ -222,26 +206,24 @@ def read_file(path: Path) -> File:
             raise unknown("option in [compare]:", name, OPTIONS)
         if not isinstance(value, OPTIONS[name]):
             raise UsageError(f"{path}: [compare] {name} must be a {OPTIONS[name].__name__}, not {value!r}")
-    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{path}: write the rows as [[entry]], each with a name")
-    return File([_entry(path, entry) for entry in given], content, options)
+    return File([_entry(path, **row) for row in rows], content, options)
 
 
-def _entry(path: Path, given: dict[str, Any]) -> Entry:
-    for key in given.keys() - {"name", "label", "settings"}:
+def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), **unknown_keys: Any) -> Entry:
+    for key in unknown_keys:
         raise unknown("key in [[entry]]:", key, ("name", "label", "settings"))
-    name, own = str(given.get("name", "")), given.get("settings", {})
-    if not isinstance(own, dict):
-        form = "a table, such as settings = { score = 'none' }"
-        raise UsageError(f"{path}: the settings of {name} must be {form}")
-    settings: Tables = {}
-    for key, value in own.items():
+    if settings and not isinstance(settings, dict):
+        raise UsageError(f"{path}: the settings of {name} must be a table, such as {{ score = 'none' }}")
+    tables: Tables = {}
+    for key, value in dict(settings).items():
         if isinstance(value, dict):
-            settings.setdefault(key, {}).update(value)
+            tables.setdefault(key, {}).update(value)
         else:
-            put(settings, name, key, value)
-    label = f"{name} {described(settings, name, 'optimizer')}".strip()
-    return checked(Entry(name, str(given.get("label") or label), settings))
+            put(tables, name, key, value)
+    label = label or f"{name} {described(tables, name, 'optimizer')}".strip()
+    return checked(Entry(str(name), str(label), tables))
 
 
 def split(text: str) -> list[str]:

@@ -24,6 +24,7 @@ def accuracies(eval_models: str) -> tuple[str, ...]:
 
 
 ACCURACIES = accuracies("all")
+NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial weights"}
 
 
 class Job(NamedTuple):
@@ -73,20 +74,11 @@ class Starts:
         run = kept["run"]
         clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
         weights = [*clients, kept["model"], run.get("precision")]
-        for key, what, group, why in (
-            ("partition", "partitions", clients, "the data changed between them"),
-            ("samples", "samples", clients, "the data changed between them"),
-            (
-                "weights",
-                "initial weights",
-                weights,
-                "other processors or versions of torch draw other last digits",
-            ),
-        ):
-            group_key = json.dumps([key, group], sort_keys=True)
-            known, other = self.seen.setdefault(group_key, (start[key], title))
-            if start[key] != known:
+        for what, group in (("partition", clients), ("samples", clients), ("weights", weights)):
+            group_key = json.dumps([what, group], sort_keys=True)
+            known, other = self.seen.setdefault(group_key, (start[what], title))
+            if start[what] != known:
                 raise RunError(
-                    f"{title} and {other} began with different {what}, so they cannot be compared: {why}; "
-                    f"{self.advice}"
+                    f"{title} and {other} began with different {NAMES[what]}, so they cannot be compared: "
+                    f"the data, the kind of processor or the version of torch changed; {self.advice}"
                 )

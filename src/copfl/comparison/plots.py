@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
+from copfl.comparison.entries import Grid
 from copfl.comparison.tables import Comparison, Row
 from copfl.files import write_bytes
 
@@ -76,18 +78,23 @@ def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[
 
 def heat_map(comparison: Comparison) -> Heat:
     """The mean accuracy of each cell of a sweep over two keys."""
-    (down, down_values), (across, across_values) = comparison.over.items()
-    means = np.array([100 * row.metrics()["accuracy"].mean for row in comparison.rows])
-    grid = means.reshape(len(down_values), len(across_values))
+    means = [100 * row.metrics()["accuracy"].mean for row in comparison.rows]
+    return heat("map", comparison.title, comparison.over, means, [f"{mean:.1f}" for mean in means])
+
+
+def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
+    """The accuracies of all cells of a grid of two keys, the second of which varies fastest."""
+    (down, rows), (across, columns) = grid.items()
+    starts = range(0, len(values), len(columns))
     return Heat(
-        name="map",
-        title=comparison.title,
+        name=name,
+        title=title,
         about="",
-        rows=[str(value) for value in down_values],
-        columns=[str(value) for value in across_values],
-        values=grid.tolist(),
+        rows=list(map(str, rows)),
+        columns=list(map(str, columns)),
+        values=[values[start : start + len(columns)] for start in starts],
         what=ACCURACY,
         x_title=".".join(across),
         row_title=".".join(down),
-        texts=[[f"{value:.1f}" for value in row] for row in grid],
+        texts=[texts[start : start + len(columns)] for start in starts],
     )

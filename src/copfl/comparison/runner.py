@@ -37,6 +37,7 @@ from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round, State
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records
+from copfl.experiment.components import build_data
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.identity import essential
 from copfl.experiment.progress import span
@@ -70,8 +71,7 @@ def all_done(jobs: Sequence[Job], processes: int, log: Log, what: str = "runs") 
     if len(left) < len(distinct):
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
     problems, clock = [], time.monotonic()
-    several = min(processes, len(left)) > 1
-    ended = in_processes(left, processes) if several else Runner(log).run(left)
+    ended = in_processes(left, processes) if min(processes, len(left)) > 1 else Runner(log).run(left)
     with contextlib.closing(ended):  # ends the processes whatever happens here
         for count, (job, error, _) in enumerate(ended, 1):
             remaining = (time.monotonic() - clock) / count * (len(left) - count)
@@ -82,9 +82,8 @@ def all_done(jobs: Sequence[Job], processes: int, log: Log, what: str = "runs") 
                 how = f"failed: {problems[-1]}"
             log(f"[{count}/{len(left)} {what}] {job.title}: {how}")
     if problems:
-        raise RunError(
-            f"{len(problems)} of {len(distinct)} {what} failed, the others are there. {'; '.join(problems)}"
-        )
+        failed = f"{len(problems)} of {len(distinct)} {what} failed"
+        raise RunError(f"{failed}, the others are there. {'; '.join(problems)}")
 
 
 # In this process
@@ -111,14 +110,13 @@ class Runner:
             key = _without_seed(job) if self.batch_seeds else str(place)
             groups.setdefault(key, []).append(job)
         for group in groups.values():
-            if len(group) > 1:
-                try:
-                    yield from self._attempt(group)
-                    continue
-                except CannotBatch:
-                    pass
-            for job in group:
-                yield from self._attempt([job])
+            alone: list[list[Job]] = []
+            try:
+                yield from self._attempt(group)
+            except CannotBatch:
+                alone = [[job] for job in group]  # attempted below, where the error holds no GPU memory
+            for one in alone:
+                yield from self._attempt(one)
 
     def expected(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
@@ -149,8 +147,13 @@ class Runner:
     def _train(self, jobs: Sequence[Job], locks: contextlib.ExitStack) -> bool:
         """Trains these jobs, several of them as one batch; False if they are finished already."""
         prepared = [self._prepared(job, locks) for job in jobs]
+        if len(jobs) == 1 and prepared[0] is not None:
+            try:
+                execute(*prepared[0])
+            except RunError as error:
+                raise damaged(jobs[0], error) from error
         if len(jobs) == 1:
-            return prepared[0] is not None and self._alone(jobs[0], prepared[0])
+            return prepared[0] is not None
         fresh = [one for one in prepared if one is not None and not one.folder.begun]
         settings = [setting_of(one.experiment) for one in fresh]
         if len(fresh) < len(jobs) or not seed_batching.can_batch(settings):
@@ -162,13 +165,6 @@ class Runner:
                 raise
             self.log("the GPU has no memory for all seeds in one batch: they train one after another")
             raise CannotBatch from error
-        return True
-
-    def _alone(self, job: Job, prepared: Prepared) -> bool:
-        try:
-            execute(*prepared)
-        except RunError as error:
-            raise damaged(job, error) from error
         return True
 
     def _prepared(self, job: Job, locks: contextlib.ExitStack) -> Prepared | None:
@@ -193,10 +189,8 @@ class Runner:
         if self.loaded is None or self.loaded[0] != key:
             self.loaded = None  # before the next one, or both are in memory
             clock = time.monotonic()
-            made = prepare([tables], partition=partition, validation=job.validation)
-            self.loaded = key, made.federation.dataset
+            self.loaded = key, build_data(tables["data"])
             self.loading += time.monotonic() - clock
-            return made
         rest = {title: table for title, table in tables.items() if title != "data"}
         made = prepare([rest], data=self.loaded[1], partition=partition, validation=job.validation)
         return dataclasses.replace(made, tables={**made.tables, "data": tables["data"]})
@@ -236,10 +230,8 @@ def _locked(path: Path) -> Iterator[RunFolder]:
     with contextlib.ExitStack() as lock:
         try:
             folder = lock.enter_context(claimed(path, new=not begun))
-        except Busy:
-            raise
-        except RunError:
-            if begun or not RunFolder(path).begun:
+        except RunError as error:
+            if isinstance(error, Busy) or begun or not RunFolder(path).begun:
                 raise
             folder = lock.enter_context(claimed(path, new=False))
         yield folder
@@ -255,9 +247,8 @@ def finished(job: Job) -> bool:
         return False
     try:
         found, wanted = essential(folder.tables()), essential(job.tables)
-        found["partition"] = wanted["partition"] = {}  # partition.json is compared in another place
-        if found != wanted:
-            changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
+        changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
+        if changed not in ([], ["partition"]):  # partition.json is compared in another place
             raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
         folder.partition()
         done = len(records.read(job.path / "rounds.jsonl"))
@@ -306,8 +297,7 @@ class LeanFolder(RunFolder):
         if state.round == self.rounds:  # the run has ended
             shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
             return
-        possible = importlib.util.find_spec("safetensors") is not None
-        if possible and time.monotonic() - self.clock[0] >= self.pause:
+        if importlib.util.find_spec("safetensors") and time.monotonic() - self.clock[0] >= self.pause:
             super().checkpoint(state, fingerprints)
             self.clock[0] = time.monotonic()
 

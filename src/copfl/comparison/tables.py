@@ -26,9 +26,7 @@ class Row:
     entry: Entry
     outcomes: list[Outcome]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
-    differences: dict[str, Difference] = field(
-        default_factory=dict
-    )  # by accuracy; none for the reference itself
+    differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference
 
     @property
     def label(self) -> str:
@@ -61,15 +59,15 @@ class Comparison:
         return as_text(self)
 
 
-COLUMNS: dict[str, tuple[str, Callable[[Spread], str]]] = {
-    "accuracy": ("after", lambda value: percent_with_spread(*value)),
-    "accuracy_before": ("before", lambda value: percent_with_spread(*value)),
-    "accuracy_global": ("global", lambda value: percent_with_spread(*value)),
-    "worst": ("worst 10 %", lambda value: percent_with_spread(*value)),
-    "best": ("best round", lambda value: percent_with_spread(*value)),
-    "bytes_up": ("up", lambda value: tables.size(value.mean)),
-    "bytes_down": ("down", lambda value: tables.size(value.mean)),
-    "seconds": ("s/round", lambda value: tables.seconds(*value)),
+COLUMNS: dict[str, tuple[str, Callable[[float, float], str]]] = {
+    "accuracy": ("after", percent_with_spread),
+    "accuracy_before": ("before", percent_with_spread),
+    "accuracy_global": ("global", percent_with_spread),
+    "worst": ("worst 10 %", percent_with_spread),
+    "best": ("best round", percent_with_spread),
+    "bytes_up": ("up", lambda mean, spread: tables.size(mean)),
+    "bytes_down": ("down", lambda mean, spread: tables.size(mean)),
+    "seconds": ("s/round", tables.seconds),
 }
 
 
@@ -89,7 +87,7 @@ def _metrics(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.rows:
         metrics = row.metrics()
-        rows.append([row.label, *(show(metrics[name]) for name, (_, show) in COLUMNS.items())])
+        rows.append([row.label, *(show(*metrics[name]) for name, (_, show) in COLUMNS.items())])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
         f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
@@ -133,14 +131,10 @@ def _tuning(comparison: Comparison) -> Table:
 
 def _map(comparison: Comparison) -> Table:
     (down, down_values), (across, across_values) = comparison.over.items()
-    cells = iter(COLUMNS["accuracy"][1](row.metrics()["accuracy"]) for row in comparison.rows)
-    rows = [[_word(value), *(next(cells) for _ in across_values)] for value in down_values]
+    cells = iter(percent_with_spread(*row.metrics()["accuracy"]) for row in comparison.rows)
+    rows = [[str(value), *(next(cells) for _ in across_values)] for value in down_values]
     title = f"Personal accuracy after local training, in %: {'.'.join(down)} down, {'.'.join(across)} across"
-    return Table(title, [".".join(down), *map(_word, across_values)], rows)
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return Table(title, [".".join(down), *map(str, across_values)], rows)
 
 
 def as_text(comparison: Comparison, width: int = 100) -> str:
@@ -189,39 +183,33 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
         "notes": comparison.notes,
-        "rows": [_row(row) for row in comparison.rows],
+        "rows": [plain(_row(row)) for row in comparison.rows],
     }
 
 
 def _row(row: Row) -> dict[str, Any]:
     metrics = row.metrics()
-    trials = [
-        {"settings": trial.settings, "validation_accuracy": trial.accuracy} for trial in row.tuned.trials
-    ]
-    content: dict[str, Any] = plain(
-        {
-            "label": row.label,
-            "algorithm": row.entry.name,
-            "settings": row.entry.settings,
-            "chosen": row.tuned.chosen,
-            "trials": trials,
-            "mean": {name: metric.mean for name, metric in metrics.items()},
-            "spread": {name: metric.spread for name, metric in metrics.items()},
-            "per_seed": row.per_seed(),
-            "per_client": {name: [run.clients[name] for run in row.outcomes] for name in ACCURACIES},
-            "curves": [{"round": run.rounds, "accuracy": run.curve} for run in row.outcomes],
-            "differences": {
-                name: {
-                    "mean": gain.mean,
-                    "over_seeds": gain.seeds,
-                    "over_clients": gain.clients,
-                    "verdict": gain.verdict,
-                }
-                for name, gain in row.differences.items()
-            },
-        }
-    )
-    return content
+    return {
+        "label": row.label,
+        "algorithm": row.entry.name,
+        "settings": row.entry.settings,
+        "chosen": row.tuned.chosen,
+        "trials": [{"settings": t.settings, "validation_accuracy": t.accuracy} for t in row.tuned.trials],
+        "mean": {name: metric.mean for name, metric in metrics.items()},
+        "spread": {name: metric.spread for name, metric in metrics.items()},
+        "per_seed": row.per_seed(),
+        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in ACCURACIES},
+        "curves": [{"round": run.rounds, "accuracy": run.curve} for run in row.outcomes],
+        "differences": {
+            name: {
+                "mean": gain.mean,
+                "over_seeds": gain.seeds,
+                "over_clients": gain.clients,
+                "verdict": gain.verdict,
+            }
+            for name, gain in row.differences.items()
+        },
+    }
 
 
 FILES: dict[str, Callable[[Comparison], str]] = {

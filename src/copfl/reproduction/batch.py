@@ -25,9 +25,10 @@ from copfl.experiment.identity import essential
 from copfl.experiment.progress import span
 from copfl.files import Busy
 from copfl.reproduction.experiments import Plan, joined
-from copfl.reproduction.findings import chosen
+from copfl.reproduction.findings import tuned
 from copfl.reproduction.records import Record, Store
 
+COST = {"bytes_up": 1, "bytes_down": 1, "seconds": 4, "broken": 0}  # digits after the point
 WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
 
@@ -98,10 +99,9 @@ class Batch:
 
 def missing(plan: Plan, seeds: Sequence[int], store: Store) -> list[Job]:
     """The jobs of a cell that have no record; the tuning jobs first, for the others depend on them."""
-    left = [trial.job for trial in plan.trials() if store.get(trial.job) is None]
-    if left:
-        return left
-    return [job for job in plan.jobs(chosen(plan, store) or {}, seeds) if store.get(job) is None]
+    best = tuned(plan, store)[1]
+    jobs = [trial.job for trial in plan.trials()] if best is None else plan.jobs(best, seeds)
+    return [job for job in jobs if store.get(job) is None]
 
 
 def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int:
@@ -109,11 +109,8 @@ def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int
     left: set[str] = set()
     for plan in plans:
         jobs = missing(plan, seeds, store)
-        left |= {job.id for job in jobs}
-        if any(job.validation for job in jobs):
-            row = plan.row
-            waiting = [plan.column.name, row.algorithm, row.preset, row.settings, row.recipes[plan.protocol]]
-            left |= {json.dumps([waiting, seed], default=str) for seed in seeds}
+        waiting = plan.jobs({}, seeds) if any(job.validation for job in jobs) else []
+        left |= {job.id for job in (*jobs, *waiting)}
     return len(left)
 
 
@@ -123,15 +120,9 @@ def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int
 def record_of(job: Job) -> Record:
     """The record of the job's finished run folder."""
     found = outcome_of(job)
-    rounds = rounds_file.read(job.path / "rounds.jsonl")
-    if len(rounds) != job.tables["run"]["rounds"]:
-        raise RunError(
-            f"{job.path} has {len(rounds)} of {job.tables['run']['rounds']} rounds: it is not finished"
-        )
-    if wrong := overgrown(job.tables["algorithm"], rounds):
-        raise RunError(
-            f"{job.path}: {wrong}; such a run gets no record: remove its folder, and it is run again"
-        )
+    if wrong := overgrown(job.tables["algorithm"], rounds_file.read(job.path / "rounds.jsonl")):
+        advice = "such a run gets no record: remove its folder, and it is run again"
+        raise RunError(f"{job.path}: {wrong}; {advice}")
     environment = json.loads((job.path / "environment.json").read_text("utf-8"))
     ran = RunFolder(job.path).tables()["run"]
     notes = [environment.get("data", ""), *environment.get("partition", [])]
@@ -142,12 +133,7 @@ def record_of(job: Job) -> Record:
         rounds=found.rounds.tolist(),
         curves={name: _short(values) for name, values in found.curves.items()},
         clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
-        cost={
-            "bytes_up": round(found.bytes_up, 1),
-            "bytes_down": round(found.bytes_down, 1),
-            "seconds": round(found.seconds, 4),
-            "broken": found.broken,
-        },
+        cost={name: round(getattr(found, name), digits) for name, digits in COST.items()},
         start=start_of(job),
         data="; ".join(note for note in notes if note),
         where={key: str(environment[key]) for key in WHERE if key in environment}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.comparison import entries
-from copfl.comparison.entries import Entry, cells, described, grid_of
-from copfl.comparison.jobs import Job
-from copfl.core.evaluation import EVAL_MODELS
-from copfl.errors import UsageError, unknown
+from copfl.comparison.entries import Entry, Grid, cells, described, grid_of
+from copfl.comparison.jobs import Job, accuracies
+from copfl.errors import UsageError, one_of, unknown
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.presets import preset
@@ -50,9 +49,9 @@ class Column(NamedTuple):
     """A data set and the clients on it."""
 
     name: str
-    title: str
-    note: str  # how the data differ from the paper's
-    settings: Tables
+    title: str = ""
+    note: str = ""  # how the data differ from the paper's
+    settings: Mapping[str, Any] = {}
     rounds: int = 0  # at most so many, where more would take hours; 0: as the budget says
     tuned: Any = None  # the Column whose tuning this one uses; None: its own
 
@@ -60,8 +59,8 @@ class Column(NamedTuple):
 class Recipe(NamedTuple):
     """How a method is trained under a protocol."""
 
-    settings: Tables
-    tune: dict[str, list[Any]]  # the values to try; empty: nothing is tuned
+    settings: Mapping[str, Any] = {}
+    tune: Mapping[str, list[Any]] = {}  # the values to try; empty: nothing is tuned
 
 
 class Row(NamedTuple):
@@ -69,11 +68,11 @@ class Row(NamedTuple):
 
     label: str
     algorithm: str
-    settings: Tables
-    value: str  # the accuracy that is shown
     recipes: dict[str, Recipe]  # by protocol
-    ours: bool
-    paper_row: str  # its name in the paper's table
+    settings: Mapping[str, Any] = {}
+    value: str = "accuracy"  # the one that is shown
+    ours: bool = False
+    paper_row: str = ""  # its name in the paper's table, if it is not the label
     preset: str = ""  # settings below the row's own
 
 
@@ -82,15 +81,8 @@ class Claim(NamedTuple):
 
     text: str
     kind: str
-    paper_shows: str  # what its own numbers show
     options: dict[str, Any]
-
-
-class Map(NamedTuple):
-    """The two keys of a heat map, each with its values."""
-
-    down: tuple[str, list[Any]]
-    across: tuple[str, list[Any]]
+    paper_shows: str = ""  # what its own numbers show
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,22 +94,21 @@ class Experiment:
     about: str
     columns: list[Column]
     rows: list[Row]
-    claims: list[Claim]
-    budgets: dict[str, Budget]
-    base: Tables
-    numbers: dict[str, dict[str, float]]  # the paper's, by column and row
+    protocols: dict[str, str]  # by name, a description
+    claims: list[Claim] = field(default_factory=list)
+    budgets: dict[str, Budget] = field(default_factory=dict)
+    base: Tables = field(default_factory=dict)
+    numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # the paper's, by column and row
     chart: str = "none"
     baselines: bool = True  # whether rows that are not ours are other methods
     aims: bool = False  # whether the claims are ours and not the paper's
-    map: Map | None = None
-    protocols: dict[str, str] = field(default_factory=dict)  # by name, a description
+    map: Grid = field(default_factory=dict)  # the two keys of a heat map, each with its values
 
     def rows_of(self, protocol: str) -> list[Row]:
         return [row for row in self.rows if protocol in row.recipes]
 
     def budget(self, name: str) -> Budget:
-        if name not in self.budgets:
-            raise unknown("budget", name, self.budgets)
+        one_of(self.budgets, budget=name)
         return self.budgets[name]
 
 
@@ -144,18 +135,17 @@ class Plan(NamedTuple):
 
     def trials(self) -> list[Trial]:
         """The tuning jobs; none, where there is nothing to choose."""
-        b, column = self.budget, self.column.tuned or self.column
-        rounds, every = b.tune_rounds, b.tune_eval_every
+        budget, column = self.budget, self.column.tuned or self.column
+        rounds, every = budget.tune_rounds, budget.tune_eval_every
         if column.rounds:  # a third of a shorter run, evaluated more often
             rounds, every = min(rounds, column.rounds // 3), min(every, 4)
-        plan = self._replace(column=column)
-        run: Tables = {"run": {"rounds": rounds, "eval_every": every}}
-        choices = self.choices if len(self.choices) > 1 else []
-        made = [plan._job([run, c], b.tune_seed) for c in choices]
-        return [
-            Trial(c, job._replace(label=f"{job.label}, tuning", validation=b.validation, last=b.tune_last))
-            for c, job in zip(choices, made, strict=True)
-        ]
+        plan, trials = self._replace(column=column), []
+        for settings in self.choices if len(self.choices) > 1 else []:
+            job = plan._job(rounds, every, settings, budget.tune_seed)
+            label = f"{job.label}, tuning"
+            job = job._replace(label=label, validation=budget.validation, last=budget.tune_last)
+            trials.append(Trial(settings, job))
+        return trials
 
     def jobs(self, chosen: Tables, seeds: Sequence[int]) -> list[Job]:
         """The jobs whose results the cell shows."""
@@ -163,26 +153,24 @@ class Plan(NamedTuple):
         if self.column.rounds:
             rounds = min(rounds, self.column.rounds)
             every = min(every, max(1, rounds // 8))  # eight evaluations at least
-        run: Tables = {"run": {"rounds": rounds, "eval_every": every}}
-        return [self._job([run, chosen], seed) for seed in seeds]
+        return [self._job(rounds, every, chosen, seed) for seed in seeds]
 
-    def _job(self, more: Sequence[Tables], seed: int) -> Job:
+    def _job(self, rounds: int, eval_every: int, chosen: Tables, seed: int) -> Job:
         row = self.row
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
         *below, settings = entries.layers(entry, joined(self.base, self.column.settings))
         named = [preset(row.preset)] if row.preset else []
-        tables = _complete(json.dumps([*below, *named, settings, *more]))
-        eval_models = tables["run"]["eval_models"]
-        evaluated = [f"accuracy{model}" for model in EVAL_MODELS[eval_models]]
+        run = {"run": {"rounds": rounds, "eval_every": eval_every}}
+        tables = _complete(json.dumps([*below, *named, settings, run, chosen]))
+        evaluated = accuracies(tables["run"]["eval_models"])
         if row.value not in evaluated:
             raise UsageError(
-                f'row "{row.label}" shows {row.value}, but its runs evaluate {", ".join(evaluated)} only '
-                f'(eval_models = "{eval_models}"): set eval_models in the row\'s settings.run'
+                f'row "{row.label}" shows {row.value}, but its runs evaluate {", ".join(evaluated)} only: '
+                "set eval_models in the row's settings.run"
             )
-        chosen = described(more[-1], "optimizer", row.algorithm)
-        label = f"{self.column.title}: {row.label}, {self.protocol} protocol"
-        label = f"{label}, {chosen}" if chosen else label
-        return Job(label, joined(tables, {"run": {"seed": seed}}), last=self.budget.last)
+        words = [f"{self.column.title}: {row.label}", f"{self.protocol} protocol"]
+        words += [described(chosen, "optimizer", row.algorithm)] if chosen else []
+        return Job(", ".join(words), joined(tables, {"run": {"seed": seed}}), last=self.budget.last)
 
 
 @cache
@@ -210,13 +198,10 @@ def joined(*parts: Mapping[str, Mapping[str, Any]]) -> Tables:
 
 def only(experiment: Experiment, columns: Sequence[str], rows: Sequence[str]) -> Experiment:
     """The experiment with these columns and rows only; all of them, and the claims, where none is named."""
-    for what, wanted, there in (
-        ("column", columns, [column.name for column in experiment.columns]),
-        ("row", rows, [row.label for row in experiment.rows]),
-    ):
-        for name in wanted:
-            if name not in there:
-                raise unknown(what, name, there)
+    for name in columns:
+        one_of([column.name for column in experiment.columns], column=name)
+    for name in rows:
+        one_of([row.label for row in experiment.rows], row=name)
     return replace(
         experiment,
         columns=[column for column in experiment.columns if not columns or column.name in columns],
@@ -239,52 +224,43 @@ def read(name: str) -> Experiment:
         raise unknown("experiment", name, names())
     try:
         text = (FILES / f"{name}.toml" if name in names() else Path(name)).read_text("utf-8")
-        content = tomllib.loads(text)
+        return _experiment(Path(name).stem, tomllib.loads(text))
     except OSError as error:
         raise UsageError(f"cannot read the experiment {name}: {error}") from error
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"the experiment {name} is not valid TOML: {error}; correct it there") from error
-    try:
-        return _experiment(Path(name).stem, content, tomllib.loads((HERE / "setup.toml").read_text("utf-8")))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"the experiment {name} is incomplete: {error!r}; see copfl/reproduction/experiment_files"
-        ) from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        advice = "see copfl/reproduction/experiment_files"
+        raise UsageError(f"the experiment {name} is incomplete or wrong: {error!r}; {advice}") from error
 
 
-def _experiment(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Experiment:
-    columns = {
-        key: {**setup["columns"].get(key, {}), **own} for key, own in content.get("columns", {}).items()
-    }
-    columns = {**setup["columns"], **columns}
-    recipes = {**setup["recipes"], **content.get("recipes", {})}
-    grid, only = content.get("grid"), content.get("only_protocols", list(PROTOCOLS))
-    for protocol in only:
-        if protocol not in PROTOCOLS:
-            raise unknown("protocol", protocol, PROTOCOLS)
-    common = [row for group in content.get("rows", []) for row in setup[group]]
-    given = [*common, *content.get("row", []), *(_grid_rows(grid) if grid else [])]
-    rows = [_row(row, recipes, only) for row in given]
-    usual, changed = setup["budget"], content.get("budget", {})
-    budgets = {key: {**usual.get(key, {}), **changed.get(key, {})} for key in {**usual, **changed}}
+def _experiment(name: str, content: dict[str, Any]) -> Experiment:
+    setup = tomllib.loads((HERE / "setup.toml").read_text("utf-8"))
     numbers = json.loads((HERE / "paper.json").read_text("utf-8"))
-    chart = content.get("chart", "none")
-    if chart not in CHARTS:
-        raise unknown("chart", chart, CHARTS)
+    columns, budgets = (joined(setup[key], content.get(key, {})) for key in ("columns", "budget"))
+    recipes = {**setup["recipes"], **content.get("recipes", {})}
+    grid, protocols = content.get("grid", {}), content.get("only_protocols", PROTOCOLS)
+    one_of(CHARTS, chart=content.get("chart", "none"))
+    for protocol in protocols:
+        one_of(PROTOCOLS, protocol=protocol)
+    common = [row for group in content.get("rows", []) for row in setup[group]]
+    map = grid_of({grid[k]["key"]: grid[k]["values"] for k in ("down", "across") if grid}, "grid")
+    given = [*common, *content.get("row", []), *(_grid_rows(grid, map) if grid else [])]
+    rows = [_row(row, recipes, protocols) for row in given]
     return Experiment(
         name=name,
         title=content["title"],
         about=content.get("about", ""),
         columns=[_column(key, columns) for key in content["show"]],
         rows=rows,
-        claims=[_claim(claim) for claim in content.get("claim", [])],
+        claims=[Claim(c["text"], c["kind"], c, c.get("paper_shows", "")) for c in content.get("claim", [])],
         budgets={key: Budget(key, **values) for key, values in budgets.items()},
         base=content.get("base", setup["base"]),
         numbers=numbers.get(content.get("paper", ""), {}),
-        chart=chart,
+        chart=content.get("chart", "none"),
         baselines=not content.get("no_baselines", False),
-        aims=bool(content.get("aims", False)),
-        map=None if grid is None else Map(*((grid[k]["key"], grid[k]["values"]) for k in ("down", "across"))),
+        aims=content.get("aims", False),
+        map=map,
         protocols={
             name: content.get("protocols", {}).get(name, text)
             for name, text in PROTOCOLS.items()
@@ -294,50 +270,28 @@ def _experiment(name: str, content: dict[str, Any], setup: dict[str, Any]) -> Ex
 
 
 def _column(name: str, known: Mapping[str, Any]) -> Column:
-    if name not in known:
-        raise unknown("column", name, known)
-    own = known[name]
-    parent = _column(own["extends"], known) if "extends" in own else Column("", "", "", {})
-    tuned = _column(own["tuned_on"], known) if "tuned_on" in own else None
-    changed = {key: own[key] for key in ("title", "note", "rounds") if key in own}
-    settings = joined(parent.settings, own.get("settings", {}))
-    return parent._replace(name=name, settings=settings, tuned=tuned, **changed)
+    one_of(known, column=name)
+    own = dict(known[name])
+    parent = _column(own.pop("extends"), known) if "extends" in own else Column(name)
+    tuned = _column(own.pop("tuned_on"), known) if "tuned_on" in own else None
+    settings = joined(parent.settings, own.pop("settings", {}))
+    return parent._replace(name=name, settings=settings, tuned=tuned, **own)
 
 
-def _row(own: Mapping[str, Any], recipes: Mapping[str, Any], protocols: Sequence[str]) -> Row:
-    chosen = {}
-    for protocol in PROTOCOLS:
-        if protocol in own and protocol in protocols:
-            if own[protocol] not in recipes:
-                raise unknown("recipe", own[protocol], recipes)
-            recipe = recipes[own[protocol]]
-            chosen[protocol] = Recipe(recipe.get("settings", {}), recipe.get("tune", {}))
-    return Row(
-        label=own["label"],
-        algorithm=own["algorithm"],
-        settings=own.get("settings", {}),
-        value=own.get("value", "accuracy"),
-        recipes=chosen,
-        ours=bool(own.get("ours", False)),
-        paper_row=own.get("paper_row", own["label"]),
-        preset=own.get("preset", ""),
-    )
+def _row(own: Mapping[str, Any], known: Mapping[str, Any], protocols: Collection[str]) -> Row:
+    recipes = {protocol: own[protocol] for protocol in PROTOCOLS if protocol in own}
+    for name in recipes.values():
+        one_of(known, recipe=name)
+    chosen = {protocol: Recipe(**known[name]) for protocol, name in recipes.items() if protocol in protocols}
+    return Row(recipes=chosen, **{key: value for key, value in own.items() if key not in PROTOCOLS})
 
 
-def _grid_rows(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _grid_rows(own: Mapping[str, Any], grid: Grid) -> Iterator[dict[str, Any]]:
     """A row per cell of a map; with `at_most = [A, B]`, a value of A above B counts as B."""
-    values = {grid[k]["key"]: grid[k]["values"] for k in ("down", "across")}
-    same = {key: value for key, value in grid.items() if key not in ("down", "across", "at_most")}
-    rows = []
-    for cell in cells(grid_of(values, "grid")):
-        label, settings = described(cell, grid["algorithm"]), joined(cell)
-        if "at_most" in grid:
-            (title, name), (other, limit) = (key.split(".") for key in grid["at_most"])
+    same = {key: value for key, value in own.items() if key not in ("down", "across", "at_most")}
+    for settings in cells(grid):
+        label = described(settings, own["algorithm"])
+        if "at_most" in own:
+            (title, name), (other, limit) = (key.split(".") for key in own["at_most"])
             settings[title][name] = min(settings[title][name], settings[other][limit])
-        rows.append({**same, "label": label, "settings": settings})
-    return rows
-
-
-def _claim(own: dict[str, Any]) -> Claim:
-    options = {key: value for key, value in own.items() if key not in ("text", "kind", "paper_shows")}
-    return Claim(own["text"], own["kind"], own.get("paper_shows", ""), options)
+        yield {**same, "label": label, "settings": settings}

@@ -8,10 +8,9 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Heat, Line, Lines, Panels
-from copfl.comparison.plots import ACCURACY, curve
+from copfl.comparison.plots import ACCURACY, curve, heat
 from copfl.files import write_bytes
-from copfl.reproduction.experiments import Column
-from copfl.reproduction.findings import Cell, Findings
+from copfl.reproduction.findings import NOT_YET, Cell, Findings
 from copfl.tables import with_spread
 
 CURVES = (("accuracy", ACCURACY, 100), ("loss", "training loss", 1))
@@ -70,28 +69,10 @@ def _line(cell: Cell, name: str, scale: float, place: int) -> Line:
 
 def maps(findings: Findings, protocol: str) -> list[list[Heat]]:
     """A heat map per column: mean and standard deviation over seeds in every cell."""
-    return [[_map(findings, protocol, column) for column in findings.experiment.columns]]
-
-
-def _map(findings: Findings, protocol: str, column: Column) -> Heat:
-    assert findings.experiment.map is not None
-    (down, down_values), (across, across_values) = findings.experiment.map
-    metrics = [cell.metric() for cell in findings.column(protocol, column.name)]
-    means = [None if metric is None else metric.mean for metric in metrics]
-    texts = [
-        "not yet run" if metric is None else with_spread(*metric).replace(" ±", "\n±") for metric in metrics
-    ]
-    width = len(across_values)
-    starts = range(0, len(metrics), width)
-    return Heat(
-        name=column.name,
-        title=column.title,
-        about="",
-        rows=[f"{value:g}" for value in down_values],
-        columns=[f"{value:g}" for value in across_values],
-        values=[means[start : start + width] for start in starts],
-        what=ACCURACY,
-        x_title=across,
-        row_title=down,
-        texts=[texts[start : start + width] for start in starts],
-    )
+    row = []
+    for column in findings.experiment.columns:
+        metrics = [cell.metric() for cell in findings.column(protocol, column.name)]
+        means = [metric and metric.mean for metric in metrics]
+        texts = [with_spread(*metric).replace(" ±", "\n±") if metric else NOT_YET for metric in metrics]
+        row.append(heat(column.name, column.title, findings.experiment.map, means, texts))
+    return [row]

@@ -10,24 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.errors import unknown
+from copfl.comparison.results import Trial, Tuned
+from copfl.errors import one_of, unknown
 from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
 from copfl.reproduction.records import Record, Store
-from copfl.stats import Interval, Spread, over_seeds, spread_of
+from copfl.stats import Numbers, Spread, over_seeds, spread_of
 from copfl.tables import interval
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "not distinguishable", "not measured"
 NOT_YET = "not yet run"
 FEWEST = 3  # seeds in common, below which a claim is not judged
 Options = Mapping[str, Any]  # of a claim
-
-
-class Trial(NamedTuple):
-    """A setting that tuning tried."""
-
-    settings: Tables
-    accuracy: float | None  # None: not yet run
+PerSeed = dict[int, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,18 +31,18 @@ class Cell:
 
     plan: Plan
     chosen: Tables | None  # None: tuning is not finished
-    trials: list[Trial]
+    trials: list[Trial]  # nan: not yet run
     runs: dict[int, Record]  # by seed
 
     @property
     def row(self) -> Row:
         return self.plan.row
 
-    def per_seed(self) -> dict[int, float]:
+    def per_seed(self) -> PerSeed:
         """In %."""
         return {seed: 100 * record.mean(self.row.value) for seed, record in self.runs.items()}
 
-    def per_seed_within(self, rounds: tuple[int, int]) -> dict[int, float]:
+    def per_seed_within(self, rounds: tuple[int, int]) -> PerSeed:
         """In %, by the evaluations of these rounds; without seeds that have none."""
         values = {seed: record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()}
         return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
@@ -67,9 +62,6 @@ class Findings:
     protocols: list[str]
     cells: dict[tuple[str, str, str], Cell]  # by protocol, column, row
 
-    def cell(self, protocol: str, column: str, row: str) -> Cell:
-        return self.cells[protocol, column, row]
-
     def column(self, protocol: str, column: str) -> list[Cell]:
         return [self.cells[protocol, column, row.label] for row in self.experiment.rows_of(protocol)]
 
@@ -80,74 +72,70 @@ def found(
     """The cells, as far as there are records."""
     cells = {}
     for plan in plans(experiment, experiment.budget(budget), protocols):
-        best = chosen(plan, store)
-        tried = [(trial.settings, store.get(trial.job)) for trial in plan.trials()]
-        trials = [Trial(settings, None if record is None else record.mean()) for settings, record in tried]
-        records = {} if best is None else {job.seed: store.get(job) for job in plan.jobs(best, seeds)}
-        have = {seed: record for seed, record in records.items() if record is not None}
-        cells[plan.protocol, plan.column.name, plan.row.label] = Cell(plan, best, trials, have)
+        trials, best = tuned(plan, store)
+        jobs = [] if best is None else plan.jobs(best, seeds)
+        runs = {job.seed: record for job in jobs if (record := store.get(job)) is not None}
+        cells[plan.protocol, plan.column.name, plan.row.label] = Cell(plan, best, trials, runs)
     return Findings(experiment, list(seeds), list(protocols), cells)
 
 
-def chosen(plan: Plan, store: Store) -> Tables | None:
-    """The settings with the highest validation accuracy, of equals the first; None: not all are tried."""
-    trials = plan.trials()
-    if not trials:
-        return plan.choices[0]
-    found = [store.get(trial.job) for trial in trials]
-    known = [(record.mean(), -i) for i, record in enumerate(found) if record is not None]
-    return trials[-max(known)[1]].settings if len(known) == len(trials) else None
+def tuned(plan: Plan, store: Store) -> tuple[list[Trial], Tables | None]:
+    """The settings that were tried, and the best of them; None: not all are tried."""
+    trials = []
+    for settings, job in plan.trials():
+        record = store.get(job)
+        trials.append(Trial(settings, math.nan if record is None else record.mean()))
+    if any(math.isnan(trial.accuracy) for trial in trials):
+        return trials, None
+    return trials, Tuned(trials).chosen if trials else plan.choices[0]
 
 
 # Differences
 
 
 class Gain(NamedTuple):
-    """A cell minus another on the seeds that both have, in points."""
+    """A cell minus another."""
 
     other: str
-    seeds: int
-    mean: float
-    bounds: Interval  # over seeds
+    changes: Numbers  # for each seed that both have; above 0 is better
+    why: str
+
+    @property
+    def mean(self) -> float:
+        return float(self.changes.mean())
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1f} {interval_text(self.bounds)} to {self.other}, {self.seeds} seeds"
+        bounds = interval(*over_seeds(self.changes)) if len(self.changes) > 1 else "[one seed]"
+        return f"{self.mean:+.1f} {bounds}"
 
 
-def interval_text(bounds: Interval) -> str:
-    return "[one seed]" if math.isinf(bounds.low) else interval(*bounds)
+def paired(own: PerSeed, other: PerSeed) -> Numbers:
+    """The differences on the seeds that both have."""
+    return np.array([own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())])
 
 
-def gain(own: Cell, other: Cell) -> Gain | None:
-    """The paired difference; None where no seed is common."""
+def gain(own: Cell, other: Cell) -> Gain:
+    """In accuracy, in points. The rows of a seed have the same clients, so the mean over them is paired too."""
+    found = Gain(other.row.label, paired(own.per_seed(), other.per_seed()), NOT_YET)
+    seeds = len(found.changes)
+    return found._replace(why=f"{found} to {found.other}, {seeds} seeds") if seeds else found
+
+
+def loss_gain(own: Cell, other: Cell, last: int = 0) -> Gain:
+    """In training loss over the last evaluations; 0: over all of them."""
     common = sorted(own.runs.keys() & other.runs.keys())
-    if not common:
-        return None
-    means = []
-    for seed in common:
-        ours, theirs = (100 * cell.runs[seed].values(cell.row.value) for cell in (own, other))
-        change = ours - theirs
-        means.append(change[~np.isnan(change)].mean())
-    return Gain(other.row.label, len(common), float(np.mean(means)), over_seeds(np.array(means)))
+    ours, theirs = (
+        np.array([np.mean(cell.runs[seed].curves["loss"][-last:]) for seed in common])
+        for cell in (own, other)
+    )
+    numbers = common and f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
+    return Gain(other.row.label, theirs - ours, numbers or NOT_YET)
 
 
-def gains(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> list[Gain]:
-    """The gain over each of the other rows that has a seed in common."""
-    others = [c for c in column if c is not own and not (baselines_only and c.row.ours)]
-    return [g for g in (gain(own, other) for other in others) if g is not None]
-
-
-def best_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
+def best_of(gains: Sequence[Gain]) -> Gain | None:
     """The gain over the row with the highest mean, among those with the most seeds in common."""
-    found = gains(own, column, baselines_only)
-    most = max((g.seeds for g in found), default=0)
-    return min((g for g in found if g.seeds == most), key=lambda g: g.mean, default=None)
-
-
-def surest_baseline(own: Cell, column: Sequence[Cell], baselines_only: bool = True) -> Gain | None:
-    """The gain over a row that is distinguishably above, if any: it need not have the highest mean."""
-    above = [g for g in gains(own, column, baselines_only) if judged(g.bounds, g.seeds) == FAILS]
-    return min(above, key=lambda g: g.mean, default=best_baseline(own, column, baselines_only))
+    most = max((len(g.changes) for g in gains), default=0)
+    return min((g for g in gains if len(g.changes) == most), key=lambda g: g.mean) if most else None
 
 
 # Claims
@@ -173,87 +161,73 @@ def overall(words: Sequence[str]) -> str:
     return next((word for word in (FAILS, UNKNOWN, OPEN) if word in words), HOLDS if words else UNKNOWN)
 
 
-def judged(bounds: Interval, seeds: int, above: float = 0.0) -> str:
-    """The verdict on a claim that a mean is above a value, by its interval over seeds."""
-    if seeds < FEWEST:
+def judged(values: Numbers, above: float = 0.0) -> str:
+    """The verdict on a claim that the mean is above a value, by its interval over seeds."""
+    if len(values) < FEWEST:
         return UNKNOWN
+    bounds = over_seeds(values)
     return HOLDS if bounds.low > above else FAILS if bounds.high < above else OPEN
 
 
-def _columns(options: Options, findings: Findings) -> list[Column]:
-    wanted = options.get("columns")
-    return [column for column in findings.experiment.columns if wanted is None or column.name in wanted]
-
-
-def _list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _above(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """Every row of `row` is above every row of `other`."""
-    for column in _columns(options, findings):
-        for row in _list(options["row"]):
-            for other in _list(options["other"]):
-                own, against = (findings.cell(protocol, column.name, name) for name in (row, other))
-                found = gain(own, against)
-                word = UNKNOWN if found is None else judged(found.bounds, found.seeds)
-                yield Verdict(f"{column.title}: {row} over {other}", word, str(found or NOT_YET))
-
-
-def _best(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """The row is above the best of the others, or of `other`; with `margin`, by so many points on average."""
-    margin = float(options.get("margin", 0.0))
-
-    def word(bounds: Interval, seeds: int) -> str:
-        enough = (bounds.low + bounds.high) / 2 >= margin  # the middle of a t interval is the mean
-        return judged(bounds, seeds, 0.0 if enough else margin)
-
-    return _against(best_baseline, word, options, findings, protocol)
-
-
-def _not_below(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """The row is not distinguishably below any of the others."""
-
-    def word(bounds: Interval, seeds: int) -> str:
-        return UNKNOWN if seeds < FEWEST else FAILS if bounds.high < 0 else HOLDS
-
-    return _against(surest_baseline, word, options, findings, protocol)
-
-
-def _against(
-    which: Callable[[Cell, Sequence[Cell], bool], Gain | None],
-    word: Callable[[Interval, int], str],
-    options: Options,
-    findings: Findings,
-    protocol: str,
-) -> Iterator[Verdict]:
-    labels = [row.label for row in findings.experiment.rows]
-    others = _list(options.get("other", labels))
-    for name in others:
-        if name not in labels:
-            raise unknown("row", name, labels)
-    baselines = findings.experiment.baselines
-    for column in _columns(options, findings):
-        own = findings.cell(protocol, column.name, options["row"])
-        cells = [c for c in findings.column(protocol, column.name) if c is not own and c.row.label in others]
-        found = which(own, cells, baselines)
-        if found is None:
-            yield Verdict(column.title, UNKNOWN, NOT_YET)
+def _compared(
+    options: Options, findings: Findings, protocol: str
+) -> Iterator[tuple[Column, Cell, list[Cell]]]:
+    """In each of the claim's columns, each cell of `row` with those of `other`, or else of all baselines."""
+    experiment = findings.experiment
+    rows, others = (_list(options.get(key, [])) for key in ("row", "other"))
+    for name in (*rows, *others):
+        one_of([row.label for row in experiment.rows], row=name)
+    for column in experiment.columns:
+        if column.name not in options.get("columns", [column.name]):
             continue
-        verdict, why = word(found.bounds, found.seeds), str(found)
-        compared = [cell for cell in cells if not (baselines and cell.row.ours)]
-        lacking = [cell.row.label for cell in compared if len(cell.runs.keys() & own.runs.keys()) < FEWEST]
-        if lacking and verdict != FAILS:  # one better row refutes the claim; to prove it needs all of them
-            verdict, why = UNKNOWN, f"{why}; {NOT_YET}: {_few(lacking)}"
-        yield Verdict(column.title, verdict, why)
+        cells = {cell.row.label: cell for cell in findings.column(protocol, column.name)}
+        baselines = [label for label, c in cells.items() if not (experiment.baselines and c.row.ours)]
+        for own in rows:
+            wanted = others or baselines
+            yield column, cells[own], [c for label, c in cells.items() if label in wanted and label != own]
+
+
+def _list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def _above(
+    options: Options, findings: Findings, protocol: str, measure: Callable[[Cell, Cell], Gain] = gain
+) -> Iterator[Verdict]:
+    """Every row of `row` is above every row of `other`."""
+    for column, own, others in _compared(options, findings, protocol):
+        for found in (measure(own, other) for other in others):
+            where = f"{column.title}: {own.row.label} over {found.other}"
+            yield Verdict(where, judged(found.changes), found.why)
+
+
+def _best(options: Options, findings: Findings, protocol: str, ties: bool = False) -> Iterator[Verdict]:
+    """The row is above the best of the others; with `margin`, by so many points on average.
+
+    With `ties`, it is only not distinguishably below any of them: the highest need not be the surest.
+    """
+    for column, own, others in _compared(options, findings, protocol):
+        gains = [gain(own, other) for other in others]
+        above = [g for g in gains if judged(g.changes) == FAILS]
+        found = best_of(above if ties and above else gains)
+        if found is None:
+            yield Verdict(column.title, UNKNOWN, NOT_YET)
+            continue
+        margin = options.get("margin", 0.0)
+        word, why = judged(found.changes, 0.0 if found.mean >= margin else margin), found.why
+        word = HOLDS if ties and word == OPEN else word
+        lacking = [g.other for g in gains if len(g.changes) < FEWEST]
+        if lacking and word != FAILS:  # one better row refutes the claim; to prove it needs all of them
+            word, why = UNKNOWN, f"{why}; {NOT_YET}: {_few(lacking)}"
+        yield Verdict(column.title, word, why)
+
+
 def _steps(
-    sign: int, fraction: float, options: Options, findings: Findings, protocol: str
+    options: Options, findings: Findings, protocol: str, sign: int, fraction: float
 ) -> Iterator[Verdict]:
     """From column to column, more than this fraction of the baselines change in this direction; 1: all rows.
 
@@ -265,112 +239,70 @@ def _steps(
         for row in findings.experiment.rows_of(protocol):
             if fraction < 1 and row.ours:
                 continue
-            cells = [findings.cell(protocol, name, row.label) for name in (first, second)]
+            cells = [findings.cells[protocol, name, row.label] for name in (second, first)]
             records = [record for cell in cells for record in cell.runs.values()]
-            shorter = min(
-                (record.counted for record in records), key=lambda rounds: rounds[1], default=(0, 0)
-            )
-            before, after = (cell.per_seed_within(shorter) for cell in cells)
+            counted = min((r.counted for r in records), key=lambda rounds: rounds[1], default=(0, 0))
             lengths |= {record.length for record in records}
-            common = sorted(before.keys() & after.keys())
-            if not common:
-                words.append(UNKNOWN)
-                continue
-            change = sign * np.array([after[seed] - before[seed] for seed in common])
-            words.append(judged(over_seeds(change), len(common)))
-            changes.append(f"{row.label} {sign * change.mean():+.1f}")
-        if fraction == 1:
-            word = overall(words)
-        else:
+            change = paired(*(cell.per_seed_within(counted) for cell in cells))
+            words.append(judged(sign * change))
+            changes += [f"{row.label} {change.mean():+.1f}"] if len(change) else []
+        word = overall(words)
+        if fraction < 1:
             yes, no, half = words.count(HOLDS), words.count(FAILS), fraction * len(words)
             word = HOLDS if yes > half else FAILS if no > half else UNKNOWN if UNKNOWN in words else OPEN
         both = f", both after {min(lengths)} rounds" if len(lengths) > 1 else ""
         yield Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(changes) or NOT_YET)
 
 
-def _settled(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """At a round, the row is within some points of its value at the end."""
-
-    def remaining(record: Record) -> float:
-        place = max((i for i, r in enumerate(record.rounds) if r <= options["round"]), default=None)
-        value = math.nan if place is None else record.curves["accuracy"][place]
-        return 100 * (record.mean() - value)
-
-    text = f"{{:+.1f}} points still to come at round {options['round']}"
-    return _below(remaining, options["within"], text, options, findings, protocol)
-
-
-def _loss_near_zero(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """From a round on, the mean training loss is below a bound."""
-
-    def loss(record: Record) -> float:
-        curve = zip(record.curves["loss"], record.rounds, strict=True)
-        return float(np.mean([value for value, round in curve if round >= options["round"]]))
-
-    text = f"mean loss {{:.3f}} from round {options['round']} on"
-    return _below(loss, options["below"], text, options, findings, protocol)
-
-
 def _below(
-    value: Callable[[Record], float],
-    bound: float,
-    text: str,
     options: Options,
     findings: Findings,
     protocol: str,
+    value: Callable[[Record, int], float],
+    bound: str,
+    text: str,
 ) -> Iterator[Verdict]:
-    for column in _columns(options, findings):
-        runs = findings.cell(protocol, column.name, options["row"]).runs
-        if not runs:
-            yield Verdict(column.title, UNKNOWN, NOT_YET)
-            continue
-        values = np.array([value(record) for record in runs.values()])
-        word = judged(over_seeds(-values), len(values), -bound)
-        yield Verdict(column.title, word, f"{text.format(values.mean())}, {len(values)} seeds")
+    """A value of every run at a round is below a bound."""
+    for column, own, _ in _compared(options, findings, protocol):
+        values = np.array([value(record, options["round"]) for record in own.runs.values()])
+        why = f"{text.format(values.mean(), options['round'])}, {len(values)} seeds" if own.runs else NOT_YET
+        yield Verdict(column.title, judged(-values, -options[bound]), why)
 
 
-def _lower_loss(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """Over all evaluations, the row's training loss is below the other's."""
-    for column in _columns(options, findings):
-        own = findings.cell(protocol, column.name, options["row"])
-        for other in _list(options["other"]):
-            yield _loss_gain(own, findings.cell(protocol, column.name, other), column, slice(None))
+def _remaining(record: Record, round: int) -> float:
+    """The points that the accuracy still gains after a round."""
+    before = [v for r, v in zip(record.rounds, record.curves["accuracy"], strict=True) if r <= round]
+    return 100 * (record.mean() - before[-1]) if before else math.nan
+
+
+def _late_loss(record: Record, round: int) -> float:
+    """The mean training loss from a round on."""
+    curve = zip(record.rounds, record.curves["loss"], strict=True)
+    return float(np.mean([loss for r, loss in curve if r >= round]))
 
 
 def _lowest_loss(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
     """In the last evaluations, the row's training loss is below every baseline's."""
-    for column in _columns(options, findings):
-        own = findings.cell(protocol, column.name, options["row"])
-        baselines = [c for c in findings.column(protocol, column.name) if not c.row.ours]
-        parts = [_loss_gain(own, c, column, slice(-own.plan.budget.last, None)) for c in baselines]
-        against = [part.where.partition(": ")[2] for part in parts if part.word == FAILS]
-        why = f"not below {_few(against)}" if against else min((part.why for part in parts), default="")
-        yield Verdict(column.title, overall([part.word for part in parts]), why)
-
-
-def _loss_gain(own: Cell, other: Cell, column: Column, evaluations: slice) -> Verdict:
-    where = f"{column.title}: {other.row.label}"
-    common = sorted(own.runs.keys() & other.runs.keys())
-    if not common:
-        return Verdict(where, UNKNOWN, NOT_YET)
-    ours, theirs = (
-        np.array([np.mean(cell.runs[seed].curves["loss"][evaluations]) for seed in common])
-        for cell in (own, other)
-    )
-    word = judged(over_seeds(theirs - ours), len(common))
-    return Verdict(
-        where, word, f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
-    )
+    for column, own, others in _compared(options, findings, protocol):
+        gains = [loss_gain(own, other, own.plan.budget.last) for other in others]
+        words = [judged(found.changes) for found in gains]
+        lower = [found.other for found, word in zip(gains, words, strict=True) if word == FAILS]
+        why = f"not below {_few(lower)}" if lower else min((found.why for found in gains), default="")
+        yield Verdict(column.title, overall(words), why)
 
 
 JUDGES: dict[str, Callable[[Options, Findings, str], Iterator[Verdict]]] = {
     "above": _above,
     "best": _best,
-    "not_below": _not_below,
-    "most_decline": partial(_steps, -1, 0.5),
-    "all_rise": partial(_steps, 1, 1.0),
-    "settled": _settled,
-    "lower_loss": _lower_loss,
+    "not_below": partial(_best, ties=True),
+    "most_decline": partial(_steps, sign=-1, fraction=0.5),
+    "all_rise": partial(_steps, sign=1, fraction=1.0),
+    "settled": partial(
+        _below, value=_remaining, bound="within", text="{:+.1f} points still to come at round {}"
+    ),
+    "lower_loss": partial(_above, measure=loss_gain),
     "lowest_loss": _lowest_loss,
-    "loss_near_zero": _loss_near_zero,
+    "loss_near_zero": partial(
+        _below, value=_late_loss, bound="below", text="mean loss {:.3f} from round {} on"
+    ),
 }

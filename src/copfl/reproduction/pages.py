@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
 from copfl.files import write_bytes
-from copfl.reproduction.experiments import Budget, Column
-from copfl.reproduction.findings import (
-    NOT_YET,
-    Cell,
-    Findings,
-    best_baseline,
-    interval_text,
-    overall,
-    verdicts,
-)
+from copfl.reproduction.experiments import Budget
+from copfl.reproduction.findings import NOT_YET, Cell, Findings, best_of, gain, overall, verdicts
 from copfl.tables import Table, as_markdown, percent, with_spread
 
 BASELINES_NOTE = (
@@ -40,14 +33,13 @@ def summary(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) ->
         if experiment.baselines and any(row.ours for row in experiment.rows_of(protocol)):
             parts.append(BASELINES_NOTE)
     if experiment.claims:
-        ours, papers = (
-            "**Our aims, and whether they are reached.**",
-            "**The paper's claims, and whether they hold.**",
-        )
-        parts += [ours if experiment.aims else papers, _claims(findings)]
-    parts += [experiment.about] if experiment.about else []
-    parts += [_method(findings, budget), *_notes(experiment.columns)]
-    return "\n\n".join(parts) + "\n"
+        ours = "Our aims, and whether they are reached."
+        papers = "The paper's claims, and whether they hold."
+        parts += [f"**{ours if experiment.aims else papers}**", _claims(findings)]
+    notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
+    parts += [experiment.about, _method(findings, budget)]
+    parts += ["How the data differ from the paper's:", "\n".join(notes)] if notes else []
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> str:
@@ -74,11 +66,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
 
 
 def _method(findings: Findings, budget: Budget) -> str:
-    more = (
-        ", more often in columns with fewer rounds"
-        if any(c.rounds for c in findings.experiment.columns)
-        else ""
-    )
+    shorter = any(column.rounds for column in findings.experiment.columns)
+    more = ", more often in columns with fewer rounds" if shorter else ""
     text = (
         f"{budget.rounds} rounds. Mean ± standard deviation over seeds of each client's last {budget.last} "
         f"evaluations (every {budget.eval_every} rounds{more}). All rows of a seed have the same partitions, "
@@ -99,14 +88,13 @@ def _complete_cells(findings: Findings, protocol: str) -> str:
 
 def _table(findings: Findings, protocol: str) -> str:
     experiment = findings.experiment
-    rows = []
-    for row in experiment.rows_of(protocol):
-        cells = [findings.cell(protocol, column.name, row.label) for column in experiment.columns]
-        rows.append([row.label, *(shown(cell, findings) for cell in cells)])
-    for row in experiment.rows_of(protocol):
-        if row.ours and experiment.baselines:
-            gains = [_gain(findings, protocol, column, row.label) for column in experiment.columns]
-            rows.append([f"*{row.label} − best baseline*", *gains])
+    columns = [findings.column(protocol, column.name) for column in experiment.columns]
+    lines = list(zip(*columns, strict=True))
+    rows = [[line[0].row.label, *(shown(cell, findings) for cell in line)] for line in lines]
+    for line in lines if experiment.baselines else []:
+        if line[0].row.ours:
+            gains = [_gain(cell, column) for cell, column in zip(line, columns, strict=True)]
+            rows.append([f"*{line[0].row.label} − best baseline*", *gains])
     return as_markdown(Table("", ["", *(column.title for column in experiment.columns)], rows))
 
 
@@ -114,30 +102,27 @@ def shown(cell: Cell, findings: Findings) -> str:
     """Such as "75.5 ± 2.1 (74.60)", with the number of seeds if some are missing."""
     metric, wanted = cell.metric(), len(findings.seeds)
     numbers = findings.experiment.numbers.get(cell.plan.column.name, {})
-    paper = f" ({numbers[cell.row.paper_row]:.2f})" if cell.row.paper_row in numbers else ""
-    if metric is None:
-        return f"{NOT_YET}{paper}"
-    few = "" if len(cell.runs) == wanted else f", {len(cell.runs)} of {wanted} seeds"
-    return f"{with_spread(*metric)}{few}{paper}"
+    number = numbers.get(cell.row.paper_row or cell.row.label)
+    paper = "" if number is None else f" ({number:.2f})"
+    few = "" if len(cell.runs) in (0, wanted) else f", {len(cell.runs)} of {wanted} seeds"
+    return f"{with_spread(*metric) if metric else NOT_YET}{few}{paper}"
 
 
-def _gain(findings: Findings, protocol: str, column: Column, row: str) -> str:
-    cells = findings.column(protocol, column.name)
-    found = best_baseline(findings.cell(protocol, column.name, row), cells)
+def _gain(own: Cell, column: Sequence[Cell]) -> str:
+    baselines = [cell for cell in column if not cell.row.ours]
+    found = best_of([gain(own, cell) for cell in baselines])
     if found is None:
         return NOT_YET
-    lacking = " (of those run)" if any(not cell.runs for cell in cells if not cell.row.ours) else ""
-    return f"{found.mean:+.1f} {interval_text(found.bounds)}, {found.other}{lacking}"
+    return f"{found}, {found.other}{'' if all(cell.runs for cell in baselines) else ' (of those run)'}"
 
 
 def _maps(findings: Findings, protocol: str) -> list[str]:
-    assert findings.experiment.map is not None
-    (down, down_values), (across, across_values) = findings.experiment.map
+    (down, down_values), (across, across_values) = findings.experiment.map.items()
     parts = []
     for column in findings.experiment.columns:
         cells = iter(shown(cell, findings) for cell in findings.column(protocol, column.name))
-        rows = [[f"{down}={value:g}", *(next(cells) for _ in across_values)] for value in down_values]
-        head = [column.title, *(f"{across}={value:g}" for value in across_values)]
+        rows = [[f"{'.'.join(down)}={v:g}", *(next(cells) for _ in across_values)] for v in down_values]
+        head = [column.title, *(f"{'.'.join(across)}={value:g}" for value in across_values)]
         parts.append(as_markdown(Table("", head, rows)))
     return parts
 
@@ -157,13 +142,6 @@ def _claims(findings: Findings) -> str:
     return as_markdown(Table("", head, rows, numeric=False))
 
 
-def _notes(columns: Sequence[Column]) -> list[str]:
-    notes = dict.fromkeys(column.note for column in columns if column.note)
-    if not notes:
-        return []
-    return ["How the data differ from the paper's:\n\n" + "\n".join(f"- {note}." for note in notes)]
-
-
 def _tuning(findings: Findings, budget: Budget) -> str:
     text = (
         f"Accuracy in % on {budget.validation:.0%} of the training images, which these runs did not train "
@@ -181,12 +159,9 @@ def _tuning(findings: Findings, budget: Budget) -> str:
 def _trials(cell: Cell) -> list[str]:
     plan = cell.plan
     silent = "optimizer", plan.row.algorithm
-    tried = [
-        f"{described(t.settings, *silent)}: {NOT_YET if t.accuracy is None else percent(t.accuracy)}"
-        for t in cell.trials
-    ]
-    chosen = "not yet" if cell.chosen is None else described(cell.chosen, *silent)
-    return [plan.column.title, plan.protocol, plan.row.label, chosen, ", ".join(tried)]
+    tried = ", ".join(f"{described(t.settings, *silent)}: {percent(t.accuracy)}" for t in cell.trials)
+    chosen = NOT_YET if cell.chosen is None else described(cell.chosen, *silent)
+    return [plan.column.title, plan.protocol, plan.row.label, chosen, tried]
 
 
 def _seeds(findings: Findings) -> str:
@@ -201,14 +176,9 @@ def _seeds(findings: Findings) -> str:
 
 
 def _machines(findings: Findings) -> str:
+    form = "copfl {copfl} with torch {torch} on {device} ({engine}, {precision})"
     where = [record.where for cell in findings.cells.values() for record in cell.runs.values()]
-    machines = sorted(
-        {
-            f"copfl {w.get('copfl', '?')} with torch {w.get('torch', '?')} on {w.get('device', '?')}"
-            f" ({w.get('engine', '?')}, {w.get('precision', '?')})"
-            for w in where
-        }
-    )
+    machines = sorted({form.format_map(defaultdict(lambda: "?", place)) for place in where})
     return f"Run with {'; '.join(machines)}." if machines else ""
 
 

@@ -42,12 +42,8 @@ class Record(NamedTuple):
     last: int
     rounds: list[int]  # those with an evaluation, from 1
     curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
-    clients: dict[
-        str, list[float]
-    ]  # by accuracy, each client's mean over its last evaluations; nan without any
-    cost: dict[
-        str, float
-    ]  # bytes up and down per client and round, seconds per round, outputs that are not finite
+    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last evaluations; nan: none
+    cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
     start: dict[str, str]  # fingerprints of the partition, the samples and the initial weights
     data: str  # the data set's own note
     where: dict[str, str]
@@ -64,9 +60,9 @@ class Record(NamedTuple):
     @property
     def title(self) -> str:
         """Such as "cifar10, 10 clients, copfl, mamo, seed 0"."""
-        t = self.tables
-        words = [Path(str(t["data"]["name"])).stem, f"{t['run']['clients']} clients", t["algorithm"]["name"]]
-        return ", ".join([*map(str, words), t["optimizer"]["name"], f"seed {self.seed}"])
+        data, algorithm, optimizer = (str(self.tables[t]["name"]) for t in ("data", "algorithm", "optimizer"))
+        clients = self.tables["run"]["clients"]
+        return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
     def values(self, accuracy: str) -> Numbers:
         return np.array(self.clients[accuracy], np.float64)
@@ -132,13 +128,13 @@ class Store:
             if self._seen(path):
                 continue
             for id, record in self._lines(path):
-                known = self.found.get(id)
-                if known is None or record.evaluated() > known.evaluated():
-                    try:
-                        self._check(record)
-                        self.found[id] = record
-                    except CopflError as error:
-                        self.unusable.append(f"{path}: {error}")
+                if id in self.found and not record.evaluated() > self.found[id].evaluated():
+                    continue
+                try:
+                    self._check(record)
+                    self.found[id] = record
+                except CopflError as error:
+                    self.unusable.append(f"{path}: {error}")
 
     def id_of(self, record: Record) -> str:
         """The identity of the record's run. Options that are younger than the record get their defaults.
@@ -181,8 +177,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            advice = "name another folder with --results DIR"
-            raise RunError(f"cannot write {self.folder}: {error}; {advice}") from error
+            raise RunError(f"cannot write {self.folder}: {error}; name another with --results DIR") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

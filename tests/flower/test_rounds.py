@@ -342,6 +342,17 @@ def test_an_old_message_does_not_set_a_node_back(federation: Federation, tmp_pat
         node.local_update(settings_of(CONFIG), nodes[0], first)
 
 
+def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
+    first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
+    with pytest.raises(WireError, match="not a plain name"):
+        node.local_update(
+            settings_of(CONFIG), nodes[0], first._replace(head={**first.head, "run": "../other"})
+        )
+    assert not (tmp_path / "n" / "other").exists()
+
+
 # -- the clients' numbers ------------------------------------------------------------------------------------
 
 

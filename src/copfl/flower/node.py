@@ -24,7 +24,7 @@ from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import user_code
 from copfl.flower.registry import known_client, state_dir
-from copfl.flower.settings import Settings
+from copfl.flower.settings import Settings, is_plain_name
 from copfl.flower.state import ClientRecords
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet
@@ -75,6 +75,8 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple
     run, round, client = (fields.get(name) for name in ("run", "round", "client"))
     if type(run) is not str or type(round) is not int or type(client) is not int:
         raise WireError("its head lacks the run, the round or the client")
+    if not is_plain_name(run):  # the name of a folder on this node
+        raise WireError(f"its run {run[:40]!r} is not a plain name")
     if not 0 <= round < 2**63:
         raise WireError(f"it is of round {round}; rounds count from 0")
     known, clients = known_client(node_config, run), settings.config.clients

@@ -21,6 +21,11 @@ from copfl.experiment.config import Tables, checked
 from copfl.experiment.loop import Loop
 
 
+def is_plain_name(run: str) -> bool:
+    """Whether the name of a run can be the name of a folder, and names no other place on the disk."""
+    return bool(run) and not run.startswith(".") and all(c.isalnum() or c in "-_." for c in run)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The keys of the run config, with "-" for "_", and their defaults. `TABLES` lists those with a dot."""
@@ -61,7 +66,7 @@ class RunConfig:
                 "would have to come from a secret of each node, and the epsilon to count the nodes that did "
                 "not answer; leave it out"
             )
-        if not all(c.isalnum() or c in "-_." for c in self.run) or self.run.startswith("."):
+        if self.run and not is_plain_name(self.run):
             raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')
 
     @property

@@ -54,7 +54,7 @@ class FedMix:
 
     def client_update(
         self, task: Task, client: Client, down: Message, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    ) -> ClientOutput:
         w = self.personal_model(task, client, down)
         w, _, loss = train(task, self.optimizer, w, self.optimizer.init(w[: task.d]), data, plan)
         samples = data.size.to(w.dtype)

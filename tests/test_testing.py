@@ -46,9 +46,7 @@ def test_variants_obey_the_contract_too() -> None:
 
 @dataclass(frozen=True)
 class EditsItsClient(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         client.personal.zero_()
         return super().client_update(task, client, down, data, plan)
 
@@ -63,20 +61,15 @@ class EditsItsServer(FedAvg):
 
 @dataclass(frozen=True)
 class Shakes(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
-        return output._replace(
-            upload=output.upload._replace(w=output.upload.w + torch.rand_like(output.upload.w))
-        )
+        w = output.upload.w
+        return output._replace(upload=output.upload._replace(w=w + torch.rand_like(w)))
 
 
 @dataclass(frozen=True)
 class Branches(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         return output if output.metrics["loss"] > 1e9 else output._replace(upload=output.upload)
 
@@ -98,9 +91,7 @@ class Grows(FedAvg):
         personal, moments = super().client_init(task)
         return Remembering(personal, moments, start)
 
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         loss = output.metrics["loss"]
         more: Any = (*client.history, loss)
@@ -108,12 +99,7 @@ class Grows(FedAvg):
             more = list(more)
         elif self.kind == "tensor":
             more = torch.cat([client.history, loss[None]])
-        return ClientOutput(
-            Remembering(output.client.personal, output.client.moments, more),
-            output.upload,
-            output.trained,
-            output.metrics,
-        )
+        return output._replace(client=Remembering(output.client.personal, output.client.moments, more))
 
 
 @dataclass(frozen=True)
@@ -122,16 +108,10 @@ class ChangesItsType(FedAvg):
         personal, moments = super().client_init(task)
         return Remembering(personal, moments, torch.zeros((), dtype=torch.int64))
 
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
-        return ClientOutput(
-            Remembering(output.client.personal, output.client.moments, client.history + 0.5),
-            output.upload,
-            output.trained,
-            output.metrics,
-        )
+        personal, moments = output.client
+        return output._replace(client=Remembering(personal, moments, client.history + 0.5))
 
 
 class Table(NamedTuple):
@@ -180,18 +160,14 @@ class ByPosition(FedAvg):
         after, metrics = FedAvg().server_update(task, Server(server.w), Total(total.w, total.size))
         return Table(after.w, total.rows), metrics
 
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         return output._replace(upload=output.upload._replace(w=output.upload.w + 0.01 * down.own))
 
 
 @dataclass(frozen=True)
 class LeaksPersonal(COPFL):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         shared = output.upload.shared._replace(values=output.client.w)
         return output._replace(upload=output.upload._replace(shared=shared))
@@ -205,16 +181,11 @@ class Talkative(NamedTuple):
 
 @dataclass(frozen=True)
 class LeaksStatistics(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
-        output: Any = super().client_update(task, client, down, data, plan)
-        return ClientOutput(
-            output.client,
-            Talkative(output.upload.w, output.upload.size, output.trained[task.d :]),
-            output.trained,
-            output.metrics,
-        )
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
+        output = super().client_update(task, client, down, data, plan)
+        trained: Any = output.trained
+        upload = Talkative(output.upload.w, output.upload.size, trained[task.d :])
+        return output._replace(upload=upload)
 
 
 @dataclass(frozen=True)
@@ -250,18 +221,14 @@ class NeedsTwo(FedAvg):
 
 @dataclass(frozen=True)
 class SaysNothing(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         return output._replace(metrics={"loss": output.metrics["loss"]})
 
 
 @dataclass(frozen=True)
 class Breaks(FedAvg):
-    def client_update(
-        self, task: Any, client: Any, down: Any, data: Any, plan: Any
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         return output._replace(upload=output.upload._replace(size=0 * output.upload.size / 0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,23 @@ class Slopes(nn.Module):
 def slopes(*first: float) -> Task:
     """The task of `Slopes` in float64."""
     return task_of(Slopes(first), 2, dtype=torch.float64)
+
+
+Vector = tuple[float, ...]
+
+
+def sigma(z: float) -> float:
+    """1 / (1 + exp(-z)): the probability of class 1 where the model answers [0, z]."""
+    return 1 / (1 + math.exp(-z))
+
+
+def dot(a: Vector, x: Vector) -> float:
+    return sum(p * q for p, q in zip(a, x, strict=True))
+
+
+def loss(a: Vector, x: Vector) -> float:
+    """Of `Slopes` with the parameters a, for the sample x with label 1."""
+    return math.log(1 + math.exp(-dot(a, x)))
 
 
 def federation_of(*clients: tuple[Sequence[Sequence[float]], Sequence[int]]) -> Federation:

@@ -85,6 +85,13 @@ def above(low: float, **numbers: float) -> None:
             raise UsageError(f"{name}={number} must be a number above {low}")
 
 
+def below_one(**numbers: float) -> None:
+    """UsageError for a number that is not in [0, 1)."""
+    for name, number in numbers.items():
+        if not 0 <= number < 1:
+            raise UsageError(f"{name}={number} must be at least 0 and below 1")
+
+
 def fraction_of(what: str, **numbers: float) -> None:
     """UsageError for a number that is not in (0, 1]."""
     for name, number in numbers.items():

@@ -13,20 +13,8 @@ from copfl.algorithms import APFL, FedAvg, Local
 from copfl.core.optim import Sgd
 from copfl.core.task import Experts, Task
 from copfl.errors import UsageError
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    down_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 
 V, W, X = [1.0, -1.0], [2.0, 0.5], 1.5  # one sample of class 1
 

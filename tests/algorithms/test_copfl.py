@@ -23,7 +23,7 @@ from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
 from copfl.parts.pwpm import Pwpm
 from copfl.testing import small_federation
-from tests.toys import everything, federation_of, rounds_of, slopes
+from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, slopes
 
 # Three coordinates, two clients with one sample each, plain gradient descent with step 1.
 #
@@ -42,20 +42,8 @@ ONE_THIRD = Pwpm(1 / 3, 1 / 3)
 BY_HAND = COPFL(Sgd(1.0, 0.0, 0.0), ONE_THIRD)
 
 
-def sigma(z: float) -> float:
-    return 1 / (1 + math.exp(-z))
-
-
-def dot(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
 def cos(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
-
-
-def loss(a: tuple[float, ...], x: tuple[float, ...]) -> float:
-    return math.log(1 + math.exp(-dot(a, x)))
 
 
 def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
@@ -65,8 +53,7 @@ def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
 
 
 def without(algorithm: COPFL, client: Client, down: Down, update: Tensor) -> Others:
-    task = slopes(*[0.0] * len(update))
-    return algorithm.contribution.others(algorithm._last_mean(task, client, down), update)
+    return algorithm.contribution.others(algorithm._last_mean(client, down), update)
 
 
 def test_the_first_round_by_hand() -> None:

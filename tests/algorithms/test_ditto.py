@@ -7,20 +7,8 @@ import torch
 
 from copfl.algorithms import Ditto, FedAvg, Local
 from copfl.core.optim import Sgd
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    down_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 
 
 def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_trained_global_one() -> None:

@@ -12,23 +12,11 @@ from torch import Tensor
 from copfl.algorithms import FedALA, FedAvg
 from copfl.algorithms.fedala import Client
 from copfl.core.optim import Adam, Optimizer, Sgd
-from copfl.errors import UsageError
 from copfl.parts import Mamo
 from copfl.parts.averaging import Down
 from copfl.testing import small_federation
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, output_of, three_rounds
 from tests.toys import rounds_of
 
 
@@ -112,11 +100,3 @@ def test_the_mixture_stays_between_own_and_broadcast(step: float) -> None:
     mix = clients_of(state).mix
     assert ((mix >= 0) & (mix <= 1)).all()
     assert (mix < 1).any(), "nothing was learnt"
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"fraction": 0.0}, {"fraction": 1.5}, {"tensors": 0}, {"step": -1.0}, {"mix_epochs": -1}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        FedALA(**wrong)

@@ -7,19 +7,8 @@ import torch
 
 from copfl.algorithms import FedAvg, FedAvgFT
 from copfl.core.optim import Sgd
-from copfl.errors import UsageError
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples
+from tests.algorithms.updates import clients_of, output_of, three_rounds
 
 
 def test_the_upload_ends_with_the_epochs_and_the_evaluated_model_goes_on() -> None:
@@ -51,8 +40,3 @@ def test_the_federation_is_fedavgs_whatever_is_tuned(keep: bool) -> None:
     assert (shown[-1].clients["test_loss"] != better[-1].clients["test_loss"]).all()
     _, _, same = three_rounds(FedAvgFT(optimizer))
     assert (shown[-1].clients["test_loss"] == same[-1].clients["test_loss"]).all()
-
-
-def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UsageError, match="tune_epochs=-1 must be a number of at least 0"):
-        FedAvgFT(tune_epochs=-1)

@@ -8,19 +8,8 @@ import torch
 from copfl.algorithms import FedBABU
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.parts import Mamo
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, output_of, three_rounds
 
 
 def test_the_body_alone_is_learned_and_the_whole_broadcast_is_tuned() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from copfl.algorithms import FedAvg, FedBN
 from copfl.core.task import task_of
-from tests.algorithms.chain import LR, PLAIN, clients_of, numbers, off, three_rounds
+from tests.algorithms.chain import LR, PLAIN, numbers, off
+from tests.algorithms.updates import clients_of, three_rounds
 from tests.toys import federation_of, rounds_of
 
 

@@ -14,7 +14,6 @@ from copfl.algorithms import FedAvg
 from copfl.algorithms.fedcalm import FedCALM, Server, resolved
 from copfl.core import tree
 from copfl.core.task import Task
-from copfl.errors import UsageError
 from copfl.parts.averaging import Upload, layers
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
@@ -107,9 +106,3 @@ def test_with_one_opinion_it_is_fedavg() -> None:
     calm, _ = rounds_of(FedCALM(), task, federation, 3, batch=4)
     mean, _ = rounds_of(FedAvg(), task, federation, 3, batch=4)
     torch.testing.assert_close(calm.server.w, mean.server.w, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("wrong", [{"margin": -1.0}, {"limit": -1.0}, {"epochs": 0}])
-def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        FedCALM(**wrong)  # type: ignore[arg-type]

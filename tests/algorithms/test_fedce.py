@@ -16,27 +16,17 @@ from copfl.errors import UsageError
 from copfl.parts.cowa import cosine
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
-from tests.toys import federation_of, rounds_of, slopes
+from tests.toys import Vector, dot, federation_of, loss, rounds_of, slopes
 
 # The model answers [0, a.x]; one step with lr 1 on a sample x with label 1 goes from a to a + x sigma(-a.x), and the
 # loss is log(1 + exp(-a.x)).
 A, B = (2.0, 1.0), (-0.5, 0.75)
 PLAIN = Sgd(1.0, 0.0, 0.0)
 
-Vector = tuple[float, ...]
-
-
-def dot(a: Vector, b: Vector) -> float:
-    return sum(p * q for p, q in zip(a, b, strict=True))
-
 
 def stepped(a: Vector, x: Vector) -> Vector:
     push = 1 / (1 + math.exp(dot(a, x)))
     return tuple(p + q * push for p, q in zip(a, x, strict=True))
-
-
-def loss(a: Vector, x: Vector) -> float:
-    return math.log(1 + math.exp(-dot(a, x)))
 
 
 def after(rounds: int, **how: Any) -> tuple[Any, Any]:

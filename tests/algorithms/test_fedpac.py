@@ -17,20 +17,8 @@ from copfl.core.task import Task, task_of
 from copfl.errors import UsageError
 from copfl.parts import Mamo
 from copfl.parts.quadratic import combination
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    down_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 
 
 def test_the_statistics_are_those_before_training_and_the_centroids_those_after() -> None:
@@ -159,11 +147,3 @@ def test_a_head_must_be_linear() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 4, 6), nn.Flatten())
     with pytest.raises(UsageError, match="Linear head"):
         FedPAC().server_init(task_of(model, 4, head="1"), 2)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"head_speed": 0.0}, {"alignment": -1.0}, {"epochs": 0}, {"head_epochs": -1}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        FedPAC(**wrong)

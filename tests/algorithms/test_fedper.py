@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from copfl.algorithms import FedAvg, FedPer
-from tests.algorithms.chain import LR, PLAIN, chain, clients_of, numbers, off, three_rounds
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off
+from tests.algorithms.updates import clients_of, three_rounds
 from tests.toys import federation_of, rounds_of
 
 

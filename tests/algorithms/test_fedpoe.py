@@ -13,17 +13,13 @@ from copfl.algorithms.fedpoe import Down
 from copfl.core import tree
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Data
-from copfl.errors import UsageError
 from copfl.testing import small_federation
-from tests.algorithms.chain import clients_of, numbers, three_rounds, vector
-from tests.toys import everything, federation_of, rounds_of, slopes
+from tests.algorithms.chain import numbers, vector
+from tests.algorithms.updates import clients_of, three_rounds
+from tests.toys import everything, federation_of, rounds_of, sigma, slopes
 
 # The model answers [0, a x]: label 1 has the probability sigma(a x) and the loss -log(sigma(a x)).
 PLAIN = Sgd(1.0, 0.0, 0.0)
-
-
-def sigma(z: float) -> float:
-    return 1 / (1 + math.exp(-z))
 
 
 def softmax(*logs: float) -> list[float]:
@@ -133,11 +129,3 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     changed = x.clone()
     changed[2] = -7.0
     assert upload(changed) == upload(x)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"holdout": 1}, {"holdout": -1}, {"stored": 0}, {"period": 0}, {"rate": -1.0}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        FedPOE(**wrong)

@@ -7,19 +7,8 @@ import torch
 
 from copfl.algorithms import FedAvg, FedProx
 from copfl.core.optim import Sgd
-from copfl.errors import UsageError
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import output_of, three_rounds
 
 
 def test_from_the_second_step_on_the_gradient_has_the_pull_in_it() -> None:
@@ -50,8 +39,3 @@ def test_without_a_pull_it_is_fedavg(keep: bool) -> None:
     _, prox, _ = three_rounds(FedProx(Sgd(keep=keep), mu=0.0))
     _, avg, _ = three_rounds(FedAvg(Sgd(keep=keep)))
     assert torch.equal(prox.server.w, avg.server.w)
-
-
-def test_a_push_is_refused() -> None:
-    with pytest.raises(UsageError, match="mu=-1"):
-        FedProx(mu=-1)

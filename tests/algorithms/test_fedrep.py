@@ -7,18 +7,8 @@ import torch
 from copfl.algorithms import FedRep
 from copfl.core.optim import Adam
 from copfl.parts import Mamo
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples
+from tests.algorithms.updates import clients_of, output_of, three_rounds
 
 
 def test_the_body_steps_for_the_head_that_was_just_fitted() -> None:

@@ -16,14 +16,13 @@ from copfl.core.optim import Optimizer, Sgd
 from copfl.parts import Mamo
 from copfl.parts.averaging import Server
 from copfl.testing import small_federation
-from tests.algorithms.chain import clients_of, numbers, three_rounds
-from tests.toys import federation_of, rounds_of, slopes
+from tests.algorithms.chain import numbers
+from tests.algorithms.updates import clients_of, three_rounds
+from tests.toys import Vector, federation_of, rounds_of, slopes
 
 # The model answers [0, a.x]; one step with lr 1 on a sample x with label 1 goes from a to a + x sigma(-a.x).
 A, B = (2.0, 1.0, 0.5, 0.25), (-0.5, 0.75, 0.25, 1.5)
 PLAIN = Sgd(1.0, 0.0, 0.0)
-
-Vector = tuple[float, ...]
 
 
 def stepped(a: Vector, x: Vector, active: Vector) -> Vector:

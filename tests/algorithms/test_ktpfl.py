@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +19,11 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
 from copfl.testing import small_federation
-from tests.algorithms.chain import clients_of, numbers, one_at_a_time, samples, three_rounds, vector
-from tests.toys import rounds_of, slopes
+from tests.algorithms.chain import numbers, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, three_rounds
+from tests.toys import rounds_of, sigma, slopes
 
 PLAIN = Sgd(0.5, 0.0, 0.0)
-
-
-def sigma(z: float) -> float:
-    return 1 / (1 + math.exp(-z))
 
 
 def public(task: Task, *x: float) -> Task:
@@ -135,11 +130,3 @@ def test_a_run_sets_public_samples_aside() -> None:
 def test_it_says_what_is_missing_without_public_samples() -> None:
     with pytest.raises(UsageError, match="public samples that no client holds"):
         KTpFL().server_init(slopes(0.0), 2)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": 0.0}, {"batch": 0}, {"penalty": -1.0}, {"distil_epochs": -1}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        KTpFL(**wrong)

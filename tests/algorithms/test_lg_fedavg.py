@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from copfl.algorithms import FedPer, LGFedAvg
-from tests.algorithms.chain import LR, PLAIN, chain, clients_of, numbers, off, three_rounds
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off
+from tests.algorithms.updates import clients_of, three_rounds
 from tests.toys import federation_of, rounds_of
 
 

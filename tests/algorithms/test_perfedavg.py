@@ -9,7 +9,8 @@ from copfl.core.batches import plan
 from copfl.core.optim import Adam, Sgd
 from copfl.core.tree import row
 from copfl.testing import SIZES, small_federation
-from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, output_of, samples
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples
+from tests.algorithms.updates import output_of
 
 
 def step(w: list[float], rate: float, x: float, y: int, at: list[float]) -> list[float]:

@@ -7,20 +7,8 @@ import torch
 
 from copfl.algorithms import PFedMe
 from copfl.parts.averaging import Server, Total
-from tests.algorithms.chain import (
-    LR,
-    PLAIN,
-    chain,
-    clients_of,
-    down_of,
-    numbers,
-    off,
-    one_at_a_time,
-    output_of,
-    samples,
-    three_rounds,
-    vector,
-)
+from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 
 
 def test_theta_takes_the_inner_steps_and_w_follows_it() -> None:

@@ -15,7 +15,7 @@ from copfl.core.task import task_of
 from copfl.errors import UsageError
 from copfl.models import MLP
 from copfl.testing import SIZES, small_federation
-from tests.algorithms.chain import clients_of, three_rounds
+from tests.algorithms.updates import clients_of, three_rounds
 from tests.toys import rounds_of
 
 

@@ -110,7 +110,7 @@ class Failing(FedAvg):
 
     exit: bool = False
 
-    def client_update(self, *given: Any) -> ClientOutput[Any, Any]:
+    def client_update(self, *given: Any) -> ClientOutput:
         if self.exit:
             os._exit(7)
         raise ValueError("a fault of its own")

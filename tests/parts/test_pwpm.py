@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from copfl.core.layout import Layout, layout_of
 from copfl.core.task import Batch
 from copfl.errors import UsageError
-from copfl.parts.pwpm import CANDIDATES, COUNTS, LIMITS, Pwpm, moves, personal_fraction
+from copfl.parts.pwpm import (
+    CANDIDATES,
+    COUNTS,
+    LIMITS,
+    Pwpm,
+    moves,
+    personal_fraction,
+    shared,
+    sharing_metrics,
+    weighted,
+)
+from tests.algorithms.chain import vector
 
 ROUND = torch.tensor(0)
 
@@ -221,10 +232,10 @@ def test_what_is_of_no_benefit_stays_shared(among: str) -> None:
 
 def test_shares() -> None:
     mask, change = torch.tensor([True, True, False, False, False]), torch.tensor([0.0, 1.0, 1.0, 0.0, 1e-9])
-    share, of_moving = personal_fraction(mask, change)
+    share, of_moving = personal_fraction(mask, change).values()
     assert float(share) == pytest.approx(2 / 5)
     assert float(of_moving) == pytest.approx(2 / 3)  # the personal ones and one more move; 1e-9 is rounding
-    assert [float(s) for s in personal_fraction(nobody(3), torch.zeros(3))] == [0, 0]
+    assert [float(s) for s in personal_fraction(nobody(3), torch.zeros(3)).values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -244,3 +255,27 @@ def test_shares() -> None:
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Pwpm(**wrong)
+
+
+MASK = torch.tensor([True, False, False])
+
+
+def test_an_upload_holds_nothing_where_personal() -> None:
+    upload = shared(MASK, vector(1, 2, 3))
+    assert upload.values.tolist() == [0, 2, 3]
+    assert upload.personal is MASK
+
+
+def test_what_an_upload_adds_to_the_mean_over_the_sharers() -> None:
+    w, weights, personal = weighted(shared(MASK, vector(1, 2, 3)), vector(0.5)[0])
+    assert w.tolist() == [0, 1, 1.5]
+    assert weights.tolist() == [0, 0.5, 0.5]
+    assert personal.tolist() == [1, 0, 0]
+
+
+def test_how_much_is_shared() -> None:
+    """Of two clients one holds the first entry, both the last, which nobody averages then."""
+    found = sharing_metrics(vector(1, 0, 2), torch.tensor([True, True, False]), vector(2)[0])
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {"shared": 0.5, "averaged": 2 / 3, "shared_by_all": 1 / 3}
+    )

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from copfl.algorithms.apfl import APFL
-from copfl.algorithms.copfl import COPFL
-from copfl.algorithms.ditto import Ditto
-from copfl.algorithms.fedala import FedALA
-from copfl.algorithms.fedavg import FedAvg
-from copfl.algorithms.fedavg_ft import FedAvgFT
-from copfl.algorithms.fedbabu import FedBABU
-from copfl.algorithms.fedbn import FedBN
-from copfl.algorithms.fedcalm import FedCALM
-from copfl.algorithms.fedce import FedCE
-from copfl.algorithms.fedpac import FedPAC
-from copfl.algorithms.fedper import FedPer
-from copfl.algorithms.fedpoe import FedPOE
-from copfl.algorithms.fedprox import FedProx
-from copfl.algorithms.fedrep import FedRep
-from copfl.algorithms.fedselect import FedSelect
-from copfl.algorithms.ktpfl import KTpFL
-from copfl.algorithms.lg_fedavg import LGFedAvg
-from copfl.algorithms.local import Local
-from copfl.algorithms.perfedavg import PerFedAvg
-from copfl.algorithms.pfedme import PFedMe
-from copfl.algorithms.splitnn import SplitNN
+from copfl.algorithms.apfl import APFL as APFL
+from copfl.algorithms.copfl import COPFL as COPFL
+from copfl.algorithms.ditto import Ditto as Ditto
+from copfl.algorithms.fedala import FedALA as FedALA
+from copfl.algorithms.fedavg import FedAvg as FedAvg
+from copfl.algorithms.fedavg_ft import FedAvgFT as FedAvgFT
+from copfl.algorithms.fedbabu import FedBABU as FedBABU
+from copfl.algorithms.fedbn import FedBN as FedBN
+from copfl.algorithms.fedcalm import FedCALM as FedCALM
+from copfl.algorithms.fedce import FedCE as FedCE
+from copfl.algorithms.fedpac import FedPAC as FedPAC
+from copfl.algorithms.fedper import FedPer as FedPer
+from copfl.algorithms.fedpoe import FedPOE as FedPOE
+from copfl.algorithms.fedprox import FedProx as FedProx
+from copfl.algorithms.fedrep import FedRep as FedRep
+from copfl.algorithms.fedselect import FedSelect as FedSelect
+from copfl.algorithms.ktpfl import KTpFL as KTpFL
+from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
+from copfl.algorithms.local import Local as Local
+from copfl.algorithms.perfedavg import PerFedAvg as PerFedAvg
+from copfl.algorithms.pfedme import PFedMe as PFedMe
+from copfl.algorithms.splitnn import SplitNN as SplitNN
 
 ALGORITHMS: dict[str, type] = {
     "apfl": APFL,
@@ -49,29 +49,3 @@ ALGORITHMS: dict[str, type] = {
     "pfedme": PFedMe,
     "splitnn": SplitNN,
 }
-
-__all__ = [
-    "ALGORITHMS",
-    "APFL",
-    "COPFL",
-    "Ditto",
-    "FedALA",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBABU",
-    "FedBN",
-    "FedCALM",
-    "FedCE",
-    "FedPAC",
-    "FedPOE",
-    "FedPer",
-    "FedProx",
-    "FedRep",
-    "FedSelect",
-    "KTpFL",
-    "LGFedAvg",
-    "Local",
-    "PFedMe",
-    "PerFedAvg",
-    "SplitNN",
-]

@@ -8,12 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.core import Data, Personal, Plan, State, Task, Trained, begin, descend, kept, mean_loss
 from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import State, begin, kept
-from copfl.core.task import Data, Personal, Plan, Task
-from copfl.core.train import Trained, descend, mean_loss
-from copfl.errors import UsageError, at_least, one_of
-from copfl.parts.averaging import Averaging, Down, Upload
+from copfl.errors import UsageError, one_of
+from copfl.parts.averaging import Averaging, Down
 from copfl.parts.mixtures import MIXTURES
 
 
@@ -38,9 +36,10 @@ class APFL(Averaging):
     alpha_rate: float = 0.01  # the step size of alpha; 0 keeps it fixed
     mixture: str = "predictions"
 
+    minimum = (("alpha_rate", 0),)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, alpha_rate=self.alpha_rate)
         one_of(MIXTURES, mixture=self.mixture)
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha={self.alpha} must be between 0, all global, and 1, all personal")
@@ -59,9 +58,7 @@ class APFL(Averaging):
         w = self.global_model(task, client, down)
         return torch.where(client.started, client.v, w), w
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         mixture, (v, w) = MIXTURES[self.mixture], self._models(task, client, down)
         v_moments = begin(self.optimizer, client.v_moments, v[: task.d])
         moments = begin(self.optimizer, client.moments, w[: task.d])
@@ -74,7 +71,8 @@ class APFL(Averaging):
             w, moments, _ = descend(task, self.optimizer, w, moments, data, (batch,))
             losses.append(loss)
         trained = Trained(w, moments, mean_loss(losses, batches))
-        output = self.output(task, trained, data, predicts=mixture.personal_model(task, v, w, alpha))
-        v_state, started = kept(self.optimizer, v_moments), torch.ones_like(client.started)
-        after = Client(*output.client, v, v_state, alpha, started)
-        return ClientOutput(after, output.upload, output.trained, {**output.metrics, "alpha": alpha})
+        predicts = mixture.personal_model(task, v, w, alpha)
+        (personal, moments), upload, _, metrics = self.output(task, trained, data)
+        v_moments, started = kept(self.optimizer, v_moments), torch.ones_like(client.started)
+        after = Client(personal, moments, v, v_moments, alpha, started)
+        return ClientOutput(after, upload, predicts, {**metrics, "alpha": alpha})

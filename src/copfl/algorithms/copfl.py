@@ -8,20 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, State, kept
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import fresh
-from copfl.core.tree import Masked
+from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
 from copfl.errors import UsageError, at_least, fraction_of, one_of
 from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
 from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
 from copfl.parts.mamo import Mamo
-from copfl.parts.masks import shared, sharing_metrics, weighted
 from copfl.parts.phases import personal_then_shared
-from copfl.parts.pwpm import Pwpm, personal_fraction
+from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
 
 MERGES = ("sharers", "union")
 
@@ -109,9 +103,7 @@ class COPFL:
         """w_n^k: the client's entries where personal, the global model's elsewhere."""
         return either(client.mask, client.w, down.w)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """Algorithm 2."""
         d, start = task.d, self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
@@ -123,25 +115,18 @@ class COPFL:
         moments = kept(self.optimizer, self.optimizer.forget(local.moments, grown ^ client.mask[:d]))
         mask = torch.cat([grown, client.mask[d:]])
         # COWA: the step and the loss of the others without this client, Eqs. (9)-(10).
-        others = self.contribution.others(self._last_mean(task, client, down), local.update)
+        others = self.contribution.others(self._last_mean(client, down), local.update)
         scores = self.contribution.judge(task, local.w, local.update, others, data)
         score = bounded(scores.total, down.bounds)
         metrics = {"loss": local.loss, "weight": score, **scores.metrics()}
-        metrics |= personal_fraction(grown, local.update)._asdict()
+        metrics |= personal_fraction(grown, local.update)
         after = Client(local.w, mask, moments, down.w, score, down.round)
         return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)
 
-    def _last_mean(self, task: Task, client: Client, down: Down) -> LastMean:
-        d = task.d
+    def _last_mean(self, client: Client, down: Down) -> LastMean:
+        weight = torch.where(client.round == down.round - 1, client.score, 0)
         return LastMean(
-            w=down.w[:d],
-            seen=client.seen[:d],
-            uploaded=client.w[:d],
-            mask=client.mask[:d],
-            weights=down.weights[:d],
-            weight=torch.where(client.round == down.round - 1, client.score, 0),
-            total=down.score,
-            ever=client.round >= 0,
+            down.w, client.seen, client.w, client.mask, down.weights, weight, down.score, client.round >= 0
         )
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:

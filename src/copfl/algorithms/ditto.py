@@ -8,12 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import State
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import pull
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Down, Upload
+from copfl.core import ClientOutput, Data, Plan, State, Task, pull
+from copfl.parts.averaging import Averaging, Down
 
 
 class Client(NamedTuple):
@@ -35,10 +31,7 @@ class Ditto(Averaging):
     lam: float = 1.0  # lambda
     personal_epochs: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, personal_epochs=self.personal_epochs)
-        at_least(0, lam=self.lam)
+    minimum = (("lam", 0), ("personal_epochs", 1))
 
     @property
     def total_epochs(self) -> int:
@@ -50,19 +43,15 @@ class Ditto(Averaging):
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         """v_n; the global model for a new client, which has no v_n yet."""
-        # Paper: v_n starts from the initial weights. So it does in round 0; a later client: from the global
-        # model.
+        # Paper: v_n starts from the initial weights. Here it does in round 0, later from the global model.
         return torch.where(client.started, client.v, self.global_model(task, client, down))
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w, v = self.global_model(task, client, down), self.personal_model(task, client, down)
         towards = pull(self.lam, w[: task.d])  # the global model as received, not as trained below
-        own_plan = plan[: self.personal_epochs]
-        personal = self.fit(task, v, client.v_moments, data, own_plan, adjust=towards)
+        personal = self.fit(task, v, client.v_moments, data, plan[: self.personal_epochs], adjust=towards)
         trained = self.fit(task, w, client.moments, data, plan[: self.epochs])
-        global_part, upload, *_ = self.output(task, trained, data)
-        after = Client(*global_part, personal.w, personal.state, torch.ones_like(client.started))
+        (local, moments), upload, *_ = self.output(task, trained, data)
+        after = Client(local, moments, personal.w, personal.state, torch.ones_like(client.started))
         metrics = {"loss": personal.loss, "weight": upload.size, "global_loss": trained.loss}
         return ClientOutput(after, upload, personal.w, metrics)

@@ -8,12 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import State
-from copfl.core.task import Data, Epoch, Plan, Task
-from copfl.core.train import fresh
-from copfl.errors import at_least, fraction_of
-from copfl.parts.averaging import Averaging, Down, Upload, with_shared
+from copfl.core import ClientOutput, Data, Epoch, Plan, State, Task, fraction_of, fresh
+from copfl.parts.averaging import Averaging, Down, with_shared
 
 
 class Client(NamedTuple):
@@ -40,39 +36,31 @@ class FedALA(Averaging):
     step: float = 1.0  # eta, of W
     mix_epochs: int = 1
 
+    minimum = (("tensors", 1), ("mix_epochs", 0), ("step", 0))
+    phases = ("mix_epochs", "epochs")
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, tensors=self.tensors)
-        at_least(0, mix_epochs=self.mix_epochs, step=self.step)
         fraction_of("the samples", fraction=self.fraction)
 
-    @property
-    def total_epochs(self) -> int:
-        return self.mix_epochs + self.epochs
-
     def client_init(self, task: Task) -> Client:
-        mix, never = (
-            torch.ones_like(task.initial[self._last(task)]),
-            task.initial.new_zeros((), dtype=torch.int64),
-        )
+        mix = torch.ones_like(task.initial[self._last(task)])
+        never = task.initial.new_zeros((), dtype=torch.int64)
         return Client(task.initial, mix, fresh(self.optimizer, task), never)
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return self._mixed(task, client, down, client.mix)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         mix = client.mix
         for batches in plan[: self.mix_epochs]:
             mix = self._trained_mix(task, client, down, data, batches, mix)
         mix = torch.where(client.rounds > 0, mix, client.mix)  # a new client has no model to mix with
         start = self._mixed(task, client, down, mix)
         trained = self.fit(task, start, client.moments, data, plan[self.mix_epochs :])
-        output = self.output(task, trained, data)
+        _, upload, w, metrics = self.output(task, trained, data)
         after = Client(trained.w, mix, trained.state, client.rounds + 1)
-        metrics = {**output.metrics, "global_fraction": mix.mean()}
-        return ClientOutput(after, output.upload, trained.w, metrics)
+        return ClientOutput(after, upload, w, {**metrics, "global_fraction": mix.mean()})
 
     def _last(self, task: Task) -> slice:
         """The place of the last tensors in w: at the end of the parameters."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import train
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Client, Down, Upload, active_part
+from copfl.core import ClientOutput, Data, Plan, Task, train
+from copfl.parts.averaging import Averaging, Client, Down, active_part
 
 
 @dataclass(frozen=True)
@@ -24,25 +20,14 @@ class FedBABU(Averaging):
     tune_epochs: int = 5
     tune: str = "all"  # the part that fine-tuning trains: "all", "head", "body"
 
-    personal: ClassVar[tuple[str, ...]] = (
-        "head",
-    )  # every client has the same initial head: it is never sent
+    personal = ("head",)  # the same initial head everywhere: it is never sent
+    minimum = (("tune_epochs", 0),)
+    phases = ("epochs", "tune_epochs")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, tune_epochs=self.tune_epochs)
-
-    @property
-    def total_epochs(self) -> int:
-        return self.epochs + self.tune_epochs
-
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         start, body = self.global_model(task, client, down), active_part(task, "body")
         trained = self.fit(task, start, client.moments, data, plan[: self.epochs], active=body)
-        # Fine-tuning starts from the global model, as after the last round, with an optimizer state of its
-        # own.
+        # Fine-tuning starts from the global model, as after the last round, with a state of its own.
         active, state = active_part(task, self.tune), self.optimizer.init(start[: task.d])
         tuned = train(task, self.optimizer, start, state, data, plan[self.epochs :], active=active)
         return self.output(task, trained, data, predicts=tuned.w)

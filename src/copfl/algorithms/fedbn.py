@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from copfl.parts.averaging import Averaging
 
@@ -15,4 +14,4 @@ class FedBN(Averaging):
     The statistics are personal even where the task would average them. Without such layers this is FedAvg.
     """
 
-    personal: ClassVar[tuple[str, ...]] = ("norms", "buffers")
+    personal = ("norms", "buffers")

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.task import Data, Plan, Task
-from copfl.errors import at_least
+from copfl.core import ClientOutput, Data, Metrics, Plan, Task, tree
 from copfl.parts.averaging import Client, Down, PartlyPersonal, Upload, layers
 from copfl.parts.quadratic import in_box
 
@@ -40,16 +37,12 @@ class FedCALM(PartlyPersonal):
     margin: float = 0.01
     limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, margin=self.margin, limit=self.limit)
+    minimum = (("margin", 0), ("limit", 0))
 
     def server_init(self, task: Task, clients: int) -> Server:
         return Server(super().server_init(task, clients).w, task.initial.new_zeros(clients))
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         return output._replace(metrics={**output.metrics, "weight": torch.ones_like(output.metrics["loss"])})
 
@@ -61,9 +54,7 @@ class FedCALM(PartlyPersonal):
         if not len(who):
             return server, {"conflicts": torch.zeros_like(server.w[:1].sum())}
         spans = layers(task, self.personal)
-        parts = [
-            total.w[who, start:stop] - server.w[start:stop] for start, stop, _ in spans
-        ]  # [m, layer] each
+        parts = [total.w[who, a:b] - server.w[a:b] for a, b, _ in spans]  # [m, layer] each
         grams = torch.stack([(part.double() @ part.double().T).cpu() for part in parts])
         trained = torch.tensor([trained for *_, trained in spans])[:, None]
         best = resolved(grams, self.margin, self.limit)
@@ -71,8 +62,7 @@ class FedCALM(PartlyPersonal):
         coefficients = torch.where(trained, best, 1 / len(who)).to(server.w)  # [layers, m]
         step = torch.cat([one @ part for one, part in zip(coefficients, parts, strict=True)])
         weights = torch.zeros_like(server.weights).index_copy(0, who, coefficients.mean(0))
-        pairs = max(1, len(who) * (len(who) - 1))
-        conflicts = (grams < 0).double().sum((1, 2)).mean() / pairs
+        conflicts = (grams < 0).double().sum((1, 2)).mean() / max(1, len(who) * (len(who) - 1))
         return Server(server.w + step, weights), {"conflicts": conflicts}
 
 
@@ -86,9 +76,7 @@ def resolved(gram: Tensor, margin: float, limit: float) -> Tensor:
     """
     lengths = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     clients = torch.arange(gram.shape[1])
-    mix = torch.eye(len(clients), dtype=gram.dtype).repeat(
-        len(gram), 1, 1
-    )  # row i: u_i in terms of all updates
+    mix = torch.eye(len(clients), dtype=gram.dtype).repeat(len(gram), 1, 1)  # row i: u_i in all updates
     for other in clients:
         along = (mix @ gram[:, :, other, None])[..., 0]  # [L, m]
         against = (along < 0) & (clients != other)

@@ -8,11 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import State
-from copfl.core.task import Data, Plan, Task
-from copfl.errors import one_of
+from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, one_of
 from copfl.parts.averaging import Averaging, combined, personal_of, shared_of, weighted_mean
 from copfl.parts.cowa import cosine, whole_without
 
@@ -71,9 +67,6 @@ class FedCE(Averaging):
         one_of(ERRORS, error=self.error)
         super().__post_init__()
 
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return tree.repeat(server, len(ids))
-
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, self.personal, task.initial)
         return Server(w, w.new_zeros(COMBINE[self.combine]), torch.zeros_like(w[0], dtype=torch.int64))
@@ -85,9 +78,7 @@ class FedCE(Averaging):
         weight = w.new_zeros(COMBINE[self.combine])
         return Client(personal, moments, w, w, weight, never, zero, zero, zero)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         closeness, error, measured = self._measured(task, client, down, data)
         started = measured > 0  # the first round's weights are equal
         gradient, lack = torch.where(started, 1 - closeness, 1), torch.where(started, error, 1)
@@ -107,8 +98,7 @@ class FedCE(Averaging):
         alpha = torch.where(present, (client.weight / down.weight.clamp(min=1e-30)).mean(), 0)
         update, d = client.seen - client.sent, task.d
         others, model = whole_without(down.w, client.seen, client.sent, update, alpha, client.round >= 0)
-        # The shared vector begins with all parameters; averaged statistics, where there are any, give no
-        # direction.
+        # The shared vector begins with all parameters; averaged statistics give no direction.
         closeness = cosine(update[:d], others[:d])
         loss, accuracy = task.evaluate(combined(task, self.personal, client.personal, model), data)
         error = 1 - accuracy if self.error == "accuracy" else loss

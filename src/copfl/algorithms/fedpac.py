@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import State, faster
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import fresh
-from copfl.errors import above, at_least
+from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, above, faster, fresh, tree
 from copfl.parts.averaging import Averaging, combined, personal_of, shared_of
 from copfl.parts.averaging import Total as BodyTotal
 from copfl.parts.classes import aligned, centroids_of, class_sums, prior_means, table_shape
@@ -76,16 +71,13 @@ class FedPAC(Averaging):
     alignment: float = 1.0  # lambda
 
     # Not in the mean: heads are sent to the server, which combines them for each client.
-    personal: ClassVar[tuple[str, ...]] = ("head",)
+    personal = ("head",)
+    minimum = (("head_epochs", 0), ("alignment", 0))
+    phases = ("head_epochs", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, head_epochs=self.head_epochs, alignment=self.alignment)
         above(0, head_speed=self.head_speed)
-
-    @property
-    def total_epochs(self) -> int:
-        return self.head_epochs + self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
         centroids, head = task.initial.new_zeros(table_shape(task)), task.layout.entries(task.initial, "head")
@@ -104,9 +96,7 @@ class FedPAC(Averaging):
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return combined(task, self.personal, torch.cat([down.head, client.personal]), down.w)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         start = self.personal_model(task, client, down)
         before, n = class_sums(task, start, data), data.size.to(start.dtype)
         optimizers = faster(self.optimizer, self.head_speed), self.optimizer

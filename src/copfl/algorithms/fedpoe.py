@@ -8,13 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
+from copfl.core import Data, Experts, Plan, State, Task, training_split, validation_split
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.batches import training_split, validation_split
-from copfl.core.optim import State
-from copfl.core.task import Data, Experts, Plan, Task
-from copfl.errors import UsageError, at_least
-from copfl.parts.averaging import Averaging, Total, Upload, combined, shared_of
+from copfl.errors import UsageError
+from copfl.parts.averaging import Averaging, Total, combined, shared_of
 from copfl.parts.experts import Logs, even, fallen, losses, shares
 
 
@@ -52,15 +49,12 @@ class FedPOE(Averaging):
     period: int = 20  # rounds between two stored models
     holdout: int = 5
 
+    minimum = (("rate", 0), ("stored", 1), ("period", 1), ("holdout", 0))
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, stored=self.stored, period=self.period)
-        at_least(0, rate=self.rate, holdout=self.holdout)
         if self.holdout == 1:
             raise UsageError("holdout=1 leaves no sample to train on; it must be 0, or at least 2")
-
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return tree.repeat(server, len(ids))
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, self.personal, task.initial)
@@ -78,9 +72,7 @@ class FedPOE(Averaging):
     def personal_model(self, task: Task, client: Client, down: Down) -> Experts:
         return self._experts(task, client.local, client.personal, down.w, down, client.logs)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         logs = self._weighed(task, client, down, data)
         plan = training_split(plan, self.holdout) if self.holdout else plan
         start = self.global_model(task, client, down)

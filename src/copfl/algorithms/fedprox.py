@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import pull
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Client, Down, Upload
+from copfl.core import ClientOutput, Data, Plan, Task, pull
+from copfl.parts.averaging import Averaging, Client, Down
 
 
 @dataclass(frozen=True)
@@ -17,14 +14,9 @@ class FedProx(Averaging):
 
     mu: float = 0.1  # the authors name no default and tune over 0.001, 0.01, 0.1, 0.5, 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, mu=self.mu)
+    minimum = (("mu", 0),)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w = self.global_model(task, client, down)
-        proximal = pull(self.mu, w[: task.d])
-        trained = self.fit(task, w, client.moments, data, plan, adjust=proximal)
+        trained = self.fit(task, w, client.moments, data, plan, adjust=pull(self.mu, w[: task.d]))
         return self.output(task, trained, data)

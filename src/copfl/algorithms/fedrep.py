@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import State
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import Trained
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Down, Upload
+from copfl.core import ClientOutput, Data, Plan, State, Task, Trained
+from copfl.parts.averaging import Averaging, Down
 from copfl.parts.phases import fresh_head, head_then_body
 
 
@@ -32,23 +28,15 @@ class FedRep(Averaging):
 
     head_epochs: int = 10
 
-    personal: ClassVar[tuple[str, ...]] = ("head",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, head_epochs=self.head_epochs)
-
-    @property
-    def total_epochs(self) -> int:
-        return self.head_epochs + self.epochs
+    personal = ("head",)
+    minimum = (("head_epochs", 0),)
+    phases = ("head_epochs", "epochs")
 
     def client_init(self, task: Task) -> Client:
         personal, moments = super().client_init(task)
         return Client(personal, fresh_head(self.optimizer, task), moments)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         start, optimizers = self.global_model(task, client, down), (self.optimizer, self.optimizer)
         moments = client.head_moments, client.body_moments
         done = head_then_body(task, optimizers, start, moments, data, plan, self.head_epochs)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from copfl.core import Data, Masked, Plan, State, Task, begin, descend, fresh, kept
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import descend, fresh
-from copfl.core.tree import Masked
-from copfl.errors import at_least
-from copfl.parts.averaging import Down, Server, weighted_mean
+from copfl.parts.averaging import Averaging, Down, Server, weighted_mean
 from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
@@ -37,8 +33,10 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedSelect:
+class FedSelect(Averaging):
     """Personal epoch, shared epoch, every few rounds a larger mask; an entry is the mean of its sharers.
+
+    `epochs` counts pairs of a personal and a shared epoch.
 
     Published: rate .25, budget .8, every 3 rounds, 15 epochs of Sgd(lr=0.05, momentum=0, weight_decay=0). The
     default optimizer and epochs are those of the other algorithms here: methods are compared, not optimizers.
@@ -47,15 +45,15 @@ class FedSelect:
     Here training is training.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1  # each is one personal and one shared epoch
     rate: float = 0.25  # the fraction of each tensor's shared entries that turns personal
     budget: float = 0.8  # a mask above this fraction of a tensor grows no more
     interval: int = 3  # rounds between growths
     count: str = "all"  # "moving": rate and budget count only the entries that training changes
 
+    phases = ("epochs", "epochs")
+
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        super().__post_init__()
         _ = self.growth  # its options are checked where it is built
 
     @property
@@ -70,10 +68,6 @@ class FedSelect:
             interval=self.interval,
         )
 
-    @property
-    def total_epochs(self) -> int:
-        return 2 * self.epochs
-
     def server_init(self, task: Task, clients: int) -> Server:
         return Server(task.initial)
 
@@ -81,22 +75,15 @@ class FedSelect:
         local, never = task.local(), torch.zeros_like(task.initial[0], dtype=torch.int64)
         return Client(task.initial, local, local, fresh(self.optimizer, task), task.initial[: task.d], never)
 
-    def downlink(self, server: Server, ids: Tensor) -> Down:
-        return Down(server.w.expand(len(ids), -1))
-
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return torch.where(client.uploaded, client.w, down.w)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w, mask = self.personal_model(task, client, down), client.mask
         personal = mask[: task.d]
         moments = begin(self.optimizer, client.moments, w[: task.d])
         losses: list[Tensor] = []
-        for number, batches in enumerate(
-            plan
-        ):  # personal, shared, personal, shared, ... each continues the last
+        for number, batches in enumerate(plan):  # personal, shared, ... each continues the last
             active = ~personal if number % 2 else personal
             w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
             losses.append(loss)
@@ -106,7 +93,7 @@ class FedSelect:
         moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
         after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, reference, client.rounds + 1)
         metrics = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
-        metrics |= personal_fraction(personal, change)._asdict()
+        metrics |= personal_fraction(personal, change)
         return ClientOutput(after, Upload(Masked(torch.where(mask, 0, w), mask)), w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core import tree
+from copfl.core import Data, Plan, State, Task, fresh, tree
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import Optimizer, Sgd, State, begin, kept
-from copfl.core.task import Data, Plan, Task
-from copfl.core.train import fresh, train
-from copfl.errors import above, at_least
+from copfl.errors import above
+from copfl.parts.averaging import Averaging
 from copfl.parts.quadratic import onto_simplex
 from copfl.parts.transfer import coefficients_after, distillation, lesson, public_of, softened
 
@@ -45,7 +43,7 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KTpFL:
+class KTpFL(Averaging):
     """Distil from the client's teacher on public samples, train on its data, predict the public samples.
 
     Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training,
@@ -53,25 +51,20 @@ class KTpFL:
 
     Paper: the released code searches for a step size of the coefficients and then takes a softmax of 5 c,
     which shrinks what was learnt; here the step is 1/L, and rows are projected back onto the simplex. All
-    models have one shape.
+    models have one shape. The base class contributes the options and `fit`; no weights are averaged.
     """
 
-    optimizer: Optimizer = field(default_factory=Sgd)
-    epochs: int = 1
     distil_epochs: int = 1  # over the public samples
     temperature: float = 10.0
     penalty: float = 0.7  # rho
     batch: int = 32  # public samples in a step
     public: int = 500  # how many public samples a run sets aside, out of those that no client holds
 
-    def __post_init__(self) -> None:
-        at_least(0, epochs=self.epochs, distil_epochs=self.distil_epochs, penalty=self.penalty)
-        at_least(1, batch=self.batch, public=self.public)
-        above(0, temperature=self.temperature)
+    minimum = (("epochs", 0), ("distil_epochs", 0), ("penalty", 0), ("batch", 1), ("public", 1))
 
-    @property
-    def total_epochs(self) -> int:
-        return self.epochs
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above(0, temperature=self.temperature)
 
     def server_init(self, task: Task, clients: int) -> Server:
         answers = task.initial.new_zeros(clients, public_of(task).shape[0], task.classes)
@@ -87,24 +80,15 @@ class KTpFL:
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return client.w
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
-        public, w = public_of(task), client.w
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
+        public, objective = public_of(task), distillation(self.temperature)
         taught, batches = lesson(public, down.teacher, down.ready, self.batch)
-        moments, objective = (
-            begin(self.optimizer, client.moments, w[: task.d]),
-            distillation(self.temperature),
-        )
         epochs = (batches,) * self.distil_epochs
-        w, moments, distance = train(task, self.optimizer, w, moments, taught, epochs, objective=objective)
-        moments = begin(
-            self.optimizer, moments, w[: task.d]
-        )  # a new state for each phase, unless states are kept
-        w, moments, loss = train(task, self.optimizer, w, moments, data, plan)
-        after = Client(w, kept(self.optimizer, moments))
+        w, moments, distance = self.fit(task, *client, taught, epochs, objective=objective)
+        w, moments, loss = self.fit(task, w, moments, data, plan)
         metrics = {"loss": loss, "weight": torch.ones_like(loss), "distillation_loss": distance}
-        return ClientOutput(after, Upload(softened(task, w, public, self.temperature)), w, metrics)
+        answers = softened(task, w, public, self.temperature)
+        return ClientOutput(Client(w, moments), Upload(answers), w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         row = (upload.answers, torch.ones_like(upload.answers[0, 0]))

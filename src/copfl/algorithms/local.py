@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from copfl.parts.averaging import Averaging
 
@@ -12,4 +11,4 @@ from copfl.parts.averaging import Averaging
 class Local(Averaging):
     """Each client trains a model of its own on its own data; the messages are empty."""
 
-    personal: ClassVar[tuple[str, ...]] = ("head", "body", "buffers")
+    personal = ("head", "body", "buffers")

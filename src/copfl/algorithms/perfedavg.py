@@ -9,12 +9,8 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import ClientOutput
-from copfl.core.optim import begin
-from copfl.core.task import Batch, Data, Plan, Task
-from copfl.core.train import Trained, descend, mean_loss
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Client, Down, Upload
+from copfl.core import Batch, ClientOutput, Data, Plan, Task, Trained, begin, descend, mean_loss
+from copfl.parts.averaging import Averaging, Client, Down
 
 
 @dataclass(frozen=True)
@@ -27,22 +23,14 @@ class PerFedAvg(Averaging):
     inner_rate=0 is FedAvg on every second epoch.
     """
 
-    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, leaves
-    # that out.
+    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, does not.
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, inner_rate=self.inner_rate, tune_steps=self.tune_steps)
+    minimum = (("inner_rate", 0), ("tune_steps", 0))
+    phases = ("epochs", "epochs")
 
-    @property
-    def total_epochs(self) -> int:
-        return 2 * self.epochs
-
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         start = self.global_model(task, client, down)
         w, moments = start, begin(self.optimizer, client.moments, start[: task.d])
         inner, outer = ([batch for batches in plan[first::2] for batch in batches] for first in (0, 1))
@@ -55,8 +43,7 @@ class PerFedAvg(Averaging):
         for batch in islice(cycle(inner), self.tune_steps):
             tuned = self._inner_step(task, start, data, batch)(tuned)
         tuned = torch.cat([tuned, w[task.d :]])  # the statistics of one step alone would be noise
-        trained = Trained(w, moments, mean_loss(losses, outer))
-        return self.output(task, trained, data, predicts=tuned)
+        return self.output(task, Trained(w, moments, mean_loss(losses, outer)), data, predicts=tuned)
 
     def _inner_step(self, task: Task, w: Tensor, data: Data, batch: Batch) -> Callable[[Tensor], Tensor]:
         """Parameters to parameters after one plain step; without valid samples the gradient is 0."""

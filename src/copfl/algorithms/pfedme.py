@@ -8,12 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.core import Data, Plan, State, Task, begin, kept
 from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.optim import State, begin, kept
-from copfl.core.task import Data, Plan, Task
 from copfl.core.train import Trained, descend, fresh, has_valid, mean_loss, pull
-from copfl.errors import at_least
-from copfl.parts.averaging import Averaging, Down, Server, Total, Upload, with_shared
+from copfl.parts.averaging import Averaging, Down, Server, Total, with_shared
 
 
 class Client(NamedTuple):
@@ -35,10 +33,7 @@ class PFedMe(Averaging):
     inner_steps: int = 5  # K
     server_rate: float = 1.0  # beta
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, inner_steps=self.inner_steps)
-        at_least(0, rate=self.rate, lam=self.lam, server_rate=self.server_rate)
+    minimum = (("rate", 0), ("lam", 0), ("inner_steps", 1), ("server_rate", 0))
 
     def client_init(self, task: Task) -> Client:
         never = task.initial.new_zeros((), dtype=torch.bool)
@@ -51,12 +46,8 @@ class PFedMe(Averaging):
     def global_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return with_shared(task, self.personal, client.theta, down.w)
 
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
-        theta = self.global_model(
-            task, client, down
-        )  # w_n and theta start here; theta goes on from batch to batch
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
+        theta = self.global_model(task, client, down)  # where w_n and theta start; theta is not reset
         w = theta[: task.d]
         moments = begin(self.optimizer, client.moments, w)
         batches, losses = [batch for batches in plan for batch in batches], []

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.core.task import Data, Plan, Task
+from copfl.core import ClientOutput, Data, Plan, Task
 from copfl.errors import unknown
-from copfl.parts.averaging import Averaging, Client, Down, PartlyPersonal, Server, Total, Upload
+from copfl.parts.averaging import Averaging, Client, Down
 
 FLOAT, LABEL = 4, 8  # bytes on the wire
 
@@ -32,34 +30,20 @@ class SplitNN(Averaging):
 
     cut: str = ""  # the last module that the client runs, such as "stem"; "": all but the head
 
-    def server_init(self, task: Task, clients: int) -> Any:
-        return self._split(task).server_init(task, clients)
+    def parts(self, task: Task) -> tuple[str, ...]:
+        return client_parameters(task, self.cut)
 
-    def client_init(self, task: Task) -> Any:
-        return self._split(task).client_init(task)
-
-    def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        return self._split(task).global_model(task, client, down)
-
-    def client_update(
-        self, task: Task, client: Client, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Client, Upload]:
-        output = self._split(task).client_update(task, client, down, data, plan)
-        start = self.personal_model(task, client, down)
+    def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
+        output = super().client_update(task, client, down, data, plan)
+        start = self.global_model(task, client, down)
         width, visits = self._width(task, start, data), data.size * self.epochs
         up, back = (FLOAT * width + LABEL) * visits, FLOAT * width * visits
         crossing = {"bytes_up": up if width else back, "bytes_down": back}
         return output._replace(metrics={**output.metrics, **crossing})
 
-    def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        return self._split(task).server_update(task, server, total)
-
-    def _split(self, task: Task) -> PartlyPersonal:
-        return PartlyPersonal(self.optimizer, self.epochs, client_parameters(task, self.cut))
-
     def _width(self, task: Task, w: Tensor, data: Data) -> int:
         """How many numbers cross the cut for one sample; none if the server runs nothing."""
-        if set(client_parameters(task, self.cut)) >= set(task.layout.names[: task.layout.trained]):
+        if set(self.parts(task)) >= set(task.layout.names[: task.layout.trained]):
             return 0
         sizes: list[int] = []
         module = task.module.get_submodule(self.cut)

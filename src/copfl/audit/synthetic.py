@@ -95,9 +95,7 @@ class FreeRider(Wrapper):
         riders = torch.tensor(self.riders, dtype=ids.dtype, device=ids.device)
         return Down(super().downlink(server, ids), torch.isin(ids, riders))
 
-    def client_update(
-        self, task: Task, client: Any, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
         fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
         return super().client_update(NoisyTask(**fields, rides=down.rides), client, down, data, plan)
 

@@ -12,7 +12,7 @@ Only Down and Upload are sent. A field that is in neither never leaves its side.
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ from copfl.core.task import Data, Personal, Plan, Task
 S = TypeVar("S")
 C = TypeVar("C")
 D = TypeVar("D")
-U = TypeVar("U")
+U = TypeVar("U", contravariant=True)
 T = TypeVar("T")
 
 Metrics = dict[str, Tensor]  # scalars
 
 
-class ClientOutput(NamedTuple, Generic[C, U]):
+class ClientOutput(NamedTuple):
     """The result of one client's local update."""
 
-    client: C  # stays at the client
-    upload: U  # is sent to the server
+    client: Any  # stays at the client
+    upload: Any  # is sent to the server
     trained: Personal  # the model right after training; evaluated, then dropped
     # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down"
     # only where messages are sent during the local update; otherwise Upload and Down are counted.
@@ -56,7 +56,7 @@ class Algorithm(Protocol[S, C, D, U, T]):
     def downlink(self, server: S, ids: Tensor) -> D:
         """The messages of the server, a row per client in `ids`."""
 
-    def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> ClientOutput[C, U]:
+    def client_update(self, task: Task, client: C, down: D, data: Data, plan: Plan) -> ClientOutput:
         """One client's local update. No Python branch on a tensor's value: it runs under vmap."""
 
     def summand(self, task: Task, server: S, id: Tensor, upload: U) -> T:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from copfl.errors import UsageError, above
+from copfl.errors import UsageError, above, below_one
 from copfl.kernels.fused import elementwise, of_many_steps
 
 State = Any  # a tree of tensors, defined by the optimizer
@@ -52,7 +52,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr)
-        _within(0, 1, momentum=self.momentum)
+        below_one(momentum=self.momentum)
 
     def init(self, parameters: Tensor) -> Velocity:
         return Velocity(torch.zeros_like(parameters) if self.momentum else ())
@@ -109,7 +109,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr, eps=self.eps)
-        _within(0, 1, beta1=self.beta1, beta2=self.beta2)
+        below_one(beta1=self.beta1, beta2=self.beta2)
 
     def init(self, parameters: Tensor) -> Moments:
         zeros = torch.zeros_like(parameters)
@@ -196,9 +196,3 @@ class Scaled:
 
 def _scaled(start: Tensor, end: Tensor, lr_factor: Tensor) -> tuple[Tensor]:
     return (start + lr_factor * (end - start),)
-
-
-def _within(low: float, high: float, **numbers: float) -> None:
-    for name, number in numbers.items():
-        if not low <= number < high:
-            raise UsageError(f"{name}={number} must be at least {low} and below {high}")

@@ -41,6 +41,11 @@ class Update(NamedTuple):
         return self.sent - self.received
 
 
+def other_fields(upload: Any) -> list[str]:
+    """The fields of an upload that are neither its model nor its reported weight."""
+    return [name for name in upload._fields if name not in (*VECTOR_FIELDS, *WEIGHT_FIELDS)]
+
+
 def innermost(down: Any) -> Any:
     """The message of the innermost algorithm; a wrapper stores it in its field `down`."""
     return innermost(down.down) if hasattr(down, "down") else down
@@ -106,7 +111,7 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
     whole: int = 0
     sent: float | Tensor = 0.0
     old = {id(now): was for now, was in zip(leaves(after), leaves(before), strict=True)}
-    for personal in (masked.personal for masked in _masked(upload)):
+    for personal in (masked.personal for masked in masked_vectors(upload)):
         base = old.get(id(personal))
         whole += (personal.numel() + 7) // 8
         changed = personal if base is None else personal ^ base
@@ -121,7 +126,7 @@ def mask_bytes(upload: object, before: object = None, after: object = None) -> t
 
 def mask_fingerprint(tree: object) -> int | Tensor:
     """A number, exact as a double, that changes with the masks: the personal entries, counted by segments."""
-    counts = [count_of_each(masked.personal, _segments(masked.personal)) for masked in _masked(tree)]
+    counts = [count_of_each(masked.personal, _segments(masked.personal)) for masked in masked_vectors(tree)]
     if not counts:
         return 0
     places = torch.arange(1, len(counts) * SEGMENTS + 1, device=counts[0].device)
@@ -134,9 +139,10 @@ def _segments(vector: Tensor) -> tuple[int, ...]:
     return tuple(size + (place < more) for place in range(SEGMENTS))
 
 
-def _masked(tree: object) -> Iterator[Masked]:
+def masked_vectors(tree: object) -> Iterator[Masked]:
+    """The Masked vectors of a record."""
     if isinstance(tree, Masked):
         yield tree
     elif isinstance(tree, dict | tuple):
         for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _masked(part)
+            yield from masked_vectors(part)

@@ -179,6 +179,7 @@ class Task:
         y: Tensor,
         valid: Tensor | None = None,
         objective: Objective = cross_entropy,
+        *,
         head: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.layout import Runs, cut, put_together, runs
 from copfl.core.optim import Optimizer, Sgd, State, begin, kept
@@ -25,8 +26,7 @@ class Server(NamedTuple):
     w: Tensor  # [s], the shared entries
 
 
-class Down(NamedTuple):
-    w: Tensor  # [s]
+Down = Server  # the server sends its whole record
 
 
 class Client(NamedTuple):
@@ -110,29 +110,34 @@ class Averaging:
     epochs: int = 1
 
     personal: ClassVar[tuple[str, ...]] = ()  # the parts of the model that stay with the client
+    minimum: ClassVar[tuple[tuple[str, float], ...]] = ()  # options and their smallest allowed values
+    phases: ClassVar[tuple[str, ...]] = ("epochs",)  # the options that add up to the epochs of an update
 
     def __post_init__(self) -> None:
-        at_least(1, epochs=self.epochs)
+        for name, low in {"epochs": 1, **dict(self.minimum)}.items():
+            at_least(low, **{name: getattr(self, name)})
 
     @property
     def total_epochs(self) -> int:
-        return self.epochs
+        return sum(getattr(self, phase) for phase in self.phases)
+
+    def parts(self, task: Task) -> tuple[str, ...]:
+        """The personal parts of this task's model."""
+        return self.personal
 
     def server_init(self, task: Task, clients: int) -> Any:
-        return Server(shared_of(task, self.personal, task.initial))
+        return Server(shared_of(task, self.parts(task), task.initial))
 
     def client_init(self, task: Task) -> Any:
-        return Client(personal_of(task, self.personal, task.initial), fresh(self.optimizer, task))
+        return Client(personal_of(task, self.parts(task), task.initial), fresh(self.optimizer, task))
 
     def downlink(self, server: Any, ids: Tensor) -> Any:
-        return Down(server.w.expand(len(ids), -1))
+        return tree.repeat(server, len(ids))
 
     def personal_model(self, task: Task, client: Any, down: Any) -> Any:
         return self.global_model(task, client, down)
 
-    def client_update(
-        self, task: Task, client: Any, down: Any, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         w = self.global_model(task, client, down)
         return self.output(task, self.fit(task, w, client.moments, data, plan), data)
 
@@ -142,13 +147,13 @@ class Averaging:
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         """The mean weighted by the number of samples; a round without uploads changes nothing."""
         w = weighted_mean(total.w, total.size, server.w)
-        return Server(w), {"shared": (~task.where(*self.personal))[: task.d].to(w.dtype).mean()}
+        return Server(w), {"shared": (~task.where(*self.parts(task)))[: task.d].to(w.dtype).mean()}
 
     # -- steps of a local update -----------------------------------------------------------------------------
 
     def global_model(self, task: Task, client: Any, down: Any) -> Tensor:
         """The global model with the client's personal entries."""
-        return combined(task, self.personal, client.personal, down.w)
+        return combined(task, self.parts(task), client.personal, down.w)
 
     def fit(self, task: Task, w: Tensor, state: State, data: Data, epochs: Plan, **options: Any) -> Trained:
         """`train`, from the optimizer state in the client's record to the next state in the record."""
@@ -158,11 +163,11 @@ class Averaging:
 
     def output(
         self, task: Task, trained: Trained, data: Data, predicts: Personal | None = None
-    ) -> ClientOutput[Client, Upload]:
+    ) -> ClientOutput:
         """The output after this training; `predicts` is the evaluated model if not the trained one."""
         w, state, loss = trained
-        client = Client(personal_of(task, self.personal, w), kept(self.optimizer, state))
-        upload = Upload(shared_of(task, self.personal, w), data.size.to(w.dtype))
+        client = Client(personal_of(task, self.parts(task), w), kept(self.optimizer, state))
+        upload = Upload(shared_of(task, self.parts(task), w), data.size.to(w.dtype))
         metrics = {"loss": loss, "weight": upload.size}
         return ClientOutput(client, upload, w if predicts is None else predicts, metrics)
 

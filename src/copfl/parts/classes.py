@@ -26,11 +26,9 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     """
     parts = []
     for start in range(0, data.y.shape[0], STATISTICS_BATCH):
-        y = data.y[start : start + STATISTICS_BATCH]
+        x, y = (samples[start : start + STATISTICS_BATCH] for samples in (data.x, data.y))
         valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
-        _, features = task.forward(
-            w, task.numbers(data.x[start : start + STATISTICS_BATCH]), training=True, valid=valid
-        )
+        _, features = task.forward(w, task.numbers(x), training=True, valid=valid)
         members = ((y[:, None] == torch.arange(task.classes, device=y.device)) & valid[:, None]).to(w.dtype)
         squares = torch.where(valid, (features * features).sum(1), 0).sum()
         parts.append(Sums(members.T @ features, squares, members.sum(0)))

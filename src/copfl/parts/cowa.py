@@ -24,13 +24,13 @@ TRUST = ("all", "held_out")
 
 
 class LastMean(NamedTuple):
-    """The server's last mean, and the client's part in it."""
+    """The server's last mean, and the client's part in it; statistics may follow the d parameters."""
 
-    w: Tensor  # [d], w^k, the global model
-    seen: Tensor  # [d], the global model that the client last trained from
-    uploaded: Tensor  # [d], the model that it uploaded then
-    mask: Tensor  # [d] bool, the entries that it did not upload
-    weights: Tensor  # [d], the sum of Gamma over the clients that shared the entry
+    w: Tensor  # [D], w^k, the global model
+    seen: Tensor  # [D], the global model that the client last trained from
+    uploaded: Tensor  # [D], the model that it uploaded then
+    mask: Tensor  # [D] bool, the entries that it did not upload
+    weights: Tensor  # [D], the sum of Gamma over the clients that shared the entry
     weight: Tensor  # [], the client's Gamma in that mean; 0 if it did not take part
     total: Tensor  # [], the sum of Gamma over all clients
     ever: Tensor  # [] bool, whether the client took part before
@@ -83,11 +83,13 @@ class Cowa:
 
     def others(self, last: LastMean, update: Tensor) -> Others:
         """delta_{-n} and w_{-n}, the server's last step and model without the client."""
+        d = len(update)
+        models = last.w[:d], last.seen[:d], last.uploaded[:d]
         if self.leave_one_out == "paper":
             alpha = last.weight / torch.where(last.total > 0, last.total, 1)
-            return whole_without(last.w, last.seen, last.uploaded, update, alpha, last.ever)
-        vectors = last.w, last.seen, last.uploaded, last.mask, last.weights
-        return Others(*elementwise(_exactly_without, *vectors, last.weight, last.ever))
+            return whole_without(*models, update, alpha, last.ever)
+        sharing = last.mask[:d], last.weights[:d], last.weight
+        return Others(*elementwise(_exactly_without, *models, *sharing, last.ever))
 
     def judge(self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data) -> Scores:
         """Gamma_n of the client whose training ended in w."""
@@ -114,8 +116,7 @@ class Cowa:
         }[self.score]
         if own_loss is not None:
             total = total * torch.exp(-torch.where(torch.isfinite(own_loss), own_loss, torch.inf))
-        # Where all scores are zero the clients weigh the same; one without a finite loss or update is
-        # excluded.
+        # Where all scores are zero the clients weigh the same; without a finite loss or update: excluded.
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.errors import UsageError, above, one_of
+from copfl.errors import above, below_one, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
 # Paper: the moments of an entry that becomes personal are not specified (docs/algorithms/copfl.md).
@@ -49,8 +49,7 @@ class Mamo:
     def __post_init__(self) -> None:
         one_of(CHANGES, change=self.change)
         above(0, lr=self.lr, eps=self.eps)
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise UsageError(f"beta1={self.beta1}, beta2={self.beta2} must be at least 0 and below 1")
+        below_one(beta1=self.beta1, beta2=self.beta2)
 
     def init(self, parameters: Tensor) -> MamoState:
         zeros = torch.zeros_like(parameters)

@@ -1,31 +1,21 @@
 """Two models in a mixture, alpha * v + (1 - alpha) * w: of their predictions, or of their weights.
 
-A mixture defines what a client predicts with, how v descends the mixture's loss, and the loss's derivative by
-alpha.
+Each kind of mixture has three methods:
+
+personal_model  what a client predicts with
+options         the keywords with which `descend` trains v on the mixture's loss on this batch while w is fixed
+slope           the derivative of the mixture's loss on this batch by alpha
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from copfl.core.task import Batch, Data, Experts, Personal, Task, mean_of_valid
-
-
-class Mixture(Protocol):
-    """alpha * v + (1 - alpha) * w."""
-
-    def personal_model(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor) -> Personal:
-        """What predicts."""
-
-    def options(self, task: Task, w: Tensor, alpha: Tensor, data: Data, batch: Batch) -> dict[str, Any]:
-        """The keywords with which `descend` trains v on the mixture's loss on this batch while w is fixed."""
-
-    def slope(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor, data: Data, batch: Batch) -> Tensor:
-        """The derivative of the mixture's loss on this batch by alpha."""
 
 
 class Predictions:
@@ -54,9 +44,8 @@ class Weights:
     """Parameters are mixed: the loss is f(alpha v + (1 - alpha) w), and v's gradient has the factor alpha."""
 
     def personal_model(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor) -> Personal:
-        return torch.cat(
-            [self._mixed(task, v, w, alpha), v[task.d :]]
-        )  # v's statistics are those of the mixture
+        # v's statistics are those of the mixture.
+        return torch.cat([self._mixed(task, v, w, alpha), v[task.d :]])
 
     def options(self, task: Task, w: Tensor, alpha: Tensor, data: Data, batch: Batch) -> dict[str, Any]:
         rest = (1 - alpha) * w[: task.d]
@@ -72,7 +61,7 @@ class Weights:
         return alpha * v[: task.d] + (1 - alpha) * w[: task.d]
 
 
-MIXTURES: dict[str, Mixture] = {"predictions": Predictions(), "weights": Weights()}
+MIXTURES: dict[str, Predictions | Weights] = {"predictions": Predictions(), "weights": Weights()}
 
 
 def log_right(task: Task, w: Tensor, data: Data, batch: Batch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,17 +29,9 @@ class HeadAlone:
         """The samples and labels of one step."""
         return self.task.batch(data, batch)
 
-    def gradient(
-        self,
-        parameters: Tensor,
-        buffers: Tensor,
-        x: Tensor,
-        y: Tensor,
-        valid: Tensor | None,
-        objective: Objective,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, parameters: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective for the head [h], its value, and the buffers after this batch."""
-        return self.task.gradient(self.w[: self.task.d], buffers, x, y, valid, objective, head=parameters)
+        return self.task.gradient(self.w[: self.task.d], *rest, head=parameters)
 
 
 def fresh_head(optimizer: Optimizer, task: Task) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from copfl.core.batches import training_split, validation_split
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Plan, Task
+from copfl.core.tree import Masked
 from copfl.errors import UsageError, at_least, one_of
 from copfl.kernels.fused import elementwise
 from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
@@ -98,10 +98,7 @@ class Pwpm:
         due = self.due(round)
         if self.candidates == "reselect":
             return torch.where(due, self._reselected(size, mask, moving), mask)
-        if self.candidates == "tensor":
-            names = layout.names[: layout.trained]
-            return mask | self._top(size, mask, moving, due, layout.sizes[: len(names)], names)
-        return mask | self._top(size, mask, moving, due, (len(mask),))
+        return mask | self._top(size, mask, moving, due, layout)
 
     def _reselected(self, size: Tensor, mask: Tensor, moving: Tensor) -> Tensor:
         """As many entries as the mask would have grown to, chosen among all."""
@@ -109,19 +106,14 @@ class Pwpm:
         wanted = personal + torch.round(self.rate * (entries - personal).double()).long()
         return largest(size, torch.minimum(wanted, torch.floor(self.budget * entries.double()).long()))
 
-    def _top(
-        self,
-        size: Tensor,
-        mask: Tensor,
-        moving: Tensor,
-        due: Tensor,
-        sizes: tuple[int, ...],
-        names: tuple[str, ...] = (),
-    ) -> Tensor:
+    def _top(self, size: Tensor, mask: Tensor, moving: Tensor, due: Tensor, layout: Layout) -> Tensor:
         """The entries that become or stay personal; `size` is -1 where an entry is no candidate.
 
-        The vector is one segment, or one per tensor with these names, each with counts of its own.
+        The vector is one segment, or one per tensor, each with counts of its own.
         """
+        by_tensor = self.candidates == "tensor"
+        names = layout.names[: layout.trained] if by_tensor else ()
+        sizes = layout.sizes[: layout.trained] if by_tensor else (len(mask),)
         entries, personal = count_of_each(moving, sizes), count_of_each(mask, sizes)
         # In double precision, where counts are exact; in float32 they would not be.
         among = entries if self.candidates == "all" else entries - personal
@@ -129,9 +121,7 @@ class Pwpm:
         room = torch.floor(self.budget * entries.double()).long() - personal
         if self.limit == "check_before":
             wanted = wanted * (room >= 0)
-        elif (
-            self.candidates == "all"
-        ):  # only new entries use up the budget: of the top, take the largest new ones
+        elif self.candidates == "all":  # only new entries use up the budget: the largest new ones of the top
             new = largest_of_each(size, wanted, sizes) & ~mask
             admitted = torch.minimum(count_of_each(new, sizes), room.clamp(min=0))
             return largest_of_each(torch.where(new, size, -1), admitted * due, sizes)
@@ -160,14 +150,42 @@ def _by_benefit(benefit: Tensor, moving: Tensor, excluded: Tensor) -> tuple[Tens
     return (torch.where(moving & ~excluded & (benefit > 0), benefit, -1),)
 
 
-class Fraction(NamedTuple):
-    """How much is personal, under the names of the metrics."""
-
-    personal_fraction: Tensor  # [], of all parameters
-    personal_fraction_of_moving: Tensor  # [], of those that training changes
-
-
-def personal_fraction(mask: Tensor, change: Tensor) -> Fraction:
-    """The personal fraction of all parameters, and of those that training changes."""
+def personal_fraction(mask: Tensor, change: Tensor) -> dict[str, Tensor]:
+    """The personal fraction of all parameters, and of those that training changes, as metrics."""
     personal = count(mask)
-    return Fraction(personal / mask.numel(), personal / count(moves(change, mask)).clamp(min=1))
+    return {
+        "personal_fraction": personal / mask.numel(),
+        "personal_fraction_of_moving": personal / count(moves(change, mask)).clamp(min=1),
+    }
+
+
+# -- vectors under a mask, each function in one pass over memory ---------------------------------------------
+
+
+def shared(mask: Tensor, w: Tensor) -> Masked:
+    """The uploaded vector, zero where personal: g = w o (1 - m), Eq. (8)."""
+    return Masked(elementwise(_shared, mask, w)[0], mask)
+
+
+def weighted(upload: Masked, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summands of a mean over the sharers: Gamma (1 - m) w, Gamma (1 - m), and m."""
+    w, weights, personal = elementwise(_weighted, *upload, weight)
+    return w, weights, personal
+
+
+def sharing_metrics(personal: Tensor, averaged: Tensor, clients: Tensor) -> dict[str, Tensor]:
+    """The shared fractions, from how many clients keep each entry personal and what the round averaged."""
+    return {
+        "shared": 1 - (personal / clients).mean(),  # of all clients' parameters
+        "averaged": averaged.to(personal.dtype).mean(),  # of the server's parameters
+        "shared_by_all": (personal == 0).to(personal.dtype).mean(),
+    }
+
+
+def _shared(mask: Tensor, w: Tensor) -> tuple[Tensor]:
+    return (torch.where(mask, 0, w),)
+
+
+def _weighted(values: Tensor, mask: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    weights = torch.where(mask, 0, weight)
+    return weights * values, weights, mask.to(values.dtype)

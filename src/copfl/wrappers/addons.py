@@ -16,11 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
+from copfl.core import Data, Experts, Personal, Plan, Scaled, Task, tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
-from copfl.core.optim import Scaled
-from copfl.core.task import Data, Experts, Personal, Plan, Task, with_statistics
-from copfl.errors import UsageError, at_least, one_of
+from copfl.core.task import with_statistics
+from copfl.errors import UsageError, at_least, below_one, one_of
 from copfl.wrappers.base import RoundWrapper, Wrapper
 
 SCHEDULES = ("constant", "cosine", "linear")
@@ -52,12 +51,6 @@ def with_addons(
     return algorithm
 
 
-def _check_below_one(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 <= number < 1:
-            raise UsageError(f"addons.{name}={number} must be at least 0 and below 1")
-
-
 class MomentumServer(NamedTuple):
     server: Any
     speed: Tensor  # [s], the decaying sum of the server's steps
@@ -72,7 +65,7 @@ class ServerMomentum(Wrapper):
     wraps: ClassVar[tuple[str, ...]] = ("server",)
 
     def __post_init__(self) -> None:
-        _check_below_one(server_momentum=self.momentum)
+        below_one(**{"addons.server_momentum": self.momentum})
 
     def server_init(self, task: Task, clients: int) -> MomentumServer:
         server = self.algorithm.server_init(task, clients)
@@ -109,7 +102,7 @@ class Ema(Wrapper):
     wraps: ClassVar[tuple[str, ...]] = ("client",)
 
     def __post_init__(self) -> None:
-        _check_below_one(ema=self.decay)
+        below_one(**{"addons.ema": self.decay})
 
     def client_init(self, task: Task) -> EmaClient:
         client = self.algorithm.client_init(task)
@@ -118,9 +111,7 @@ class Ema(Wrapper):
         model = self.algorithm.personal_model(task, client, down)  # one vector, or a mixture
         return EmaClient(client, tree.each(torch.zeros_like, model), task.initial.new_zeros(()))
 
-    def client_update(
-        self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         sum = tree.each(lambda s, t: self.decay * s + (1 - self.decay) * t, client.sum, output.trained)
         weight = self.decay * client.weight + (1 - self.decay)
@@ -156,12 +147,9 @@ class LrSchedule(RoundWrapper):
         lr_factor = 1 - done if self.schedule == "linear" else (1 + torch.cos(math.pi * done)) / 2
         return ScheduledDown(super().downlink(server, ids), lr_factor.expand(len(ids)))
 
-    def client_update(
-        self, task: Task, client: Any, down: ScheduledDown, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
-        algorithm = _with_lr_factor(self.algorithm, down.lr_factor.to(task.initial.dtype))
-        output: ClientOutput[Any, Any] = algorithm.client_update(task, client, down.down, data, plan)
-        return output
+    def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
+        algorithm: AnyAlgorithm = _with_lr_factor(self.algorithm, down.lr_factor.to(task.initial.dtype))
+        return algorithm.client_update(task, client, down.down, data, plan)
 
 
 def _with_lr_factor(algorithm: Any, lr_factor: Tensor) -> Any:
@@ -190,9 +178,7 @@ class LocalBnStats(Wrapper):
         never = task.initial.new_zeros((), dtype=torch.bool)
         return BnStatsClient(self.algorithm.client_init(task), task.initial[task.d :], never)
 
-    def client_update(
-        self, task: Task, client: BnStatsClient, down: Any, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         output = super().client_update(task, client, down, data, plan)
         w = task.with_local_statistics(_one_of(output.trained), data)
         after = BnStatsClient(output.client, w[task.d :], torch.ones_like(client.ever))

@@ -15,23 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Plan, Task, UsageError, at_least, one_of, tree
 from copfl.core.payload import Update, nbytes, update_of, with_update
 from copfl.core.random import MALICIOUS, hashed, mixed, normal
-from copfl.core.task import Data, Plan, Task
-from copfl.errors import UsageError, at_least, one_of
 from copfl.wrappers.base import RoundWrapper
 
-Attack = Callable[
-    [Update, float, Tensor], Update
-]  # the honest update, the strength, a key for random numbers
+# From the honest update, the strength and a key for random numbers.
+Attack = Callable[[Update, float, Tensor], Update]
 
 
 def sign_flip(honest: Update, strength: float, key: Tensor) -> Update:
@@ -118,9 +115,7 @@ class Attacked(RoundWrapper):
         keys = mixed(self.seed, MALICIOUS, server.round, ids)
         return Down(super().downlink(server, ids), malicious, keys)
 
-    def client_update(
-        self, task: Task, client: Any, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """The local update, with wrong labels or with a changed upload if the client is malicious."""
         malicious = down.malicious
         if self.attack == "label_flip":
@@ -128,12 +123,8 @@ class Attacked(RoundWrapper):
         output = super().client_update(task, client, down, data, plan)
         honest = update_of(down.down, output.upload)
         attack = ATTACKS[self.attack][0](honest, self.strength, down.key)
-        sent, reported_weight = tree.each(
-            lambda false, true: torch.where(malicious, false, true),
-            (attack.sent, attack.reported_weight),
-            (honest.sent, honest.reported_weight),
-        )
-        upload = with_update(output.upload, honest._replace(sent=sent, reported_weight=reported_weight))
+        sent = tree.each(partial(torch.where, malicious), attack, honest)
+        upload = with_update(output.upload, sent._replace(personal=honest.personal))
         weight = output.metrics["weight"]
         if self.attack == "scaled" and honest.reported_weight is not None:
             weight = torch.where(malicious, self.strength * weight, weight)

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
-from copfl.core.optim import Optimizer
-from copfl.core.task import Data, Personal, Plan, Task
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Optimizer, Personal, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,7 @@ class Wrapper:
     def personal_model(self, task: Task, client: Any, down: Any) -> Personal:
         return self.algorithm.personal_model(task, self.inner("client", client), self.inner("down", down))
 
-    def client_update(
-        self, task: Task, client: Any, down: Any, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         client, down = self.inner("client", client), self.inner("down", down)
         return self.algorithm.client_update(task, client, down, data, plan)
 

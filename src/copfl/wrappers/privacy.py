@@ -18,43 +18,19 @@ be kept as secret as the data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
-from copfl.core.payload import (
-    VECTOR_FIELDS,
-    WEIGHT_FIELDS,
-    innermost,
-    nbytes,
-    update_of,
-    with_reported_weight,
-    with_update,
-)
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Plan, Task, UsageError, above, tree
+from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_reported_weight, with_update
 from copfl.core.random import NOISE, mixed, normal
-from copfl.core.task import Data, Plan, Task
-from copfl.errors import UsageError, above
 from copfl.wrappers.base import RoundWrapper
 
-ORDERS = (
-    1.1,
-    1.25,
-    1.5,
-    1.75,
-    *range(2, 17),
-    20,
-    24,
-    28,
-    32,
-    48,
-    64,
-    128,
-    256,
-)  # of Renyi; any give a true bound
+# Of Renyi divergences; any give a true bound.
+ORDERS = (1.1, 1.25, 1.5, 1.75, *range(2, 17), 20, 24, 28, 32, 48, 64, 128, 256)
 
 
 class Down(NamedTuple):
@@ -83,9 +59,7 @@ class Private(RoundWrapper):
     def downlink(self, server: Any, ids: Tensor) -> Down:
         return Down(super().downlink(server, ids), mixed(self.seed, NOISE, server.round, ids))
 
-    def client_update(
-        self, task: Task, client: Any, down: Down, data: Data, plan: Plan
-    ) -> ClientOutput[Any, Any]:
+    def client_update(self, task: Task, client: Any, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """The local update with a private upload.
 
         A client whose training failed sends only noise and keeps its record: the failure must not be visible
@@ -100,17 +74,13 @@ class Private(RoundWrapper):
         change = change + self.noise * self.clip / self.taking_part**0.5 * normal(down.key, change)
         received, personal = update.received, update.personal
         if personal is not None:
-            personal = task.local() | torch.zeros_like(
-                personal
-            )  # the initial mask is the same for all clients
+            # The initial mask is the same for all clients.
+            personal = task.local() | torch.zeros_like(personal)
             received = torch.where(personal, 0, innermost(down).w)
         weight = None if update.reported_weight is None else torch.ones_like(update.reported_weight)
         private = update._replace(sent=received + change, personal=personal, reported_weight=weight)
-        after = tree.each(
-            lambda new, old: torch.where(finite, new, old),
-            with_reported_weight(output.client, weight),
-            client,
-        )
+        trained = with_reported_weight(output.client, weight)
+        after = tree.each(partial(torch.where, finite), trained, client)
         metrics = {**output.metrics, "weight": torch.ones_like(output.metrics["weight"])}
         metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + nbytes(down.down))
         return output._replace(client=after, upload=with_update(output.upload, private), metrics=metrics)
@@ -118,17 +88,15 @@ class Private(RoundWrapper):
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         after, metrics = super().server_update(task, server, total)
         rounds = int(after.round)
-        spent = {
-            "epsilon": epsilon(self.noise, rounds, self.delta, self.clients, self.taking_part),
-            "epsilon_server": epsilon(self.noise / self.taking_part**0.5, rounds, self.delta),
-        }
-        known = {name: torch.tensor(value, dtype=torch.float64) for name, value in spent.items()}
-        return after, {**metrics, **known}
+        outside = epsilon(self.noise, rounds, self.delta, self.clients, self.taking_part)
+        server_alone = epsilon(self.noise / self.taking_part**0.5, rounds, self.delta)
+        spent = torch.tensor([outside, server_alone], dtype=torch.float64)
+        return after, {**metrics, "epsilon": spent[0], "epsilon_server": spent[1]}
 
 
-def _check_upload(output: ClientOutput[Any, Any]) -> None:
+def _check_upload(output: ClientOutput) -> None:
     """Raises a UsageError if the client sends more than one vector and one weight."""
-    others = [name for name in output.upload._fields if name not in (*VECTOR_FIELDS, *WEIGHT_FIELDS)]
+    others = other_fields(output.upload)
     if "bytes_up" in output.metrics:
         others.append("messages during local training")
     if others:

@@ -21,12 +21,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics, received
+from copfl.core import AnyAlgorithm, Gathered, Metrics, Task, UsageError, at_least, received, tree
 from copfl.core.payload import update_of, with_update
-from copfl.core.task import Task
-from copfl.core.tree import Gathered
-from copfl.errors import UsageError, at_least
 from copfl.wrappers.base import Wrapper
 
 

@@ -214,7 +214,7 @@ def implementations(case: Case) -> Iterator[dict[str, Step]]:
     """Every implementation of this case's rounds that needs no other tool."""
     parameters = case.task.d
     is_small = parameters < 1_000_000
-    chunk = autotune.chunk_of(case.task, case.participants)
+    chunk = autotune.clients_per_batch(case.task, case.participants)
     engine = mapping.vmap(chunk) if is_small else mapping.sequential()
     name = f"copfl, {engine.name} {engine.chunk}"
     with contextlib.ExitStack() as stack:

@@ -53,7 +53,7 @@ def measure(
     this_task = task(model, data.shape, **({} if is_resnet else {"width": width}))
     engine = mapping.sequential()
     if this_task.d < 1_000_000:
-        engine = mapping.vmap(autotune.chunk_of(this_task, participants))
+        engine = mapping.vmap(autotune.clients_per_batch(this_task, participants))
         this_task = this_task.with_batching()
     this_algorithm = ALGORITHMS[algorithm]()
     path = Path(folder) / "clients.bin"

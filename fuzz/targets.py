@@ -112,7 +112,7 @@ def run_file(data: bytes) -> None:
 def check_tables(tables: dict[str, dict[str, Any]]) -> None:
     """Resolves the tables; the run.toml of the result must be read back unchanged."""
     resolved = components.resolve([tables], {})
-    again = config.read_toml(config.as_toml(resolved), "run.toml")
+    again = config.read_toml(config.as_toml(resolved).encode(), "run.toml")
     expected = {kind: {k: v for k, v in table.items() if v is not None} for kind, table in resolved.items()}
     # As text, because nan is not equal to itself.
     assert repr(_lists(again)) == repr(_lists(expected)), "run.toml has other settings"

@@ -89,7 +89,7 @@ def test_neither_shows_a_bar_on_a_terminal(
     from copfl.experiment import progress
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "Bar", None)
+    monkeypatch.setattr(progress, "bar", None)
     assert called(capsys, "run", "-r", 1, *TINY, how).code == 0
 
 
@@ -231,7 +231,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --clients 0", "clients=0 must be at least 1"),
         ("run --clients 2000", "client"),
         ("run --rounds 0", "rounds=0 must be at least 1"),
-        ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a share of the parameters"),
+        ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a fraction of the parameters"),
         ("run --set copfl.rte=0.2", 'no copfl option "rte"; did you mean "rate"?'),
         ("run --set rate=0.2", r"must be TABLE\.KEY=VALUE"),
         ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: addons, algorithm, .*copfl'),

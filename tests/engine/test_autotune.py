@@ -54,9 +54,9 @@ def test_a_measurement_that_decides_is_not_repeated(
 def test_the_chunks_of_a_round_are_equal() -> None:
     task, _ = small_federation("none", (4,))
     for participants in (1, 10, 64, 100, 1000):
-        chunk = autotune.chunk_of(task, participants)
+        chunk = autotune.clients_per_batch(task, participants)
         parts = -(-participants // chunk)
-        assert 1 <= chunk <= autotune.MAX_CHUNK
+        assert 1 <= chunk <= autotune.MAX_CLIENTS["cpu"]
         assert parts * chunk - participants < parts  # no chunk is smaller by more than a few
 
 
@@ -78,9 +78,8 @@ def test_processes_in_a_long_run(
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
     monkeypatch.setattr(autotune, "processors", lambda: 4)
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
-    choice = Choice(vmap(chunk), True)
     how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
-    assert autotune.processes(COPFL(), task, federation, choice, **how) == expected
+    assert autotune.processes(COPFL(), task, federation, vmap(chunk), **how) == expected
 
 
 def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,4 +91,4 @@ def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.Monk
     monkeypatch.setattr(autotune, "processors", lambda: 2)
     for algorithm, expected in ((FedAvg(), 2), (Mine(), 1)):
         how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
-        assert autotune.processes(algorithm, task, federation, CHOICES[1], **how) == expected
+        assert autotune.processes(algorithm, task, federation, sequential(), **how) == expected

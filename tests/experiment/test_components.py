@@ -15,7 +15,7 @@ from copfl.errors import UsageError
 from copfl.experiment import config
 from copfl.experiment.components import DEFAULTS, KINDS, WRAPPERS, build_algorithm, resolve, resolve_algorithm
 from copfl.experiment.config import Tables
-from copfl.experiment.loop import Loop
+from copfl.experiment.run_settings import RunSettings
 from copfl.parts.mamo import Mamo
 
 
@@ -28,13 +28,13 @@ def test_nothing_said_is_copfl_on_digits() -> None:
     assert [tables[kind].get("name") for kind in KINDS] == ["copfl", "mamo", "digits", "classes", "cnn", None]
     assert tables["optimizer"]["lr"] == DEFAULTS["digits"]["mamo"]["lr"]
     assert tables["partition"]["per_client"] == 3
-    assert tables["run"] == {**vars(Loop()), "rounds": 40, "batch": 8}
+    assert tables["run"] == {**vars(RunSettings()), "rounds": 40, "batch": 8}
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_resolving_what_was_resolved_changes_nothing(name: str) -> None:
     tables = resolved({"algorithm": {"name": name}})
-    again = config.read_toml(config.as_toml(tables), "it")
+    again = config.read_toml(config.as_toml(tables).encode(), "it")
     assert resolved(again) == tables
 
 
@@ -180,7 +180,7 @@ def test_a_wrapper_has_a_table_only_if_it_was_given() -> None:
     assert tables["attack"] == {"name": "noise", "fraction": 0.2, "strength": 0.0}
     assert tables["robust"] == {"name": "clip", "radius": 2.0, "norm_factor": 1.0, "weight_factor": 2.0}
     assert tables["privacy"] == {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
-    assert resolved(config.read_toml(config.as_toml(tables), "it")) == tables
+    assert resolved(config.read_toml(config.as_toml(tables).encode(), "it")) == tables
     other = resolved(tables, {"robust": {"name": "median"}})
     assert other["robust"] == {"name": "median"}
     with pytest.raises(UsageError, match='no robust "medan"; did you mean "median"'):

@@ -12,7 +12,7 @@ import pytest
 import copfl
 from copfl.data import arrays
 from copfl.engine.rounds import Round
-from copfl.experiment.progress import Bar, span
+from copfl.experiment.progress import bar, span
 from copfl.experiment.run import Result
 from copfl.report import summary
 
@@ -114,9 +114,9 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
-    with Bar(10, out) as bar:
+    with bar(10, out) as on_round:
         for number in range(3):
-            bar(Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0)
+            on_round(Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0)
     last = out.getvalue()
     assert "round 3/10" in last
     assert "75.0 %" in last
@@ -127,9 +127,9 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 
 def test_a_bar_takes_rounds_that_nobody_looked_at() -> None:
     out = Terminal()
-    with Bar(2, out) as bar:
-        bar(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
-        bar(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
+    with bar(2, out) as on_round:
+        on_round(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
+        on_round(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
     assert "round 2/2" in out.getvalue()
 
 

@@ -432,7 +432,7 @@ def test_a_failing_run_does_not_stop_the_others(
     valid = execute
 
     def failing(experiment: Any, *given: Any) -> Any:
-        if experiment.loop.seed == 0:
+        if experiment.settings.seed == 0:
             raise RunError("it went wrong")
         return valid(experiment, *given)
 

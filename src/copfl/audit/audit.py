@@ -201,7 +201,7 @@ def audit(
     `recorded` are the weights in the folder of the first seed's run, with which its repetition is compared.
     """
     first = make(seeds[0], None)
-    rounds = first.loop.rounds
+    rounds = first.settings.rounds
     identity = digest([first.fingerprints(), rounds, __version__, AUDIT_FORMAT])
     runs = 1 + len(baselines) + retrain * first.clients
     tick = (lambda done: None) if start is None else start(len(seeds) * runs * rounds)
@@ -229,7 +229,7 @@ def audit(
 def _one_seed(
     e: Experiment, seed: int, run: Metrics, retrain: bool, sampling: Sampling, cache: Cache
 ) -> Seed:
-    rounds = e.loop.rounds
+    rounds = e.settings.rounds
     shapley_of = [cache.get(_round_name(seed, sampling, number)) for number in range(rounds)]
     value, square = np.zeros((e.clients, 2)), np.zeros((e.clients, 2))
     for one in shapley_of:
@@ -268,7 +268,7 @@ def _round_name(seed: int, sampling: Sampling, number: int) -> str:
 
 def _observed(e: Experiment, seed: int, sampling: Sampling, cache: Cache) -> Metrics:
     """The metrics of the run; the Shapley values of each round are in the cache afterwards."""
-    name, rounds = f"seed-{seed}-run-{e.loop.rounds}", e.loop.rounds
+    name, rounds = f"seed-{seed}-run-{e.settings.rounds}", e.settings.rounds
     known = cache.get(name)
     stored = all(cache.get(_round_name(seed, sampling, number)) for number in range(rounds))
     if known is not None and "exact" in known and stored:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
 
-from copfl.cli import audit as auditing
-from copfl.cli import compare, options
-from copfl.cli import federate as federating
-from copfl.cli import report as reporting
-from copfl.cli import reproduce as reproducing
-from copfl.cli.options import FEDERATION, OUTPUT, TRAINING, AsJson, DataDir, Quiet, option
-
-if TYPE_CHECKING:
-    from copfl.engine.rounds import Round
-    from copfl.experiment.config import Tables
-    from copfl.experiment.folder import RunFolder
-    from copfl.experiment.run import Experiment, Result
+from copfl.cli import audit, compare, data, federate, options, report, reproduce, run
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -33,9 +18,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-data_app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-app.add_typer(federating.app, name="federate")
+app.add_typer(data.app, name="data")
+app.add_typer(federate.app, name="federate")
+for command in (run.run, run.resume):
+    app.command(cls=options.Command)(command)
 
 
 def main() -> NoReturn:
@@ -83,74 +69,6 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@app.command(cls=options.Command)
-@options.takes_run_options
-def run(
-    *,
-    tables: options.Tables,
-    algorithm: options.Algorithm = None,
-    seed: Annotated[int | None, option(TRAINING, "Seed of all randomness, from 0; default: 0.")] = None,
-    config: Annotated[
-        Path | None, option(TRAINING, "A run.toml; options on the line override it.", "--config", "-c")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        option(TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."),
-    ] = None,
-    out: Annotated[
-        Path | None, option(OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o")
-    ] = None,
-    track: Annotated[
-        list[str] | None, option(OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train a federation; without options, CO-PFL on digits."""
-    from copfl.experiment import config as configure
-    from copfl.experiment import folder as run_folder
-    from copfl.experiment import presets
-    from copfl.experiment.run import prepare
-
-    # On the command line only: a Python program without a main guard would start itself in each process.
-    layers: list[Tables] = [{"run": {"workers": 0}}]
-    if preset is not None:
-        layers.append(presets.preset(preset))
-    if config is not None:
-        layers.append(configure.read_file(config))
-    line = options.tables_of(algorithm=algorithm, seed=seed)
-    prepared = prepare([*layers, line, tables])
-    target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
-    with run_folder.claimed(target, new=True) as folder:
-        result = _executed(prepared, folder, silent=quiet or as_json, track=track)
-    _show(result, quiet, as_json)
-
-
-@app.command(cls=options.Command)
-def resume(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
-    *,
-    rounds: Annotated[
-        int | None, option(FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r")
-    ] = None,
-    track: Annotated[
-        list[str] | None, option(OUTPUT, "Another tracker; the run's own continue anyway.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Continue a stopped run.
-
-    Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
-    """
-    from copfl.experiment import folder as run_folder
-    from copfl.experiment import run as experiment
-
-    with run_folder.claimed(run, new=False) as folder:
-        result = _executed(experiment.reopen(folder, rounds), folder, silent=quiet or as_json, track=track)
-    _show(result, quiet, as_json)
-
-
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
@@ -160,85 +78,31 @@ def list_(
     from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
     from copfl.data.partition import SCHEMES
-    from copfl.errors import unknown
-    from copfl.experiment import components
+    from copfl.errors import one_of
+    from copfl.experiment.components import OPTIMIZERS
 
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
 
     modules = {name: sys.modules[algorithm.__module__] for name, algorithm in ALGORITHMS.items()}
-    known: dict[str, Callable[[], dict[str, str]]] = {
-        "algorithms": lambda: first_lines(modules),
-        "datasets": datasets.describe,
-        "models": models.describe,
-        "partitions": lambda: first_lines(SCHEMES),
-        "optimizers": lambda: first_lines(components.OPTIMIZERS),
+    lists = {
+        "algorithms": first_lines(modules),
+        "datasets": datasets.describe(),
+        "models": models.describe(),
+        "partitions": first_lines(SCHEMES),
+        "optimizers": first_lines(OPTIMIZERS),
     }
-    if what not in known:
-        raise unknown("list", what, known)
-    lines = known[what]()
-    width = max(map(len, lines))
-    for name, line in sorted(lines.items()):
+    one_of(lists, list=what)
+    width = max(map(len, lists[what]))
+    for name, line in sorted(lists[what].items()):
         print(f"{name:{width}}  {line}")
 
 
 # After the commands that every user needs.
-for command in (compare.compare, compare.sweep, reproducing.reproduce):
+for command in (compare.compare, compare.sweep, reproduce.reproduce):
     app.command(cls=options.Command)(command)
-reporting.add_to(app)
-app.command(cls=options.Command)(auditing.audit)
-
-
-@data_app.command("check")
-def data_check(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A data set, an .npz file or an image folder; default: all data sets."),
-    ] = None,
-    data_dir: DataDir = None,
-) -> None:
-    """Check which files of a data set exist, and that they are complete."""
-    from copfl.data import datasets
-    from copfl.errors import DataError
-
-    if name is not None:
-        print(datasets.check(name, _folder(data_dir)))
-        return
-    for known in datasets.describe():
-        try:
-            print(datasets.check(known, _folder(data_dir)), flush=True)
-        except DataError as error:
-            print(f"not usable: {error}", flush=True)
-
-
-@data_app.command("get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="A data set with a published address.")],
-    data_dir: DataDir = None,
-    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
-) -> None:
-    """Download a data set and check it; an interrupted download continues."""
-    from copfl.data import download
-    from copfl.errors import UsageError
-
-    folder = _folder(data_dir)
-    if folder is None:
-        raise UsageError(
-            "name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA"
-        )
-    if not sys.stderr.isatty():
-        print(download.get(name, folder, url=url))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        job = bar.add_task(name, total=None)
-        path = download.get(
-            name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url
-        )
-    print(path)
+report.add_to(app)
+app.command(cls=options.Command)(audit.audit)
 
 
 @app.callback(invoke_without_command=True)
@@ -252,50 +116,4 @@ def _start(
 
         print(__version__)
         raise typer.Exit
-    _help_without_command(context)
-
-
-@data_app.callback(invoke_without_command=True)
-def _help_without_command(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
-
-
-def _folder(data_dir: Path | None) -> Path | None:
-    named = os.environ.get("COPFL_DATA")
-    return data_dir or (Path(named) if named else None)
-
-
-def _executed(
-    prepared: Experiment, folder: RunFolder, silent: bool, track: list[str] | None = None
-) -> Result:
-    """The result, with a progress bar on a terminal; trackers get every round."""
-    from copfl.errors import Stopped, stoppable
-    from copfl.experiment.progress import Bar
-    from copfl.experiment.run import execute
-    from copfl.experiment.trackers import tracking
-
-    try:
-        with stoppable(), contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(tracking(track or [], folder.path, prepared.tables))]
-            if not silent and sys.stderr.isatty():
-                listeners.append(stack.enter_context(Bar(prepared.loop.rounds, sys.stderr)))
-
-            def on_round(round: Round, seconds: float) -> None:
-                for listener in listeners:
-                    listener(round, seconds)
-
-            return execute(prepared, folder, on_round)
-    except Stopped:
-        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
-        raise Stopped(how) from None
-
-
-def _show(result: Result, quiet: bool, as_json: bool) -> None:
-    from copfl.report import summary
-
-    if as_json:
-        print(json.dumps(summary.as_json(result)))
-    elif not quiet:
-        summary.show(result, sys.stdout)
+    options.help_without_command(context)

@@ -46,91 +46,67 @@ class Row(NamedTuple):
 
     names: str
     setting: str  # TABLE.KEY
-    type: type
     help: str
+    type: type = str
 
 
 RUN_OPTIONS = {
     DATA: (
-        Row(
-            "--dataset -d",
-            "data.name",
-            str,
-            "A name, an .npz file, a folder or module:function; default: digits.",
-        ),
-        Row(
-            "--partition",
-            "partition.name",
-            str,
-            "classes, dirichlet, iid, by_group or a file; default: classes.",
-        ),
+        Row("--dataset -d", "data.name", "A name, .npz file, folder or module:function; default: digits."),
+        Row("--partition", "partition.name", "classes, dirichlet, iid, by_group or file; default: classes."),
     ),
     MODEL: (
-        Row(
-            "--model -m", "model.name", str, "A name or module:Class; default: cnn on digits, else resnet18."
-        ),
+        Row("--model -m", "model.name", "A name or module:Class; default: cnn on digits, else resnet18."),
     ),
     TRAINING: (
-        Row("--optimizer", "optimizer.name", str, "sgd, adam or mamo; default: the algorithm's."),
-        Row("--lr", "optimizer.lr", float, "Learning rate, above 0; default: the optimizer's."),
-        Row("--batch", "run.batch", int, "Samples per training step; default: 8 on digits, 32 elsewhere."),
-        Row("--device", "run.device", str, "cpu, cuda, cuda:N or auto; default: cpu."),
-        Row(
-            "--engine", "run.engine", str, "auto, sequential, vmap or cuda_graph; default: auto, the fastest."
-        ),
-        Row("--precision", "run.precision", str, "auto, fp32, tf32, bf16 or fp64; default: auto."),
-        Row("--workers", "run.workers", int, "Processes on a CPU; default: 0, the fastest number of them."),
+        Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's."),
+        Row("--lr", "optimizer.lr", "Learning rate, above 0; default: the optimizer's.", float),
+        Row("--batch", "run.batch", "Samples per training step; default: 8 on digits, 32 elsewhere.", int),
+        Row("--device", "run.device", "cpu, cuda, cuda:N or auto; default: cpu."),
+        Row("--engine", "run.engine", "auto, sequential, vmap or cuda_graph; default: auto, the fastest."),
+        Row("--precision", "run.precision", "auto, fp32, tf32, bf16 or fp64; default: auto."),
+        Row("--workers", "run.workers", "Processes on a CPU; default: 0, the fastest number of them.", int),
     ),
     FEDERATION: (
-        Row("--clients -n", "run.clients", int, "Number of clients; default: 10."),
-        Row("--rounds -r", "run.rounds", int, "Number of rounds; default: 40 on digits, 100 elsewhere."),
-        Row("--participation", "run.participation", float, "Fraction of clients per round; default: 1."),
-        Row("--store", "run.store", str, "Where client states are kept, memory or disk; default: memory."),
+        Row("--clients -n", "run.clients", "Number of clients; default: 10.", int),
+        Row("--rounds -r", "run.rounds", "Number of rounds; default: 40 on digits, 100 elsewhere.", int),
+        Row("--participation", "run.participation", "Fraction of clients per round; default: 1.", float),
+        Row("--store", "run.store", "Where client states are kept, memory or disk; default: memory."),
     ),
     ROBUSTNESS: (
         Row(
             "--robust",
             "robust.name",
-            str,
             "Robust aggregation against malicious clients: clip, trimmed_mean or median; default: none.",
         ),
         Row(
             "--attack",
             "attack.name",
-            str,
             "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider; default: none.",
         ),
-        Row("--attackers", "attack.fraction", float, "Fraction of malicious clients; default: 0.2."),
+        Row("--attackers", "attack.fraction", "Fraction of malicious clients; default: 0.2.", float),
         Row(
             "--privacy",
             "privacy.noise",
-            float,
             "Clip the uploads and add noise to their sum, in multiples of privacy.clip; default: none.",
+            float,
         ),
     ),
 }
-ROWS = {
-    row.names.split()[0].removeprefix("--"): (panel, row)
-    for panel, rows in RUN_OPTIONS.items()
-    for row in rows
-}
-
-
-SETTINGS = {name: row.setting for name, (_, row) in ROWS.items()}
-SETTINGS |= {"algorithm": "algorithm.name", "seed": "run.seed"}
+SETTINGS = {  # by the name of the option's parameter
+    row.names.split()[0].removeprefix("--"): row.setting for rows in RUN_OPTIONS.values() for row in rows
+} | {"algorithm": "algorithm.name", "seed": "run.seed"}
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with `RUN_OPTIONS`, --data-dir and --set, which it receives as one argument, `tables`."""
     types: dict[str, Any] = {"data_dir": DataDir}
-    for name, (panel, row) in ROWS.items():
-        types[name] = Annotated[row.type | None, option(panel, row.help, *row.names.split())]
-    types["settings"] = Annotated[
-        list[str] | None,
-        option(
-            TRAINING, "Any setting as TABLE.KEY=VALUE, such as copfl.rate=0.15; repeatable.", "--set", "-s"
-        ),
-    ]
+    for panel, rows in RUN_OPTIONS.items():
+        for row in rows:
+            name, *short = row.names.split()
+            types[name.removeprefix("--")] = Annotated[row.type | None, option(panel, row.help, name, *short)]
+    any_setting = "Any setting as TABLE.KEY=VALUE, such as copfl.rate=0.15; repeatable."
+    types["settings"] = Annotated[list[str] | None, option(TRAINING, any_setting, "--set", "-s")]
 
     @functools.wraps(command)
     def with_tables(**options: Any) -> None:
@@ -172,3 +148,10 @@ class Command(TyperCommand):
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Prints the help of a group of commands that was called without one."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

@@ -57,7 +57,7 @@ def reproduce(
     from copfl import charts
     from copfl.comparison.runner import PAUSE, Runner
     from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
-    from copfl.experiment.loop import device_of
+    from copfl.experiment.run_settings import device_of
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
 

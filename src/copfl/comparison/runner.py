@@ -38,6 +38,7 @@ from copfl.engine.rounds import Round, State
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records
 from copfl.experiment.components import build_data
+from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.identity import essential
 from copfl.experiment.progress import span
@@ -173,7 +174,7 @@ class Runner:
         if self.known(job) or finished(job):
             return None
         experiment = self._experiment(job, folder)
-        start, rounds = started_with(experiment), experiment.loop.rounds
+        start, rounds = started_with(experiment), experiment.settings.rounds
         self.check(job, start, experiment.federation.dataset.note)
         lean = LeanFolder(job.path, start=start, rounds=rounds, pause=self.pause)
         return Prepared(experiment, lean, _stop_at(self.end, rounds))
@@ -288,9 +289,7 @@ class LeanFolder(RunFolder):
     pause: float = PAUSE
     clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # time of the last checkpoint
 
-    def begin(
-        self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]
-    ) -> None:
+    def begin(self, tables: Tables, partition: Partition, about: Mapping[str, Any]) -> None:
         super().begin(tables, partition, {**about, "start": dict(self.start)})
 
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:

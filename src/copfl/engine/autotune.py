@@ -1,4 +1,4 @@
-"""A short measurement that chooses the engine, its kernels and the number of processes for this machine.
+"""The choice of the engine, its kernels, the clients per batch and the processes, by a short measurement.
 
 The choice changes speed and rounding, nothing else. It is written to run.toml, so that a resumed or repeated
 run makes the same one.
@@ -17,18 +17,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import plan
-from copfl.core.task import Task
+from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
+from copfl.engine import mapping
+from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, Mapping, run_chunk
+from copfl.errors import RunError, UsageError
 
 MEASURED_FROM = 60.0  # seconds: a shorter run is not measured
 GAIN = 1.25  # the factor by which another choice must be faster, so that noise does not decide
-MAX_CHUNK = 64  # clients batched on a CPU, at most
-MEMORY = 4e9  # bytes that they may take
+MAX_CLIENTS = {"cpu": 64, "cuda": 512}  # in one batch
+MEMORY = 4e9  # bytes that a batch may take on a CPU
 LONG = 0.5  # seconds: a longer measurement is not repeated
 PARALLEL_FROM = 30.0  # seconds: a shorter run would spend on starting processes what they save
 SHARED = Path("/dev/shm")  # where Linux has the memory that processes share
@@ -39,12 +43,91 @@ class Choice(NamedTuple):
     mkldnn: bool
 
 
-def chunk_of(task: Task, participants: int) -> int:
-    """The clients in a chunk on a CPU, so that the chunks of a round are equal and use all processors."""
+def choose_engine(
+    algorithm: AnyAlgorithm,
+    task: Task,
+    federation: Federation,
+    *,
+    engine: str,
+    chunk: int,
+    mkldnn: str,
+    batch: int,
+    participants: int,
+    rounds: int,
+) -> Mapping:
+    """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
+
+    The model is tried on two samples: one that does not fit the data or the engine fails before the run.
+    """
+    set_mkldnn(mkldnn != "off")
+    cuda = task.device.type == "cuda"
+    if not cuda:
+        keep_freed_memory()
+    chunk = chunk or clients_per_batch(task, participants)
+    sequential, vmap, cuda_graph = mapping.sequential(), mapping.vmap(chunk), mapping.cuda_graph(chunk)
+    usual = cuda_graph if cuda else vmap if task.d < 1_000_000 else sequential
+    named = {"sequential": sequential, "vmap": vmap, "cuda_graph": cuda_graph, "auto": usual}[engine]
+    data = federation.train.rows([0])
+    problem = _problem(task, named, data)
+    if problem and named.name != "sequential" and not _problem(task, sequential, data):
+        if engine == "auto":
+            return sequential
+        raise UsageError(
+            f"the model cannot be trained in batches of clients ({problem}); use --engine sequential"
+        )
+    if problem:
+        shape = list(federation.shape)
+        raise UsageError(
+            f"the model does not fit samples of shape {shape}: {problem}; choose another --model"
+        )
+    if engine != "auto" or cuda:
+        return named
+    enabled = mkldnn_enabled()
+    switches = (True, False) if mkldnn == "auto" and enabled else (enabled,)
+    others = [e for e in (sequential, vmap) if e is not named and not _problem(task, e, data)]
+    choices = [Choice(e, switch) for e in (named, *others) for switch in switches]
+    updates = participants * rounds
+    chosen = choose(algorithm, task, federation, choices, batch=batch, local_updates=updates)
+    set_mkldnn(chosen.mkldnn)
+    return chosen.engine
+
+
+def _problem(task: Task, engine: Mapping, data: Data) -> str:
+    """The error of one training step of one client, empty if there is none."""
+
+    def step(given: tuple[Tensor, Data]) -> tuple[Tensor, Tensor]:
+        w, data = given
+        x, y = task.numbers(data.x[:2]), data.y[:2]
+        return task.forward(w, x)[0], task.gradient(w[: task.d], w[task.d :], x, y)[0]
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng([task.device] if task.device.type == "cuda" else []):
+            logits, _ = engine.over(step, (task.initial[None], data))
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if out_of_memory(error):
+            raise RunError(
+                "the GPU has too little free memory for the model and two samples: other processes use it "
+                "(nvidia-smi lists them) or the model is too large; use --device cpu or a smaller model"
+            ) from error
+        return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
+    if logits.shape[2:] != (task.classes,):
+        return f"the output for a sample has shape {list(logits.shape[2:])} instead of [{task.classes}]"
+    return ""
+
+
+def clients_per_batch(task: Task, participants: int) -> int:
+    """The clients in one batch, so that it fits into memory and the batches of a round are of equal size.
+
+    On a GPU another size would need another CUDA graph. On a CPU the batches also use all processors.
+    """
+    size = 50 * 4 * task.layout.size  # some fifty vectors a client
+    if task.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(task.device)
+        most = max(1, min(MAX_CLIENTS["cuda"], int(free / (size + 64e6))))
+        return most if participants <= most else math.ceil(participants / math.ceil(participants / most))
+    parts = math.ceil(participants / max(1, min(MAX_CLIENTS["cpu"], int(MEMORY / size))))
     workers = min(processors(), 8)
-    fit = int(MEMORY / (50 * 4 * task.layout.size))  # some fifty vectors a client
-    parts = math.ceil(participants / max(1, min(MAX_CHUNK, fit)))
-    if participants >= 8 * workers:  # with fewer, a chunk would be too small to be fast
+    if participants >= 8 * workers:  # with fewer, a batch would be too small to be fast
         parts = math.ceil(parts / workers) * workers
     return math.ceil(participants / parts)
 
@@ -82,26 +165,28 @@ def processes(
     algorithm: AnyAlgorithm,
     task: Task,
     federation: Federation,
-    choice: Choice,
+    engine: Mapping,
     *,
     batch: int,
     participants: int,
     rounds: int,
     states: int,
 ) -> int:
-    """The number of worker processes: one for each processor if the run is long, else one.
+    """The number of worker processes: one for each processor if the run is long, else one; on a GPU one.
 
     `states` is the number of clients' records in memory, which processes must then share. Results do not
     depend on the number of processes.
     """
-    most = min(processors(), math.ceil(participants / choice.engine.chunk))
+    if task.device.type != "cpu":
+        return 1
+    most = min(processors(), math.ceil(participants / engine.chunk))
     local_updates = participants * rounds
     if most < 2:
         return 1
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
     if not _can_share(states * record + 8 * most * task.initial.nbytes) or not _can_pickle((algorithm, task)):
         return 1
-    enough = PARALLEL_FROM / local_updates
+    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / local_updates
     measured = seconds(algorithm, task, federation, choice, batch, enough=enough)
     return most if measured * local_updates > PARALLEL_FROM else 1
 

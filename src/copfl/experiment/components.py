@@ -28,7 +28,7 @@ from copfl.data.samples import Dataset
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables
-from copfl.experiment.loop import Loop
+from copfl.experiment.run_settings import RunSettings
 from copfl.parts.mamo import Mamo
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
@@ -38,12 +38,6 @@ from copfl.wrappers.robust import ROBUST_RULES
 Table = dict[str, Any]
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
-WRAPPERS = (
-    "addons",
-    "robust",
-    "privacy",
-    "attack",
-)  # around the algorithm, from the inside out; only if given
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
@@ -72,9 +66,7 @@ class Component:
     """A choice among factories by name, whose keyword arguments are the options of the table."""
 
     kind: str
-    factories: Mapping[
-        str, Callable[..., Any]
-    ]  # a single one without a name where there is nothing to choose
+    factories: Mapping[str, Callable[..., Any]]  # without a name where there is nothing to choose
     context: tuple[str, ...] = ()  # parameters that do not come from the table
 
     def factory(self, table: Mapping[str, Any]) -> Callable[..., Any]:
@@ -101,32 +93,29 @@ ALGORITHM = Component("algorithm", ALGORITHMS, ("optimizer",))
 OPTIMIZER = Component("optimizer", OPTIMIZERS)
 PARTITION = Component("partition", SCHEMES, ("dataset", "clients", "seed"))
 MODEL = Component("model", models.MODELS, ("shape", "classes"))
-ADDONS = Component("addons", {"": with_addons}, ("algorithm",))
 ROBUST = Component("robust", ROBUST_RULES, ("algorithm",))
-PRIVACY = Component("privacy", {"": Private}, ("algorithm", "clients", "taking_part", "seed"))
-ATTACK = Component("attack", dict.fromkeys(ATTACKS, attacked), ("algorithm", "attack", "clients", "seed"))
-WRAPPER = dict(zip(WRAPPERS, (ADDONS, ROBUST, PRIVACY, ATTACK), strict=True))
+WRAPPERS = {  # around the algorithm, from the inside out; only if given
+    "addons": Component("addons", {"": with_addons}, ("algorithm",)),
+    "robust": ROBUST,
+    "privacy": Component("privacy", {"": Private}, ("algorithm", "clients", "taking_part", "seed")),
+    "attack": Component(
+        "attack", dict.fromkeys(ATTACKS, attacked), ("algorithm", "attack", "clients", "seed")
+    ),
+}
 
 
-def default_optimizer(algorithm: str) -> Optimizer | None:
-    """The optimizer of an algorithm where none is given."""
-    factory = ALGORITHMS.get(algorithm)
-    result: Optimizer | None = None if factory is None else config.keywords_of(factory)["optimizer"]
-    return result
-
-
-def resolve_optimizer(table: Mapping[str, Any], algorithm: str) -> Table:
-    """The table of an optimizer; without a name, it is the algorithm's, with the given options changed."""
-    default = default_optimizer(algorithm)
-    usual = type(default).__name__.lower()
-    own_options = vars(default) if table.get("name", usual) == usual else {}
-    return OPTIMIZER.resolve({"name": usual, **own_options, **table})
+def default_optimizer(algorithm: str) -> Any:
+    """The optimizer of an algorithm where none is given; None for an unknown algorithm."""
+    return config.keywords_of(ALGORITHMS[algorithm])["optimizer"] if algorithm in ALGORITHMS else None
 
 
 def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Tables:
-    """The tables of an algorithm and of its optimizer."""
+    """The tables of an algorithm and of its optimizer, which without a name is the algorithm's own."""
     resolved = ALGORITHM.resolve(table)
-    return {"algorithm": resolved, "optimizer": resolve_optimizer(optimizer, table["name"])}
+    default = default_optimizer(table["name"])
+    usual = type(default).__name__.lower()
+    options = vars(default) if optimizer.get("name", usual) == usual else {}
+    return {"algorithm": resolved, "optimizer": OPTIMIZER.resolve({"name": usual, **options, **optimizer})}
 
 
 def build_algorithm(tables: Mapping[str, Mapping[str, Any]]) -> AnyAlgorithm:
@@ -144,7 +133,7 @@ def resolve_data(table: Mapping[str, Any]) -> Table:
     name = table["name"]
     if user_code.is_reference(name):
         user_code.attribute("data", name, table.get("code"))
-        return table | _code(name)
+        return table | {"code": user_code.folder_of(name)}
     if (len(Path(name).parts) > 1 or os.path.exists(name)) and name not in datasets.DATASETS:
         table["name"] = str(Path(name).absolute())
     return table
@@ -155,9 +144,8 @@ def build_data(table: Mapping[str, Any]) -> Dataset:
     name, folder = table["name"], Path(table["dir"]) if "dir" in table else None
     options = without(table, "name", "dir", "code")
     if user_code.is_reference(name):
-        return user_code.dataset_of(
-            user_code.attribute("data", name, table.get("code")), folder, options, name
-        )
+        given = user_code.attribute("data", name, table.get("code"))
+        return user_code.dataset_of(given, folder, options, name)
     return datasets.load(name, folder, **options)
 
 
@@ -172,7 +160,7 @@ def resolve_model(table: Mapping[str, Any]) -> Table:
     options = without(table, "name", "head", "code")
     if callable(factory) and not user_code.takes_any(factory):
         options = config.checked(name, factory, options, tuple(user_code.given_by_copfl(factory)))
-    return {"name": name, **options, **head, **_code(name)}
+    return {"name": name, **options, **head, "code": user_code.folder_of(name)}
 
 
 def build_model(table: Mapping[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -184,30 +172,30 @@ def build_model(table: Mapping[str, Any], shape: tuple[int, ...], classes: int, 
     return models.build(name, shape, classes, seed, **options)
 
 
-def build_partition(table: Mapping[str, Any], dataset: Dataset, loop: Loop) -> Partition:
+def build_partition(table: Mapping[str, Any], dataset: Dataset, settings: RunSettings) -> Partition:
     """The partition that the table describes, by a scheme or from a file."""
     if table["name"] not in SCHEMES:
         return Partition.load(table["name"])
-    result: Partition = PARTITION.build(table, dataset=dataset, clients=loop.clients, seed=loop.seed)
+    result: Partition = PARTITION.build(table, dataset=dataset, clients=settings.clients, seed=settings.seed)
     return result
 
 
 def build_wrappers(
-    algorithm: AnyAlgorithm, tables: Tables, task: Task, federation: Federation, loop: Loop
+    algorithm: AnyAlgorithm, tables: Tables, task: Task, federation: Federation, settings: RunSettings
 ) -> AnyAlgorithm:
     """The algorithm in its wrappers: add-ons, robust aggregation, private uploads, simulated attacks."""
-    if not any(kind in tables for kind in WRAPPERS):
+    given = {kind: wrapper for kind, wrapper in WRAPPERS.items() if kind in tables}
+    if not given:
         return algorithm
     clients, shape, augment = federation.clients, federation.shape, federation.dataset.augment
     context: dict[str, dict[str, Any]] = {
-        "privacy": {"clients": clients, "taking_part": loop.participants, "seed": loop.seed},
-        "attack": {"clients": clients, "seed": loop.seed, "attack": tables.get("attack", {}).get("name")},
+        "privacy": {"clients": clients, "taking_part": settings.participants, "seed": settings.seed},
+        "attack": {"clients": clients, "seed": settings.seed, "attack": tables.get("attack", {}).get("name")},
     }
-    for kind in WRAPPERS:
-        if kind in tables:
-            if kind == "privacy":
-                check_sums(algorithm, task, example_upload(algorithm, task, shape, augment, 2))
-            algorithm = WRAPPER[kind].build(tables[kind], algorithm=algorithm, **context.get(kind, {}))
+    for kind, wrapper in given.items():
+        if kind == "privacy":
+            check_sums(algorithm, task, example_upload(algorithm, task, shape, augment, 2))
+        algorithm = wrapper.build(tables[kind], algorithm=algorithm, **context.get(kind, {}))
     # One server update on an example, so that wrappers that do not fit fail before the run.
     upload = example_upload(algorithm, task, shape, augment, clients)
     server = algorithm.server_init(task, clients)
@@ -215,12 +203,6 @@ def build_wrappers(
         total = algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
         algorithm.server_update(task, server, total)
     return algorithm
-
-
-def _code(reference: str) -> dict[str, str]:
-    """The folder of the user's code, so that the run can be repeated from any folder."""
-    folder = user_code.folder_of(reference)
-    return {} if folder is None else {"code": folder}
 
 
 def without(table: Mapping[str, Any], *keys: str) -> Table:
@@ -235,57 +217,56 @@ class Resolved(NamedTuple):
     """The tables of a run with every default, and what was built to check them."""
 
     tables: Tables
-    loop: Loop
+    settings: RunSettings
     algorithm: AnyAlgorithm
 
 
 def resolve(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, Any]) -> Tables:
-    """The tables with every name checked and every default filled in: the content of run.toml.
-
-    Of several layers, such as a run file and the command line, the later ones win. A table is titled by its
-    kind ([algorithm], [model], ...) or by the choice ([copfl]). For a `fixed` kind the caller has the value.
-    """
+    """The tables of `resolved`: the content of run.toml."""
     return resolved(layers, fixed).tables
 
 
 def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, Any]) -> Resolved:
-    """As `resolve`, with the loop and the algorithm that were built to check their options."""
+    """The tables with every name checked and every default filled in.
+
+    Of several layers, such as a run file and the command line, the later ones win. A table is titled by its
+    kind ([algorithm], [model], ...) or by the choice ([copfl]). For a `fixed` kind the caller has the value.
+    """
     merged = _merged(layers, fixed)
-    run = merged["run"]
-    rounds = run.get("rounds", Loop.rounds)
+    run, optimizer = merged["run"], merged["optimizer"]
+    rounds = run.get("rounds", RunSettings.rounds)
     for kind in ("algorithm", "addons"):
         merged[kind] = {key: _rounds(value, rounds) for key, value in merged[kind].items()}
     for kind, table in merged.items():
         _check_plain(kind, table)
         if "value" in table and kind not in fixed:
             raise UsageError(
-                f"the {kind} of this run is {table['value']}, a value that a Python program passed; run it again "
-                f"from there, or name it: [{kind}] name = ..."
+                f"the {kind} of this run is {table['value']}, a value that a Python program passed; "
+                f"run it again from there, or name it: [{kind}] name = ..."
             )
-    if (algorithm := fixed.get("algorithm")) is not None:
-        options = {**merged["algorithm"], **merged["optimizer"]}
-        tables: Tables = {"algorithm": _value_table("algorithm", options, repr(algorithm))}
-    else:
-        tables = resolve_algorithm(merged["algorithm"], merged["optimizer"])
+    algorithm, data, model = (fixed.get(kind) for kind in ("algorithm", "data", "model"))
+    if algorithm is None:
+        tables = resolve_algorithm(merged["algorithm"], optimizer)
         algorithm = build_algorithm(tables)
-    data, model = fixed.get("data"), fixed.get("model")
-    tables["data"] = (
-        resolve_data(merged["data"])
-        if data is None
-        else _value_table("data", merged["data"], str(getattr(data, "name", type(data).__name__)))
-    )
+    else:
+        tables = {
+            "algorithm": _value_table("algorithm", {**merged["algorithm"], **optimizer}, repr(algorithm))
+        }
+    if data is None:
+        tables["data"] = resolve_data(merged["data"])
+    else:
+        tables["data"] = _value_table("data", merged["data"], getattr(data, "name", type(data).__name__))
     tables["partition"] = _partition(merged["partition"], fixed.get("partition"), run)
-    tables["model"] = (
-        resolve_model(merged["model"])
-        if model is None
-        else _value_table("model", merged["model"], type(model).__name__, "head")
-    )
-    loop = Loop(**config.checked("run", Loop, run))
-    tables |= {kind: WRAPPER[kind].resolve(merged[kind]) for kind in WRAPPERS if merged[kind]}
+    if model is None:
+        tables["model"] = resolve_model(merged["model"])
+    else:
+        tables["model"] = _value_table("model", merged["model"], type(model).__name__, "head")
+    settings = RunSettings(**config.checked("run", RunSettings, run))
+    tables |= {kind: wrapper.resolve(merged[kind]) for kind, wrapper in WRAPPERS.items() if merged[kind]}
     addons = tables.get("addons", {})
     if addons.get("lr_schedule", "constant") != "constant" and not addons["lr_rounds"]:
-        addons["lr_rounds"] = loop.rounds  # so that resuming to more rounds keeps the schedule
-    return Resolved({**tables, "run": vars(loop)}, loop, algorithm)
+        addons["lr_rounds"] = settings.rounds  # so that resuming to more rounds keeps the schedule
+    return Resolved({**tables, "run": vars(settings)}, settings, algorithm)
 
 
 def _rounds(value: Any, rounds: Any) -> Any:
@@ -308,9 +289,7 @@ def _check_plain(kind: str, table: Mapping[str, Any]) -> None:
 def _value_table(kind: str, table: Mapping[str, Any], description: str, *allowed: str) -> Table:
     """The table of a kind whose value the caller has."""
     if options := sorted(table.keys() - {"value", *allowed}):
-        raise UsageError(
-            f"the {kind} is a value, so it has no option {', '.join(options)}; set it in the value"
-        )
+        raise UsageError(f"the {kind} is a value, which has no option {', '.join(options)}; set it there")
     return {**table, "value": description}
 
 
@@ -323,7 +302,7 @@ def _partition(table: Table, value: Partition | None, run: Table) -> Table:
         return PARTITION.resolve(table)
     if run.setdefault("clients", value.clients) != value.clients:
         raise UsageError(
-            f"clients={run['clients']}, but the partition is of {value.clients}; leave the number of clients out"
+            f"clients={run['clients']}, but the partition is of {value.clients}; leave clients out"
         )
     return table or {"value": f"a partition by {value.scheme}"}
 
@@ -339,24 +318,18 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
                 for dropped in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
                     merged[dropped] = {}
                 merged[kind]["name"] = str(name)
-        titles = _titles(merged, fixed) | {kind: kind for kind in merged}
+        titles = {name: kind for kind, name in _names(merged, fixed).items()} | {
+            kind: kind for kind in merged
+        }
         for title, table in layer.items():
             if title not in titles:
                 raise unknown("table", title, titles)
             merged[titles[title]].update(table)
     names = _names(merged, fixed)
-    titles = _titles(merged, fixed) | {kind: kind for kind in ("run", *names)}
-    for title, table in DEFAULTS.get(names.get("data", ""), {}).items():
-        if title in titles:
-            merged[titles[title]] = {**table, **merged[titles[title]]}
-    return {
-        kind: {"name": names[kind], **table} if kind in names else table for kind, table in merged.items()
-    }
-
-
-def _titles(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
-    """The kind that a table belongs to, by the name of the choice."""
-    return {name: kind for kind, name in _names(merged, fixed).items()}
+    defaults = DEFAULTS.get(names.get("data", ""), {})
+    for kind, name in {**names, "run": "run"}.items():
+        merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}
+    return {kind: {"name": names[kind], **t} if kind in names else t for kind, t in merged.items()}
 
 
 def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:

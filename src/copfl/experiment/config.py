@@ -156,22 +156,17 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 def read_file(path: Path) -> Tables:
     """The tables of a run file."""
     try:
-        text = path.read_text("utf-8")
+        content = path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror or error}; give the run.toml of a run"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is damaged or no run file: it is not text; give the run.toml of a run"
-        ) from error
-    return read_toml(text, str(path))
+        reason = error.strerror or error
+        raise UsageError(f"cannot read {path}: {reason}; give the run.toml of a run") from error
+    return read_toml(content, str(path))
 
 
-def read_toml(text: str, source: str) -> Tables:
-    """The tables in the text of a run file, under today's names."""
+def read_toml(content: bytes, source: str) -> Tables:
+    """The tables in a run file, under today's names."""
     try:
-        tables = parsed(text)
+        tables = parsed(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}") from error
     for name, table in tables.items():

@@ -23,7 +23,6 @@ from copfl.experiment.folder import named_tensors
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
 
-FORMATS = ("safetensors", "torch", "onnx")
 TOLERANCE = 1e-5  # of the file's probabilities
 
 
@@ -34,9 +33,9 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     torch         a state dict: `net.load_state_dict(torch.load(path))`
     onnx          raw samples in, probabilities out; compared with our own before it is written
     """
-    one_of(FORMATS, format=format)
-    encode = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}[format]
-    write_bytes(path, encode(models, model), durable=False)
+    formats = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
+    one_of(formats, format=format)
+    write_bytes(path, formats[format](models, model), durable=False)
     return path
 
 
@@ -104,10 +103,8 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
     (probabilities,) = session.run(None, {"x": x})
     difference = float(np.abs(probabilities - models.predict(model, x).probabilities).max())
     if not difference <= TOLERANCE:
-        raise UsageError(
-            f"the ONNX file's probabilities differ from the model's by {difference:.2g}; export as safetensors "
-            "or torch"
-        )
+        problem = f"the ONNX file's probabilities differ from the model's by {difference:.2g}"
+        raise UsageError(f"{problem}; export as safetensors or torch")
     return content
 
 
@@ -117,8 +114,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

@@ -66,9 +66,7 @@ class RunFolder:
         """The file of the client states, if they are kept on disk."""
         return self.path / "checkpoint" / "clients.bin"
 
-    def begin(
-        self, tables: Mapping[str, Mapping[str, Any]], partition: Partition, about: Mapping[str, Any]
-    ) -> None:
+    def begin(self, tables: Tables, partition: Partition, about: Mapping[str, Any]) -> None:
         """Writes what is known before the first round."""
         partition.save(self.path / "partition.json")
         versions = {
@@ -85,7 +83,7 @@ class RunFolder:
             files.write_bytes(self.path / name, b"")
         self.write_tables(tables)
 
-    def write_tables(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    def write_tables(self, tables: Tables) -> None:
         """Writes run.toml."""
         head = f"{HEAD}{__version__}. `copfl run -c run.toml` repeats this run, to the same rounds.jsonl."
         content = f"{head}\n\n{config.as_toml(tables)}\n{END}\n"
@@ -96,8 +94,8 @@ class RunFolder:
         path = self.path / "run.toml"
         if not self.begun:
             raise RunError(
-                f"{self.path} is not a run folder: it has no run.toml. If a run was stopped before its first round, "
-                f"start it again. Known runs: {_known(self.path.parent)}"
+                f"{self.path} is not a run folder: it has no run.toml. Start a run again that was stopped "
+                f"before its first round. Known runs: {_known(self.path.parent)}"
             )
         tables = config.read_file(path)
         first, *rest = path.read_text("utf-8").split("\n")
@@ -116,12 +114,6 @@ class RunFolder:
         """Adds a round."""
         records.append(self.path / "rounds.jsonl", record)
         records.append(self.path / "timing.jsonl", {"round": record["round"], "seconds": round(seconds, 6)})
-
-    def check_rounds(self, rounds: int) -> None:
-        """Nothing, if the run can end after this many rounds; a RunError if there are more already."""
-        done = len(records.read(self.path / "rounds.jsonl"))
-        if rounds < done:
-            raise RunError(f"{self.path} has {done} rounds already; rounds={rounds} must be at least as many")
 
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
         """Writes the whole state for `restore`, with the fingerprints of the run that it belongs to."""
@@ -158,15 +150,11 @@ class RunFolder:
         anew = f"start a new run with `copfl run -c {self.path}/run.toml`"
         for what, fingerprint in fingerprints.items():
             if header.get(what) != fingerprint:
-                raise RunError(
-                    f"the {what} of {self.path} are not those of its checkpoint: run.toml or the data were changed "
-                    f"since; undo that, or {anew}"
-                )
-        if rounds < header["round"]:
-            raise RunError(
-                f"{self.path}/rounds.jsonl has {rounds} rounds, but the checkpoint is of round {header['round']}; "
-                f"restore the file, or {anew}"
-            )
+                changed = f"the {what} of {self.path} are not those of its checkpoint"
+                raise RunError(f"{changed}: run.toml or the data were changed since; undo that, or {anew}")
+        if rounds < (done := header["round"]):
+            found = f"{self.path}/rounds.jsonl has {rounds} rounds, but the checkpoint is of round {done}"
+            raise RunError(f"{found}; restore the file, or {anew}")
 
     def save_models(self, algorithm: AnyAlgorithm, task: Task, state: State, clients: int) -> None:
         """Writes each client's personal model as tensors by name."""
@@ -202,14 +190,13 @@ def fresh(parent: Path, title: str) -> Path:
     """A new, empty folder under the parent, named after the day, the time and the title."""
     plain = re.sub(r"[^\w.-]+", "-", title).strip("-.")
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}"
-    for count in itertools.count(1):
-        path = parent / (stem if count == 1 else f"{stem}-{count}")
-        try:
-            path.mkdir(parents=True)
-            break
-        except OSError as error:
-            if not isinstance(error, FileExistsError) or not parent.is_dir():
-                raise _unwritable(path, error) from error
+    with _writing_into(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        for count in itertools.count(1):
+            path = parent / (stem if count == 1 else f"{stem}-{count}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                break
     return path
 
 
@@ -224,11 +211,9 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     with contextlib.ExitStack() as stack:
         if new:
             stack.callback(_remove_if_empty, path)
-        try:
+        with _writing_into(path):
             path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.locked(path / LOCK))
-        except OSError as error:
-            raise _unwritable(path, error) from error
         if new:
             _check_free(folder)  # again: another process may have used it in between
             stack.callback(_remove_unless_begun, folder)
@@ -251,24 +236,21 @@ def _check_free(folder: RunFolder) -> None:
     """Nothing, if a run may begin here: the folder is new, empty, or of a run that never began."""
     path = folder.path
     if folder.begun:
-        raise RunError(
-            f"{path} already contains a run; use `copfl resume {path}`, or name another folder with --out"
-        )
-    try:
-        names = {entry.name for entry in path.iterdir()}
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _unwritable(path, error) from error
+        remedy = f"use `copfl resume {path}`, or name another folder with --out"
+        raise RunError(f"{path} already contains a run; {remedy}")
+    with _writing_into(path):
+        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
     others = sorted(n for n in names - {LOCK, *FILES} if not n.endswith((".part", ".tmp")))
     if others:
-        raise RunError(
-            f"{path} is no run folder and not empty (it contains {', '.join(others[:3])}); name a new folder "
-            "with --out"
-        )
+        content = f"it contains {', '.join(others[:3])}"
+        raise RunError(f"{path} is no run folder and not empty ({content}); name a new folder with --out")
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"cannot write into {path}: {error.strerror or error}; name another folder with --out (--runs of reproduce)"
-    )
+@contextlib.contextmanager
+def _writing_into(path: Path) -> Iterator[None]:
+    """RunError in place of an error of the file system."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "name another folder with --out (--runs of reproduce)"
+        raise RunError(f"cannot write into {path}: {error.strerror or error}; {remedy}") from error

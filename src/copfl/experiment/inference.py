@@ -20,7 +20,7 @@ from copfl.data import reading
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset
 from copfl.engine import checkpoint
-from copfl.errors import DataError, RunError, UsageError
+from copfl.errors import DataError, RunError, UsageError, at_least
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import renamed_tensor
 from copfl.experiment.run import Experiment, prepare
@@ -62,10 +62,8 @@ class RunModels:
             raise UsageError(f"there is no client {number}; the run has clients 0 to {clients - 1}")
         path = self.path / "models" / f"client-{number:04d}.safetensors"
         if not path.is_file():
-            raise RunError(
-                f"{path} does not exist: models are saved when a run ends, unless run.save_models is off. "
-                f"`copfl resume {self.path}` ends it"
-            )
+            reason = "models are saved when a run ends, unless run.save_models is off"
+            raise RunError(f"{path} does not exist: {reason}. `copfl resume {self.path}` ends it")
         try:
             return self._joined(load_file(path))
         except (SafetensorError, KeyError, ValueError) as error:
@@ -91,16 +89,16 @@ class RunModels:
         ids = torch.arange(min(2, clients))
         down, client = algorithm.downlink(server, ids), algorithm.client_init(task)
         models = [algorithm.personal_model(task, client, tree.row(down, row)) for row in ids.tolist()]
-        single = [model for model in models if isinstance(model, torch.Tensor)]
-        if len(single) < len(models):
+        first, last = models[0], models[-1]
+        if isinstance(first, Experts) or isinstance(last, Experts):
             raise UsageError(
                 "its clients predict with a mixture of models; there is no single one to fine-tune"
             )
-        if not torch.equal(single[0], single[-1]):
+        if not torch.equal(first, last):
             raise UsageError(
-                "this algorithm's server sends each client a model of its own, and has none for a new client"
+                "this algorithm's server sends each client its own model, and none to a new client"
             )
-        return single[0]
+        return first
 
     def predict(self, model: Personal, x: NDArray[Any], y: NDArray[Any] | None = None) -> Predictions:
         """The predictions of the model for raw samples, shaped as in the run's data."""
@@ -112,33 +110,30 @@ class RunModels:
         return Predictions(classes, probabilities, None if y is None else float((classes == y).mean()))
 
     def personalize(
-        self, dataset: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0
+        self, data: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0
     ) -> NewClient:
         """The new client's model, fine-tuned on the train samples of this data set."""
-        task, algorithm = self.experiment.task, self.experiment.algorithm
-        if epochs < 1:
-            raise UsageError(f"epochs={epochs} must be at least 1")
-        optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
+        task = self.experiment.task
+        at_least(1, epochs=epochs)
+        optimizer: Optimizer | None = getattr(self.experiment.algorithm, "optimizer", None)
         if optimizer is None:
-            raise UsageError(
-                "the run's algorithm has no optimizer, so a new client cannot be trained with it"
-            )
+            raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
         if lr is not None:
             optimizer = dataclasses.replace(optimizer, lr=lr)  # type: ignore[type-var]
         w = self.new_client()
         samples, test = (
             Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s)))
-            for s in (dataset.train, dataset.test)
+            for s in (data.train, data.test)
         )
-        batch, new_id = self.experiment.loop.batch, self.experiment.clients
-        batches = plan(seed, 0, [new_id], [len(dataset.train)], batch=batch, epochs=epochs)
+        batch, new_id = self.experiment.settings.batch, self.experiment.clients
+        batches = plan(seed, 0, [new_id], [len(data.train)], batch=batch, epochs=epochs)
         moments = begin(optimizer, optimizer.init(w[: task.d]), w[: task.d])
         with torch.no_grad():
             accuracy = [float(task.evaluate(w, test)[1])]
             for epoch in tree.row(batches, 0):
                 w, moments, _ = train(task, optimizer, w, moments, samples, (epoch,))
                 accuracy.append(float(task.evaluate(w, test)[1]))
-        return NewClient(w, accuracy, len(dataset.train), len(dataset.test))
+        return NewClient(w, accuracy, len(data.train), len(data.test))
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
         """The samples of an .npz file, checked against the run's, and whether they have labels."""
@@ -153,10 +148,8 @@ class RunModels:
             dataset = from_arrays(x, y, x, y, name=path.stem)
         given, expected = dataset.train.x, self.experiment.federation.dataset.train.x
         if (given.shape[1:], given.dtype) != (expected.shape[1:], expected.dtype):
-            raise DataError(
-                f"a sample of {path} is {given.dtype} {list(given.shape[1:])}, but one of the run is "
-                f"{expected.dtype} {list(expected.shape[1:])}"
-            )
+            found, wanted = (f"{x.dtype} {list(x.shape[1:])}" for x in (given, expected))
+            raise DataError(f"a sample of {path} is {found}, but one of the run is {wanted}")
         last = self.experiment.task.classes - 1
         if max(int(dataset.train.y.max()), int(dataset.test.y.max())) > last:
             raise DataError(f"{path} has labels above {last}; the run has classes 0 to {last}")

@@ -93,29 +93,19 @@ def migrated(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     result: Tables = {}
     for title, table in tables.items():
         title = TABLES.get(title, title)
-        kinds = (algorithm, title) if title == "algorithm" else (title,)
+        kind = algorithm if title == "algorithm" else title
+        today = result.setdefault(title, {})
         for key, value in table.items():
-            for kind in kinds:
-                key = KEYS.get(kind, {}).get(key, key)
-                if isinstance(value, str):
-                    value = VALUES.get((kind, key), {}).get(value, value)
-            if not _removed(kinds, key, value):
-                result.setdefault(title, {})[key] = value
-        result.setdefault(title, {})
+            key = KEYS.get(kind, {}).get(key, key)
+            if isinstance(value, str):
+                value = VALUES.get((kind, key), {}).get(value, value)
+            if (kind, key) not in REMOVED:
+                today[key] = value
+            elif value != REMOVED[kind, key]:
+                measured = "docs/notes/what-we-tried.md has the measurements"
+                remedy = "leave it out, or run this file with copfl 0.1"
+                raise UsageError(f"{kind}.{key}={value!r} was removed ({measured}); {remedy}")
     return result
-
-
-def _removed(kinds: tuple[str, ...], key: str, value: Any) -> bool:
-    """Whether the option no longer exists; a value that did something is refused."""
-    for kind in kinds:
-        if (kind, key) in REMOVED:
-            if value != REMOVED[kind, key]:
-                raise UsageError(
-                    f"{kind}.{key}={value!r} was removed (docs/notes/what-we-tried.md says what it was measured "
-                    "to do); leave it out, or run this file with copfl 0.1"
-                )
-            return True
-    return False
 
 
 def renamed(record: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
@@ -15,41 +16,35 @@ RECENT = 20  # rounds from which the time left is estimated
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
 
-class Bar:
-    """Round, mean personal accuracy, shared fraction, time left; called with each round as it ends."""
+@contextlib.contextmanager
+def bar(rounds: int, out: IO[str]) -> Iterator[Callable[[Round, float], None]]:
+    """A function that shows a round as it ends: mean personal accuracy, shared fraction, time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    def __init__(self, rounds: int, out: IO[str]) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
+    console, recent = Console(file=out), list[float]()
+    long = console.width >= TEXT_WIDTH
+    columns = (TextColumn("{task.fields[place]}"), BarColumn(20), TextColumn("{task.description}"))
+    progress = Progress(*(columns if console.width >= BAR_WIDTH else columns[::2]), console=console)
+    job = progress.add_task("first round ...", total=rounds, place="")
 
-        console = Console(file=out)
-        self.rounds, self.recent, self.long = rounds, list[float](), console.width >= TEXT_WIDTH
-        columns = (TextColumn("{task.fields[place]}"), BarColumn(20), TextColumn("{task.description}"))
-        shown = columns if console.width >= BAR_WIDTH else columns[::2]
-        self.progress = Progress(*shown, console=console)
-        self.job = self.progress.add_task("first round ...", total=rounds, place="")
-
-    def __enter__(self) -> Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.live.transient = not self.recent  # without a round, the bar disappears
-        self.progress.stop()
-
-    def __call__(self, round: Round, seconds: float) -> None:
-        self.recent = [*self.recent, seconds][-RECENT:]
+    def on_round(round: Round, seconds: float) -> None:
+        recent[:] = [*recent, seconds][-RECENT:]
         done, parts = round.number + 1, []
         accuracy = round.clients.get("accuracy", np.array(np.nan))
         if not np.isnan(accuracy).all():
-            parts.append(f"{'accuracy ' if self.long else ''}{100 * np.nanmean(accuracy):.1f} %")
-        if "shared" in round.federation and self.long:
+            parts.append(f"{'accuracy ' if long else ''}{100 * np.nanmean(accuracy):.1f} %")
+        if "shared" in round.federation and long:
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
-        parts.append(f"{span((self.rounds - done) * sum(self.recent) / len(self.recent))} left")
-        place = f"round {done}/{self.rounds}"
-        self.progress.update(self.job, completed=done, place=place, description=", ".join(parts))
+        parts.append(f"{span((rounds - done) * sum(recent) / len(recent))} left")
+        progress.update(job, completed=done, place=f"round {done}/{rounds}", description=", ".join(parts))
+
+    progress.start()
+    try:
+        yield on_round
+    finally:
+        progress.live.transient = not recent  # without a round, the bar disappears
+        progress.stop()
 
 
 def span(seconds: float) -> str:

@@ -55,9 +55,8 @@ def append(path: Path, record: Record) -> None:
                 file.truncate(start)
                 raise
     except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; free some space, then `copfl resume {path.parent}`"
-        ) from error
+        remedy = f"free some space, then `copfl resume {path.parent}`"
+        raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def read(path: Path) -> list[Record]:
@@ -65,9 +64,8 @@ def read(path: Path) -> list[Record]:
     try:
         *lines, _ = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise RunError(
-            f"cannot read {path}: {error.strerror or error}; is {path.parent} a run folder?"
-        ) from error
+        reason = error.strerror or error
+        raise RunError(f"cannot read {path}: {reason}; is {path.parent} a run folder?") from error
     result = []
     for number, line in enumerate(lines, 1):
         try:
@@ -76,9 +74,8 @@ def read(path: Path) -> list[Record]:
                 raise ValueError(f"it is of round {record['round']}")
             _check(record)
         except ERRORS as error:
-            raise RunError(
-                f"line {number} of {path} is damaged ({error}); restore the file, or start the run again"
-            ) from error
+            remedy = "restore the file, or start the run again"
+            raise RunError(f"line {number} of {path} is damaged ({error}); {remedy}") from error
         for part in {"federation", "mean", "per_client"} & record.keys():
             record[part] = dict(sorted(renamed(record[part], METRICS).items()))
         result.append(record)
@@ -114,9 +111,10 @@ def table(records: list[Record], name: str, clients: int) -> np.ndarray[Any, np.
     for row, record in zip(result, records, strict=True):
         if (values := record["per_client"].get(name)) is not None:
             if max(record["clients"], default=-1) >= clients:
-                raise RunError(
-                    f"round {record['round']} names client {max(record['clients'])}, but there are {clients}: its "
-                    "rounds.jsonl or its partition.json was changed; restore them, or start the run again"
+                problem = (
+                    f"round {record['round']} names client {max(record['clients'])}, but there are {clients}"
                 )
+                changed = "its rounds.jsonl or its partition.json was changed"
+                raise RunError(f"{problem}: {changed}; restore them, or start the run again")
             row[record["clients"]] = [math.nan if v is None else v for v in values]
     return result

@@ -24,13 +24,13 @@ from copfl.engine import autotune, simulate
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
-from copfl.errors import UsageError
+from copfl.errors import RunError, UsageError
 from copfl.experiment import components, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import digest, essential
-from copfl.experiment.loop import Loop, choose_engine, choose_workers, cuda_of, device_of
+from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.wrappers.attacks import Attacked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -45,7 +45,7 @@ class Experiment:
     task: Task
     federation: Federation
     engine: Engine
-    loop: Loop
+    settings: RunSettings
     tables: Tables  # the same as names and numbers, for run.toml
 
     @property
@@ -55,7 +55,7 @@ class Experiment:
     @property
     def cuda(self) -> list[torch.device]:
         """The devices beside the CPU whose random state a round may use."""
-        return cuda_of(self.task)
+        return [self.task.device] if self.task.device.type == "cuda" else []
 
     @property
     def title(self) -> str:
@@ -85,12 +85,9 @@ class Experiment:
     @property
     def contents(self) -> Tables:
         """The content of the data and of the partition, whatever their names."""
-        data, partition = self.federation.dataset, self.federation.partition
-        facts = {"mean": data.mean, "std": data.std, "augment": data.augment}
-        return {
-            "data": {"classes": len(data.classes), **facts},
-            "partition": {"sha256": partition.fingerprint},
-        }
+        data = self.federation.dataset
+        facts = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
+        return {"data": facts, "partition": {"sha256": self.federation.partition.fingerprint}}
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes that a checkpoint must share with the run that continues from it."""
@@ -114,62 +111,71 @@ def prepare(
 ) -> Experiment:
     """The experiment that the tables describe, see `resolve`; a value given here replaces its table.
 
-    Nothing is written, so that what cannot run fails before there is a folder. With `validation`, that fraction of each
-    client's training samples replaces its test samples; a partition that is given has been cut already.
+    Nothing is written, so that what cannot run fails before there is a folder. With `validation`, that
+    fraction of each client's training samples replaces its test samples, except in a given partition.
     """
     data = None if data is None else user_code.as_dataset(data)
-    fixed = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
-    tables, loop, algorithm = components.resolved(layers, {k: v for k, v in fixed.items() if v is not None})
-    torch.set_num_threads(loop.threads)
-    device = device_of(loop.device)
-    if loop.workers > 1 and device.type != "cpu":
-        raise UsageError(
-            f"workers={loop.workers} needs --device cpu; a GPU trains all clients in one process"
-        )
-    if loop.workers > 1 and loop.threads > 1:
-        raise UsageError(f"workers={loop.workers} have one thread each; leave out threads={loop.threads}")
-    precision = loop.precision_on(device)
+    values = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
+    fixed = {kind: value for kind, value in values.items() if value is not None}
+    tables, settings, algorithm = components.resolved(layers, fixed)
+    torch.set_num_threads(settings.threads)
+    device = device_of(settings.device)
+    threads, workers = settings.threads, settings.workers
+    if workers > 1 and device.type != "cpu":
+        raise UsageError(f"workers={workers} needs --device cpu; a GPU trains all clients in one process")
+    if workers > 1 and threads > 1:
+        raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
+    precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     if partition is None:
-        partition = components.build_partition(tables["partition"], dataset, loop)
+        partition = components.build_partition(tables["partition"], dataset, settings)
         if validation:
-            partition = hold_out(partition, validation, dataset, loop.seed)
+            partition = hold_out(partition, validation, dataset, settings.seed)
     federation = Federation(dataset, partition, device)
     shape, classes = federation.shape, len(dataset.classes)
-    module = (
-        components.build_model(tables["model"], shape, classes, loop.seed)
-        if model is None
-        else user_code.model_of(model, shape, classes, loop.seed, {})
-    )
+    if model is None:
+        model = components.build_model(tables["model"], shape, classes, settings.seed)
     task = task_of(
-        module,
+        user_code.model_of(model, shape, classes, settings.seed, {}),
         classes,
         mean=dataset.mean,
         std=dataset.std,
         head=tables["model"].get("head"),
-        buffers=loop.buffers,
+        buffers=settings.buffers,
         device=device,
-        dtype=loop.dtype,
+        dtype=settings.dtype,
     )
     if public := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unassigned(public))
-    algorithm = components.build_wrappers(algorithm, tables, task, federation, loop)
-    engine = choose_engine(loop, task, federation, algorithm)
+    algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
+    load = {"batch": settings.batch, "participants": settings.participants, "rounds": settings.rounds}
+    engine = autotune.choose_engine(
+        algorithm,
+        task,
+        federation,
+        engine=settings.engine,
+        chunk=settings.chunk,
+        mkldnn=settings.mkldnn,
+        **load,
+    )
     if engine.name != "sequential":
         samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
         task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, samples)
     if precision == "bf16" and task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
-    loop = dataclasses.replace(
-        loop,
+    if not workers and threads == 1:
+        states = federation.clients if settings.store == "memory" else 0
+        workers = autotune.processes(algorithm, task, federation, engine, **load, states=states)
+    settings = dataclasses.replace(
+        settings,
         device=str(device),
         engine=engine.name,
         chunk=engine.chunk,
         precision=precision,
         mkldnn="on" if autotune.mkldnn_enabled() else "off",
-        workers=loop.workers or choose_workers(loop, task, federation, algorithm, engine),
+        workers=workers or 1,
     )
-    return Experiment(algorithm, task, federation, engine, loop, {**tables, "run": vars(loop)})
+    return Experiment(algorithm, task, federation, engine, settings, {**tables, "run": vars(settings)})
 
 
 @dataclass(eq=False)
@@ -230,7 +236,7 @@ def run(
     nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
     Dataset, a pair (train, test) of torch Datasets, or arrays (x, y).
 
-    `settings` are those of the loop (rounds, seed, batch, ...; see Loop), and tables for the rest:
+    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`.
     """
@@ -271,8 +277,8 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
     layers = [folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
     experiment = prepare(layers, partition=folder.partition(), **values)
-    if rounds is not None:
-        folder.check_rounds(rounds)
+    if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
+        raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
 
 
@@ -283,10 +289,10 @@ def execute(
     executor: simulate.Executor | None = None,
 ) -> Result:
     """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients."""
-    e, loop = experiment, experiment.loop
-    if loop.store == "disk" and folder is None:
+    e, settings = experiment, experiment.settings
+    if settings.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
-    disk = folder.states if folder is not None and loop.store == "disk" else None
+    disk = folder.states if folder is not None and settings.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
     result = Result(e, [], state, None if folder is None else folder.path)
     fingerprints = {} if folder is None else e.fingerprints()
@@ -303,25 +309,27 @@ def execute(
             result.seconds.append(seconds)
             if folder is not None:
                 folder.append(result.records[-1], seconds)
-                if state.round % loop.checkpoint_every == 0 or state.round == loop.rounds:
+                if state.round % settings.checkpoint_every == 0 or state.round == settings.rounds:
                     folder.checkpoint(state, fingerprints)
             if on_round is not None:
                 on_round(round, seconds)
-    if folder is not None and loop.save_models:
+    if folder is not None and settings.save_models:
         folder.save_models(e.algorithm, e.task, state, e.clients)
     return result
 
 
 def setting_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
-    return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.loop.seed, e.loop.batch)
+    return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.settings.seed, e.settings.batch)
 
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
     """The rounds that are left. Randomness in the model, such as dropout, depends on seed and round only."""
-    loop, external = e.loop, executor is not None
-    parallel = loop.workers > 1 and state.round < loop.rounds and not external
-    workers = Workers(setting_of(e), state, loop.workers) if parallel else contextlib.nullcontext(executor)
+    settings, external = e.settings, executor is not None
+    parallel = settings.workers > 1 and state.round < settings.rounds and not external
+    workers = (
+        Workers(setting_of(e), state, settings.workers) if parallel else contextlib.nullcontext(executor)
+    )
     with workers as executor:
         rounds = simulate.simulate(
             e.algorithm,
@@ -329,18 +337,18 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
             e.federation,
             e.engine,
             state,
-            rounds=loop.rounds,
-            seed=loop.seed,
-            batch=loop.batch,
-            participation=loop.participation,
-            eval_every=loop.eval_every,
-            eval_models=loop.eval_models,
+            rounds=settings.rounds,
+            seed=settings.seed,
+            batch=settings.batch,
+            participation=settings.participation,
+            eval_every=settings.eval_every,
+            eval_models=settings.eval_models,
             executor=executor,
         )
         if external:  # the executor seeds the models
             yield from rounds
-        while state.round < loop.rounds:
+        while state.round < settings.rounds:
             with torch.random.fork_rng(e.cuda):
-                torch.manual_seed(int(hashed(loop.seed, MODEL, state.round)))
+                torch.manual_seed(int(hashed(settings.seed, MODEL, state.round)))
                 round = next(rounds)
             yield round

@@ -16,14 +16,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from copfl.engine.rounds import Round
-from copfl.errors import RunError, UsageError, unknown
+from copfl.errors import RunError, UsageError, one_of
+from copfl.experiment.records import append
 from copfl.files import write_bytes
 
 MEMORY = "track.json"
 Log = Callable[[int, dict[str, float]], None]  # a round, from 1, and its metrics by name
-Opened = tuple[
-    Log, Callable[[], None], str
-]  # also: the function that closes the tracker, and its id of the run
+Opened = tuple[Log, Callable[[], None], str]  # with the function that closes it, and its id of the run
 
 
 class Run(NamedTuple):
@@ -71,9 +70,8 @@ def _ids(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        raise RunError(
-            f"{folder / MEMORY} cannot be read ({error}); delete it and name the trackers by --track"
-        ) from error
+        remedy = "delete it and name the trackers by --track"
+        raise RunError(f"{folder / MEMORY} cannot be read ({error}); {remedy}") from error
 
 
 def metrics(round: Round, seconds: float) -> dict[str, float]:
@@ -93,16 +91,7 @@ def _jsonl(_: ModuleType, run: Run) -> Opened:
         lines = path.read_text("utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["round"] < run.first]
         write_bytes(path, "".join(kept).encode(), durable=False)
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed with the run
-
-    def log(round: int, values: dict[str, float]) -> None:
-        try:
-            file.write(json.dumps({"round": round, **values}, separators=(",", ":")) + "\n")
-            file.flush()
-        except OSError as error:
-            raise RunError(f"cannot write {file.name}: {error.strerror or error}; free some space") from error
-
-    return log, file.close, path.name
+    return lambda round, values: append(path, {"round": round, **values}), lambda: None, path.name
 
 
 def _tensorboard(module: ModuleType, run: Run) -> Opened:
@@ -128,8 +117,8 @@ def _mlflow(module: ModuleType, run: Run) -> Opened:
 
 def _wandb(module: ModuleType, run: Run) -> Opened:
     known = {} if run.id is None else {"id": run.id, "resume": "allow"}
-    where = {"project": "copfl", "name": run.folder.name, "dir": str(run.folder)}
-    started = module.init(**where, config=run.settings, **known)
+    where = {"project": "copfl", "name": run.folder.name, "dir": str(run.folder), **known}
+    started = module.init(**where, config=run.settings)
     return lambda round, values: started.log(values, step=round), started.finish, started.id
 
 
@@ -143,8 +132,7 @@ TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Run], Opened]]] = {
 
 
 def _module(name: str) -> ModuleType:
-    if name not in TRACKERS:
-        raise unknown("tracker", name, TRACKERS)
+    one_of(TRACKERS, tracker=name)
     try:
         return importlib.import_module(TRACKERS[name][0])
     except ImportError as error:

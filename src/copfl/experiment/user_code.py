@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,15 @@ def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
-        value: Any = importlib.import_module(module)
+        with _calling(kind, reference, "importing it", ModuleNotFoundError):
+            value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
-        remedy = (
-            f"copfl searches the installed packages and {folder}; start it in the folder that contains {missing}"
-            if module == missing or module.startswith(missing + ".")
-            else f"pip install {missing.partition('.')[0]}"
-        )
+        remedy = f"pip install {missing.partition('.')[0]}"
+        if module == missing or module.startswith(missing + "."):
+            searched = f"copfl searches the installed packages and {folder}"
+            remedy = f"{searched}; start it in the folder that contains {missing}"
         raise UsageError(f'{kind} "{reference}": there is no module {missing}; {remedy}') from error
-    except Exception as error:  # whatever the user's code raises
-        raise failed(kind, reference, "importing it", error) from error
     for name in path.split("."):
         if not hasattr(value, name):
             known = [n for n, v in vars(value).items() if not n.startswith("_") and not inspect.ismodule(v)]
@@ -104,26 +103,25 @@ def model_of(
     if isinstance(given, nn.Module):
         return given
     if not callable(given):
-        raise UsageError(
-            f'"{name}" is {type(given).__name__}; a model is an nn.Module, or a function that makes one'
-        )
+        kind = type(given).__name__
+        raise UsageError(f'"{name}" is {kind}; a model is an nn.Module, or a function that makes one')
     facts = {"shape": shape, "classes": classes}
     known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
-    with torch.random.fork_rng(devices=[]):
+    doing = f"making it for samples of shape {list(shape)}"
+    with torch.random.fork_rng(devices=[]), _calling("model", name, doing):
         torch.manual_seed(seed)
-        model = _called(
-            given, {**known, **options}, "model", name, f"making it for samples of shape {list(shape)}"
-        )
+        model = given(**known, **options)
     if not isinstance(model, nn.Module):
         raise UsageError(f'"{name}" gave {type(model).__name__}; a model is a torch nn.Module')
     return model
 
 
 def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], name: str) -> Dataset:
-    """The data set that a value is, or that a function loads; `data_dir` is passed if it has that parameter."""
+    """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter."""
     if isinstance(given, type) or (callable(given) and not hasattr(given, "__getitem__")):
         keywords = {"data_dir": folder, **options} if "data_dir" in takes(given) else options
-        given = _called(given, keywords, "data", name, "loading it")
+        with _calling("data", name, "loading it"):
+            given = given(**keywords)
     elif options:
         raise UsageError(f'"{name}" is no function, so it has no option "{next(iter(options))}"')
     return as_dataset(given, name.rpartition(":")[2].rpartition(".")[2])
@@ -157,25 +155,19 @@ def _has_items(value: object) -> bool:
     return items and not isinstance(value, np.ndarray | Tensor | str | tuple | list | dict)
 
 
-def _called(
-    function: Callable[..., Any], keywords: Mapping[str, Any], kind: str, name: str, doing: str
-) -> Any:
-    """The result of the user's function; a UsageError if it raises one."""
+@contextlib.contextmanager
+def _calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
+    """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
     try:
-        return function(**keywords)
-    except CopflError:
-        raise
+        yield
     except Exception as error:
-        raise failed(kind, name, doing, error) from error
-
-
-def failed(kind: str, reference: str, doing: str, error: Exception) -> UsageError:
-    """The error for the user's code that raised one, with the line that did."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    file, line = (frames[-1].filename, frames[-1].lineno) if frames else ("?", None)
-    text: object = error
-    if isinstance(error, SyntaxError):
-        file, line, text = error.filename or "?", error.lineno, error.msg
-    return UsageError(
-        f'{kind} "{reference}": {doing} raised {type(error).__name__}: {text} ({file}, line {line})'
-    )
+        if isinstance(error, (CopflError, *others)):
+            raise
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")
+        ]
+        file, line, text = frames[-1].filename, frames[-1].lineno, str(error)
+        if isinstance(error, SyntaxError):
+            file, line, text = error.filename or "?", error.lineno, error.msg
+        raised = f"{type(error).__name__}: {text} ({file}, line {line})"
+        raise UsageError(f'{kind} "{name}": {doing} raised {raised}') from error

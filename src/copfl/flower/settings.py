@@ -18,7 +18,7 @@ from copfl.data.reading import npz_arrays
 from copfl.errors import DataError, UsageError, above, at_least, one_of
 from copfl.experiment import components, migration
 from copfl.experiment.config import Tables, checked
-from copfl.experiment.loop import Loop
+from copfl.experiment.run_settings import RunSettings
 
 
 def is_plain_name(run: str) -> bool:
@@ -73,7 +73,7 @@ class RunConfig:
     def selected(self) -> int:
         """Number of clients that a round selects."""
         names = ("clients", "rounds", "seed", "batch", "participation")
-        return Loop(**{name: getattr(self, name) for name in names}).participants
+        return RunSettings(**{name: getattr(self, name) for name in names}).participants
 
     @property
     def minimum(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from copfl.errors import unknown
+from copfl.errors import one_of
 from copfl.experiment.config import Tables, read_toml
 
 
@@ -16,6 +16,5 @@ def names() -> list[str]:
 
 def preset(name: str) -> Tables:
     """The tables of a preset."""
-    if name not in names():
-        raise unknown("preset", name, names())
-    return read_toml((resources.files(__name__) / f"{name}.toml").read_text("utf-8"), f"preset {name}")
+    one_of(names(), preset=name)
+    return read_toml((resources.files(__name__) / f"{name}.toml").read_bytes(), f"preset {name}")

@@ -1,0 +1,73 @@
+"""`copfl data`: check which data sets exist, and download one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from copfl.cli import options
+from copfl.cli.options import DataDir
+
+app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
+app.callback(invoke_without_command=True)(options.help_without_command)
+
+
+@app.command("check")
+def check(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A data set, an .npz file or an image folder; default: all data sets."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Check which files of a data set exist, and that they are complete."""
+    from copfl.data import datasets
+    from copfl.errors import DataError
+
+    if name is not None:
+        print(datasets.check(name, _folder(data_dir)))
+        return
+    for known in datasets.describe():
+        try:
+            print(datasets.check(known, _folder(data_dir)), flush=True)
+        except DataError as error:
+            print(f"not usable: {error}", flush=True)
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A data set with a published address.")],
+    data_dir: DataDir = None,
+    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
+) -> None:
+    """Download a data set and check it; an interrupted download continues."""
+    from copfl.data import download
+    from copfl.errors import UsageError
+
+    folder = _folder(data_dir)
+    if folder is None:
+        raise UsageError(
+            "name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA"
+        )
+    if not sys.stderr.isatty():
+        print(download.get(name, folder, url=url))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task(name, total=None)
+        path = download.get(
+            name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url
+        )
+    print(path)
+
+
+def _folder(data_dir: Path | None) -> Path | None:
+    named = os.environ.get("COPFL_DATA")
+    return data_dir or (Path(named) if named else None)

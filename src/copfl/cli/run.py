@@ -1,0 +1,111 @@
+"""`copfl run` and `copfl resume`. Torch is imported only when one of them is called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from copfl.cli import options
+from copfl.cli.options import FEDERATION, OUTPUT, TRAINING, AsJson, Quiet, option
+
+if TYPE_CHECKING:
+    from copfl.engine.rounds import Round
+    from copfl.experiment.folder import RunFolder
+    from copfl.experiment.run import Experiment
+
+
+@options.takes_run_options
+def run(
+    *,
+    tables: options.Tables,
+    algorithm: options.Algorithm = None,
+    seed: Annotated[int | None, option(TRAINING, "Seed of all randomness, from 0; default: 0.")] = None,
+    config: Annotated[
+        Path | None, option(TRAINING, "A run.toml; options on the line override it.", "--config", "-c")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        option(TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."),
+    ] = None,
+    out: Annotated[
+        Path | None, option(OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o")
+    ] = None,
+    track: Annotated[
+        list[str] | None, option(OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a federation; without options, CO-PFL on digits."""
+    from copfl.experiment import config as configure
+    from copfl.experiment import folder as run_folder
+    from copfl.experiment import presets
+    from copfl.experiment.run import prepare
+
+    # On the command line only: a Python program without a main guard would start itself in each process.
+    layers: list[options.Tables] = [{"run": {"workers": 0}}]
+    if preset is not None:
+        layers.append(presets.preset(preset))
+    if config is not None:
+        layers.append(configure.read_file(config))
+    line = options.tables_of(algorithm=algorithm, seed=seed)
+    prepared = prepare([*layers, line, tables])
+    target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+    with run_folder.claimed(target, new=True) as folder:
+        _train(prepared, folder, track or [], quiet, as_json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    *,
+    rounds: Annotated[
+        int | None, option(FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r")
+    ] = None,
+    track: Annotated[
+        list[str] | None, option(OUTPUT, "Another tracker; the run's own continue anyway.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a stopped run.
+
+    Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
+    """
+    from copfl.experiment import folder as run_folder
+    from copfl.experiment.run import reopen
+
+    with run_folder.claimed(run, new=False) as folder:
+        _train(reopen(folder, rounds), folder, track or [], quiet, as_json)
+
+
+def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
+    """Trains with a progress bar on a terminal, logs every round to the trackers, and prints the result."""
+    from copfl.errors import Stopped, stoppable
+    from copfl.experiment.progress import bar
+    from copfl.experiment.run import execute
+    from copfl.experiment.trackers import tracking
+    from copfl.report import summary
+
+    try:
+        with stoppable(), contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(tracking(track, folder.path, prepared.tables))]
+            if not (quiet or as_json) and sys.stderr.isatty():
+                listeners.append(stack.enter_context(bar(prepared.settings.rounds, sys.stderr)))
+
+            def on_round(round: Round, seconds: float) -> None:
+                for listener in listeners:
+                    listener(round, seconds)
+
+            result = execute(prepared, folder, on_round)
+    except Stopped:
+        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
+        raise Stopped(how) from None
+    if as_json:
+        print(json.dumps(summary.as_json(result)))
+    elif not quiet:
+        summary.show(result, sys.stdout)

@@ -346,10 +346,10 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
     nodes = write_nodes(federation, tmp_path / "n")
     _, _, _, transport = play(CONFIG, nodes, tmp_path / "runs")
     first = next(p for n, q, p in transport.sent if n == 100 and q == "train")
+    fields = {**wire.opened_head(first), "run": "../other"}
+    head = wire._canonical({**fields, "sha256": wire._checksum(fields, first.body)})
     with pytest.raises(WireError, match="not a plain name"):
-        node.local_update(
-            settings_of(CONFIG), nodes[0], first._replace(head={**first.head, "run": "../other"})
-        )
+        node.local_update(settings_of(CONFIG), nodes[0], first._replace(head=head))
     assert not (tmp_path / "n" / "other").exists()
 
 

@@ -30,10 +30,10 @@ def snapshots_of(e: Experiment) -> list[replay.RoundSnapshot]:
 def values_of(e: Experiment) -> tuple[list[Any], Result]:
     """The values of no client and of all in each round, and the run."""
     values: list[Any] = []
-    found = replay.observed(
+    result, _ = replay.observed(
         e, lambda number, snapshot: values.append(snapshot.value([frozenset(), frozenset(snapshot.players)]))
     )
-    return values, found.result
+    return values, result
 
 
 def same(a: Any, b: Any) -> bool:
@@ -52,11 +52,11 @@ def same(a: Any, b: Any) -> bool:
 def test_of_all_uploads_the_servers_own_step_comes_out_bit_for_bit(name: str, engine: str) -> None:
     e = experiment(ALGORITHMS[name](), **ENGINES[engine], rounds=3)
     seen: list[list[int]] = []
-    found = replay.observed(e, lambda number, snapshot: seen.append(snapshot.players))
-    assert found.exact
+    result, exact = replay.observed(e, lambda number, snapshot: seen.append(snapshot.players))
+    assert exact
     plain = execute(e, None)
-    assert same(found.result.state.server, plain.state.server)
-    assert found.result.records == plain.records
+    assert same(result.state.server, plain.state.server)
+    assert result.records == plain.records
     assert seen == [record["clients"] for record in plain.records]
 
 

@@ -24,6 +24,7 @@ from copfl.data.corruptions import CORRUPTIONS
 from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, describe, load
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
+from copfl.experiment.components import build_data
 from tests.data.files import Payload, assert_well_formed, saved, write_image
 
 REAL = Path(os.environ.get("COPFL_DATA", "/nonexistent"))
@@ -516,10 +517,10 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
 def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='did you mean "cifar10"'):
         load("cifar_10")
-    with pytest.raises(UsageError, match='no option of data set mini_imagenet "sizee"; did you mean "size"'):
-        load("mini_imagenet", tmp_path, sizee=32)
+    with pytest.raises(UsageError, match='no mini_imagenet option "sizee"; did you mean "size"'):
+        build_data({"name": "mini_imagenet", "sizee": 32})
     with pytest.raises(UsageError, match="Known: none"):
-        load("digits", size=3)
+        build_data({"name": "digits", "size": 3})
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "no" / "such")
 
@@ -538,8 +539,8 @@ def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     ],
 )
 def test_misfit_options(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(options))} is"):
-        load(name, tmp_path, **options)
+    with pytest.raises(UsageError, match=f"{next(iter(options))}=.* must be "):
+        build_data({"name": name, "dir": str(tmp_path), **options})
 
 
 def test_describe_and_check(tmp_path: Path) -> None:

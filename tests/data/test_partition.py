@@ -23,7 +23,6 @@ from copfl.data.partition import (
     dirichlet,
     hold_out,
     iid,
-    partition,
 )
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, RunError, UsageError
@@ -382,11 +381,11 @@ keywords = st.sampled_from(
 @given(keywords, st.integers(1, 9), st.integers(0, 2**40))
 def test_the_seed_is_everything(scheme: tuple[str, dict[str, Any]], clients: int, seed: int) -> None:
     name, options = scheme
-    first = partition(name, SMALL, clients, seed, **options)
+    first = SCHEMES[name](SMALL, clients, seed, **options)
     np.random.default_rng().random(seed % 5)
-    assert partition(first.scheme, SMALL, first.clients, **first.keywords).fingerprint == first.fingerprint
+    assert SCHEMES[first.scheme](SMALL, first.clients, **first.keywords).fingerprint == first.fingerprint
     if clients > 2:
-        other = partition(name, SMALL, clients, seed + 1, **options)
+        other = SCHEMES[name](SMALL, clients, seed + 1, **options)
         assert [part.tolist() for part in other.train] != [part.tolist() for part in first.train]
     for part in (*first.train, *first.test):
         assert part.dtype == np.int64
@@ -396,17 +395,12 @@ def test_the_seed_is_everything(scheme: tuple[str, dict[str, Any]], clients: int
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_no_scheme_allows(scheme: str) -> None:
     with pytest.raises(UsageError, match="clients=0 must be a number of at least 1"):
-        partition(scheme, SMALL, 0, 0)
+        SCHEMES[scheme](SMALL, 0, 0)
     with pytest.raises(UsageError, match="seed=-1 must be a number of at least 0"):
-        partition(scheme, SMALL, 2, -1)
+        SCHEMES[scheme](SMALL, 2, -1)
     empty = samples(np.empty(0, np.int64))
     with pytest.raises(DataError, match="0 test samples"):
-        partition(scheme, Dataset("toy", SMALL.train, empty, SMALL.classes), 2, 0)
-
-
-def test_unknown_schemes() -> None:
-    with pytest.raises(UsageError, match=r'no partition "clases"; did you mean "classes"\?'):
-        partition("clases", SMALL, 2, 0)
+        SCHEMES[scheme](Dataset("toy", SMALL.train, empty, SMALL.classes), 2, 0)
 
 
 # --- validation
@@ -416,7 +410,7 @@ def test_unknown_schemes() -> None:
 @given(keywords, st.integers(1, 9), st.floats(0.01, 0.99), st.integers(0, 99))
 def test_hold_out(scheme: tuple[str, dict[str, Any]], clients: int, fraction: float, seed: int) -> None:
     name, options = scheme
-    whole = partition(name, SMALL, clients, seed, **options)
+    whole = SCHEMES[name](SMALL, clients, seed, **options)
     split = hold_out(whole, fraction, SMALL, seed)
     assert split.test_from == "train"
     assert split.tested(SMALL) is SMALL.train
@@ -462,7 +456,7 @@ def test_round_trip(
 ) -> None:
     name, options = scheme
     path = tmp_path_factory.mktemp("partition") / "new folder" / "split.json"
-    split = partition(name, SMALL, clients, seed, **options)
+    split = SCHEMES[name](SMALL, clients, seed, **options)
     if validation:
         split = hold_out(split, 0.2, SMALL, seed)
     split.save(path)

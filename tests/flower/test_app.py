@@ -24,11 +24,10 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     app = read_app(folder)
     settings = settings_of(app["config"])
     assert (settings.config.rounds, settings.shape, settings.task.classes) == (7, (1, 8, 8), 10)
-    assert app["config"]["options.rate"] == 0.1
-    assert (
-        app["config"]["options.budget"] == 0.5
-    )  # whatever can be set is written, for Flower overrides nothing else
-    assert app["config"]["optimizer.name"] == "mamo"
+    assert app["config"]["options"]["rate"] == 0.1
+    # Whatever can be set is written, for Flower overrides nothing else.
+    assert app["config"]["options"]["budget"] == 0.5
+    assert app["config"]["optimizer"]["name"] == "mamo"
     assert app["secure"] is False
     assert not (folder / "keys").exists()
     with pytest.raises(RunError, match="holds an app already"):
@@ -142,7 +141,7 @@ def test_the_command_line_writes_an_app(tmp_path: Path, capsys: pytest.CaptureFi
     assert done.code == 0, done.err
     assert "copfl federate up" in done.out
     config = read_app(tmp_path / "app")["config"]
-    assert (config["wire"], config["options.rate"], config["model"]) == ("fp16", 0.1, "mlp")
+    assert (config["wire"], config["options"]["rate"], config["model"]) == ("fp16", 0.1, "mlp")
     wrong = called(capsys, "federate", "init", tmp_path / "b", "-s", "rounds")
     assert "must have the form KEY=VALUE" in wrong.err
 

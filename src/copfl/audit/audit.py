@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,13 +54,14 @@ class Cache:
             write_bytes(self.folder / f"{name}.json", json.dumps(content).encode(), durable=False)
         return content
 
-    def run(self, name: str, rounds: int, work: Callable[[OnRound], Result]) -> Metrics:
+    def run(self, name: str, rounds: int, work: Callable[[OnRound], Result | Metrics]) -> Metrics:
         """The metrics of a run, which `work` carries out if they are not stored."""
         known = self.get(f"{name}-{rounds}")
-        if known is None:
-            return dict(self.put(f"{name}-{rounds}", metrics_of(work(lambda round, seconds: self.tick(1)))))
-        self.tick(rounds)
-        return dict(known)
+        if known is not None:
+            self.tick(rounds)
+            return dict(known)
+        done = work(lambda round, seconds: self.tick(1))
+        return dict(self.put(f"{name}-{rounds}", metrics_of(done) if isinstance(done, Result) else done))
 
 
 def metrics_of(result: Result) -> Metrics:
@@ -109,22 +110,18 @@ class Audit(NamedTuple):
         return [name for name in CONTRIBUTIONS if name in self.seeds[0].values]
 
     def mean(self, kind: str, name: str) -> Numbers:
-        """Over the seeds, [clients]; kind is "scores", "values" or "errors"."""
+        """Over the seeds; [clients] of "scores", "values" and "errors", one of "next_round" and "halves"."""
         found = np.stack([getattr(seed, kind)[name] for seed in self.seeds])
         return np.sqrt((found**2).sum(0)) / len(found) if kind == "errors" else mean_of_known(found)
 
     def correlation(self, measure: stats.Measure, score: str, contribution: str) -> stats.Correlation:
         """Of a score with a contribution, over the clients."""
-        left, right = ([s.scores[score] for s in self.seeds], [s.values[contribution] for s in self.seeds])
+        left, right = [s.scores[score] for s in self.seeds], [s.values[contribution] for s in self.seeds]
         return stats.correlation(measure, left, right)
 
     def between_seeds(self, kind: str, name: str) -> float:
         """The rank correlation of the clients between seeds; nan of one seed."""
         return stats.agreement(np.stack([getattr(seed, kind)[name] for seed in self.seeds]))
-
-    def mean_of(self, kind: str, name: str) -> float:
-        """The mean over seeds of a number of each score; kind is "next_round" or "halves"."""
-        return float(mean_of_known(np.array([getattr(seed, kind)[name] for seed in self.seeds])))
 
 
 def run_audit(
@@ -132,36 +129,30 @@ def run_audit(
     *,
     seeds: Sequence[int] = (),
     baselines: Sequence[str] | None = None,
-    retrain: bool = True,
-    sampling: Sampling = DEFAULT,
     cache: Path | None = None,
-    start: Callable[[int], Tick] | None = None,
-    **values: Any,
+    values: Mapping[str, Any] | None = None,
+    **how: Any,
 ) -> Audit:
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
     `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for
-    FedCE. `start` receives the number of rounds to run and returns the function to call as they are done.
-    Values that were passed to `run` (`algorithm`, `data`, `model`) are passed again.
+    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `how`: see `audit`.
     """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
     lines, rounds = records.read(path / "rounds.jsonl"), int(tables["run"]["rounds"])
     if len(lines) < rounds:
-        raise RunError(
-            f"{path} has {len(lines)} of {rounds} rounds; `copfl resume {path}` completes it, then audit it"
-        )
+        missing = f"{path} has {len(lines)} of {rounds} rounds"
+        raise RunError(f"{missing}; `copfl resume {path}` completes it, then audit it")
     if (evaluated := tables["run"].get("eval_models", "all")) != "all":
-        raise UsageError(
-            f'{path} evaluated less than an audit needs (eval_models="{evaluated}"); run it again with '
-            "--set run.eval_models=all"
-        )
+        less = f'{path} evaluated less than an audit needs (eval_models="{evaluated}")'
+        raise UsageError(f"{less}; run it again with --set run.eval_models=all")
     own, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
     if baselines is None:
         baselines = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
     if baselines and not own:
         raise UsageError(
-            "the run's algorithm is a Python value, so baselines cannot be run; use --baselines none"
+            "the run's algorithm is a Python value, so it has no baselines; use --baselines none"
         )
 
     def make(seed: int, algorithm: str | None) -> Experiment:
@@ -169,18 +160,12 @@ def run_audit(
         layers = [tables, {"run": {"workers": 1, "store": "memory", "seed": seed}}]
         if algorithm not in (None, own):  # with the run's optimizer, so that only the score differs
             layers += [{"algorithm": {"name": algorithm}}, {"optimizer": tables["optimizer"]}]
-        return prepare(layers, partition=partition, **values)
+        return prepare(layers, partition=partition, **(values or {}))
 
-    return audit(
-        make,
-        list(dict.fromkeys([seed, *seeds])),
-        baselines=baselines,
-        retrain=retrain,
-        sampling=sampling,
-        cache=cache or path / "audit",
-        start=start,
-        recorded=records.table(lines, "weight", len(partition.train)),
-    )
+    every_seed = list(dict.fromkeys([seed, *seeds]))
+    recorded = records.table(lines, "weight", len(partition.train))
+    cache = cache or path / "audit"
+    return audit(make, every_seed, baselines=baselines, cache=cache, recorded=recorded, **how)
 
 
 def audit(
@@ -198,6 +183,7 @@ def audit(
 ) -> Audit:
     """The audit of the experiments that `make` returns for each seed, and for each baseline if it gets its name.
 
+    `start` receives the number of rounds to run and returns the function to call as they are done.
     `recorded` are the weights in the folder of the first seed's run, with which its repetition is compared.
     """
     first = make(seeds[0], None)
@@ -206,85 +192,81 @@ def audit(
     runs = 1 + len(baselines) + retrain * first.clients
     tick = (lambda done: None) if start is None else start(len(seeds) * runs * rounds)
     stored = Cache(None if cache is None else cache / identity, tick)
+
+    def baseline(seed: int, name: str, on_round: OnRound) -> Result:
+        return execute(make(seed, name), None, on_round)
+
     found = []
     for seed in seeds:
         e = first if seed == seeds[0] else make(seed, None)
-        run = _observed(e, seed, sampling, stored)
+        observe = partial(_observed, e, f"seed-{seed}-shapley-{digest(sampling)}", sampling, stored)
+        run = stored.run(f"seed-{seed}-run-{digest(sampling)}", rounds, observe)
         reproduced = None
         if recorded is not None and seed == seeds[0]:
             weights = np.array(run["scores"]["weight"], np.float64)
             reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
         for name in baselines:
-
-            def work(on_round: OnRound, seed: int = seed, name: str = name) -> Result:
-                return execute(make(seed, name), None, on_round)
-
-            scores = stored.run(f"seed-{seed}-{name}", rounds, work)["scores"]
+            scores = stored.run(f"seed-{seed}-{name}", rounds, partial(baseline, seed, name))["scores"]
             run["scores"] |= {f"{name} {score}": rows for score, rows in scores.items()}
-        found.append(_one_seed(e, seed, run, retrain, sampling, stored)._replace(reproduced=reproduced))
+        without = []
+        for client in range(first.clients) if retrain else ():
+            work = partial(replay.without, e, [client])
+            without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
+        found.append(_one_seed(seed, run, without, reproduced))
     clients = list(names) or [f"client {client}" for client in range(first.clients)]
     return Audit(title or first.title, rounds, clients, sampling, found)
 
 
-def _one_seed(
-    e: Experiment, seed: int, run: Metrics, retrain: bool, sampling: Sampling, cache: Cache
-) -> Seed:
-    rounds = e.settings.rounds
-    shapley_of = [cache.get(_round_name(seed, sampling, number)) for number in range(rounds)]
-    value, square = np.zeros((e.clients, 2)), np.zeros((e.clients, 2))
-    for one in shapley_of:
+def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_round: OnRound) -> Metrics:
+    """The metrics of the run and the Shapley values of each round, which are also in the cache."""
+    rounds = []
+
+    def observe(number: int, snapshot: replay.RoundSnapshot) -> None:
+        one = cache.get(f"{name}-round-{number}")
+        if one is None:
+            players = snapshot.players
+            found = shapley(snapshot.value, players, sampling._replace(seed=sampling.seed + number))
+            one = cache.put(f"{name}-round-{number}", plain({"players": players, **found._asdict()}))
+        rounds.append(one)
+        cache.tick(1)
+
+    result, exact = replay.observed(e, observe)
+    return {**metrics_of(result), "exact": exact, "shapley": rounds}
+
+
+def _one_seed(seed: int, run: Metrics, without: Sequence[Metrics], reproduced: bool | None) -> Seed:
+    accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
+    clients = len(accuracies["accuracy"])
+    value, square = np.zeros((clients, 2)), np.zeros((clients, 2))
+    for one in run["shapley"]:
         value[one["players"]] += np.array(one["value"])
         square[one["players"]] += np.array(one["error"]) ** 2
     values = {"shapley_global": value[:, 0], "shapley_personal": value[:, 1]}
     errors = {"shapley_global": np.sqrt(square[:, 0]), "shapley_personal": np.sqrt(square[:, 1])}
-    accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
-    for client in range(e.clients) if retrain else ():
-        name = f"seed-{seed}-without-{client}"
-        left = cache.run(name, rounds, partial(replay.without, e, [client]))
+    for client, left in enumerate(without):
         gains = {name: own - np.array(left[name], np.float64) for name, own in accuracies.items()}
         gains["accuracy"] = np.delete(gains["accuracy"], client)
         for name, kind in (("leave_one_out_others", "accuracy"), ("leave_one_out_global", "accuracy_global")):
             mean, error = _with_error(gains[kind])
-            values.setdefault(name, np.zeros(e.clients))[client] = mean
-            errors.setdefault(name, np.zeros(e.clients))[client] = error
+            values.setdefault(name, np.zeros(clients))[client] = mean
+            errors.setdefault(name, np.zeros(clients))[client] = error
     weights = {name: relative_weights(np.array(rows, np.float64)) for name, rows in run["scores"].items()}
+
+    def halves(rows: Numbers) -> Numbers:
+        return np.stack([mean_of_known(half) for half in np.split(rows, [len(rows) // 2]) if len(half)])
+
     return Seed(
         seed=seed,
         exact=bool(run["exact"]),
-        reproduced=None,
-        orders=sum(int(one["orders"]) for one in shapley_of),
+        reproduced=reproduced,
+        orders=sum(int(one["orders"]) for one in run["shapley"]),
         scores={name: mean_of_known(rows) for name, rows in weights.items()},
         values=values,
         errors=errors,
         next_round={name: stats.successive_agreement(rows) for name, rows in weights.items()},
-        halves={name: _halves(rows) for name, rows in weights.items()},
+        halves={name: stats.agreement(halves(rows)) for name, rows in weights.items()},
         **accuracies,
     )
-
-
-def _round_name(seed: int, sampling: Sampling, number: int) -> str:
-    return f"seed-{seed}-shapley-{digest(sampling)}-round-{number}"
-
-
-def _observed(e: Experiment, seed: int, sampling: Sampling, cache: Cache) -> Metrics:
-    """The metrics of the run; the Shapley values of each round are in the cache afterwards."""
-    name, rounds = f"seed-{seed}-run-{e.settings.rounds}", e.settings.rounds
-    known = cache.get(name)
-    stored = all(cache.get(_round_name(seed, sampling, number)) for number in range(rounds))
-    if known is not None and "exact" in known and stored:
-        cache.tick(rounds)
-        return dict(known)
-
-    def observe(number: int, snapshot: replay.RoundSnapshot) -> None:
-        round_name = _round_name(seed, sampling, number)
-        if cache.get(round_name) is None:
-            players = snapshot.players
-            found = shapley(snapshot.value, players, sampling._replace(seed=sampling.seed + number))
-            cache.put(round_name, plain({"players": players, **found._asdict()}))
-        cache.tick(1)
-
-    seen = replay.observed(e, observe)
-    return dict(cache.put(name, {**metrics_of(seen.result), "exact": seen.exact}))
 
 
 def relative_weights(rows: Numbers) -> Numbers:
@@ -293,12 +275,6 @@ def relative_weights(rows: Numbers) -> Numbers:
     total = np.where(known, rows, 0).sum(1, keepdims=True)
     count = known.sum(1, keepdims=True)
     return np.where(known, np.divide(rows * count, total, out=np.ones_like(rows), where=total > 0), np.nan)
-
-
-def _halves(rows: Numbers) -> float:
-    half = len(rows) // 2
-    means = np.stack([mean_of_known(rows[:half]), mean_of_known(rows[half:])])
-    return stats.agreement(means) if half else math.nan
 
 
 def _with_error(gains: Numbers) -> tuple[float, float]:
@@ -333,6 +309,8 @@ NOTES = {
     "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
     "the values when the clients are resampled: an interval that contains 0 is inconclusive.",
     "stability": "Of the clients' ranks in a round and the next, in the two halves, and under two seeds.",
+    "not reproduced": "The run was not reproduced here with the numbers of its folder (another machine or "
+    "version?): the repetition is audited.",
     "one seed": " One seed was run; --seeds 0,1,2 measures the variation between seeds.",
 }
 
@@ -366,9 +344,8 @@ def _stability(found: Audit) -> Table:
     rows = []
     for name in (*found.scores, *found.contributions):
         kind = "values" if name in CONTRIBUTIONS else "scores"
-        rounds = [
-            found.mean_of(part, name) if kind == "scores" else None for part in ("next_round", "halves")
-        ]
+        parts = ("next_round", "halves")
+        rounds = [float(found.mean(part, name)) if kind == "scores" else None for part in parts]
         numbers = [*rounds, found.between_seeds(kind, name)]
         rows.append([CONTRIBUTIONS.get(name) or label(name), *(number(value, "+.2f") for value in numbers)])
     note = NOTES["stability"] + (NOTES["one seed"] if len(found.seeds) < 2 else "")
@@ -385,14 +362,11 @@ def remarks(found: Audit) -> list[str]:
     """Remarks on the method that a reader needs."""
     lines = []
     if not all(seed.exact for seed in found.seeds):
-        lines.append(
+        lines += [
             "The servers rebuilt from the uploads are not the run's bit for bit; expect small differences."
-        )
+        ]
     if any(seed.reproduced is False for seed in found.seeds):
-        lines.append(
-            "The run was not reproduced here with the numbers of its folder (another machine or version?): "
-            "the repetition is audited."
-        )
+        lines += [NOTES["not reproduced"]]
     points = f"{100 * found.sampling.truncate:g} points"
     if orders := sum(seed.orders for seed in found.seeds):
         return [*lines, f"Shapley values come from {orders} sampled orders, truncated within {points}."]

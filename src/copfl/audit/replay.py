@@ -34,8 +34,7 @@ class Received(NamedTuple):
 def intercepted(experiment: Experiment, receive: Callable[[Received], Any]) -> Experiment:
     """The experiment in which the server gets the summands that `receive` returns."""
     engine: Mapping = experiment.engine
-    if engine.name == "cuda_graph":  # a recorded graph cannot call Python
-        engine = mapping.vmap(engine.chunk)
+    engine = mapping.vmap(engine.chunk) if engine.name == "cuda_graph" else engine  # a graph calls no Python
 
     def over(f: Callable[[Any], Any], rows: Any) -> Any:
         result = engine.over(f, rows)
@@ -88,9 +87,7 @@ class RoundSnapshot:
             return self.server
         parts = []
         for received in self.received:
-            keep = torch.tensor(
-                [int(client) in players for client in received.ids], device=received.ids.device
-            )
+            keep = torch.isin(received.ids, received.ids.new_tensor(sorted(players)))
             parts.append(tree.total(zeroed(received.summands, keep)))
         with torch.no_grad():
             algorithm, task = self.experiment.algorithm, self.experiment.task
@@ -99,60 +96,44 @@ class RoundSnapshot:
     def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
         """The value of each set of clients, [sets, 2]: the mean accuracy over all clients of the set's global
         model, and of the clients' personal models with it.
+
+        A global model is evaluated with the client's own batch-norm statistics where those are not shared.
         """
-        servers = [self.server_of(players) for players in sets]
-        return np.stack([np.nanmean(one, 1) for one in accuracies(self.experiment, servers, self.clients)], 1)
+        e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.task
+
+        def accuracies(given: tuple[Any, Any, Any]) -> Tensor:
+            client, down, test = given
+            personal = algorithm.personal_model(task, client, down)
+            shared = algorithm.personal_model(task, algorithm.client_init(task), down)
+            if task.buffers == "local":
+                shared = with_statistics(task, shared, personal)
+            pair = torch.stack([task.evaluate(model, test)[1].double() for model in (shared, personal)])
+            return torch.where(test.size > 0, pair, torch.nan)
+
+        chunk = min(e.engine.chunk, e.clients)
+        # Small models are evaluated many at a time, because the call costs more than the arithmetic.
+        many = 1 if e.engine.name == "sequential" else max(1, min(256, 2**24 // task.d) // chunk)
+        blocks = []
+        for start in range(0, len(sets), many):
+            servers = [self.server_of(players) for players in sets[start : start + many]]
+            columns = []
+            for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
+                ids = torch.from_numpy(part).to(task.device)
+                down = tree.concatenate([algorithm.downlink(server, ids) for server in servers])
+                samples = tree.rows(self.clients, ids), e.federation.test.rows(part)
+                rows, test = tree.concatenate([samples] * len(servers))
+                with torch.no_grad():
+                    pairs = e.engine.over(accuracies, (rows, down, test))
+                columns.append(pairs.T.reshape(2, len(servers), -1))
+            blocks.append(torch.cat(columns, 2).cpu().numpy())
+        every = np.ascontiguousarray(np.concatenate(blocks, 1))  # [2, sets, clients]
+        return np.asarray(np.nanmean(every, 2)).T
 
 
-def accuracies(e: Experiment, servers: Sequence[Any], clients: Any) -> tuple[Numbers, Numbers]:
-    """Every client's test accuracy with each server's global model, and with its personal model: two arrays,
-    [servers, clients].
-
-    A global model is evaluated with the client's own batch-norm statistics where those are not shared.
+def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> tuple[Result, bool]:
+    """The run repeated, with `observe` called for every round (from 0) before the next begins; and whether
+    the server that was rebuilt round by round is the run's own, bit for bit.
     """
-    algorithm, task = e.algorithm, e.task
-
-    def evaluate(given: tuple[Any, Any, Any]) -> tuple[Tensor, Tensor]:
-        client, down, test = given
-        personal = algorithm.personal_model(task, client, down)
-        shared = algorithm.personal_model(task, algorithm.client_init(task), down)
-        if task.buffers == "local":
-            shared = with_statistics(task, shared, personal)
-        pair = (task.evaluate(model, test)[1].double() for model in (shared, personal))
-        first, second = (torch.where(test.size > 0, accuracy, torch.nan) for accuracy in pair)
-        return first, second
-
-    chunk = e.engine.chunk
-    # Small models are evaluated many at a time, because the call costs more than the arithmetic.
-    many = 1 if e.engine.name == "sequential" else max(1, min(256, 2**24 // task.d) // min(chunk, e.clients))
-    blocks = []
-    for start in range(0, len(servers), many):
-        block = servers[start : start + many]
-        columns = []
-        for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
-            ids = torch.from_numpy(part).to(task.device)
-            down = tree.concatenate([algorithm.downlink(server, ids) for server in block])
-            rows, test = (
-                tree.concatenate([each] * len(block))
-                for each in (tree.rows(clients, ids), e.federation.test.rows(part))
-            )
-            with torch.no_grad():
-                pair = e.engine.over(evaluate, (rows, down, test))
-            columns.append(tuple(t.view(len(block), -1) for t in pair))  # [servers, clients of the chunk]
-        blocks.append(tuple(torch.cat(parts, 1) for parts in zip(*columns, strict=True)))
-    shared, personal = (t.cpu().numpy() for t in tree.concatenate(blocks))
-    return shared, personal
-
-
-class Observed(NamedTuple):
-    """A run whose rounds were observed."""
-
-    result: Result
-    exact: bool  # whether the server that was rebuilt round by round is the run's own, bit for bit
-
-
-def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> Observed:
-    """The run repeated, with `observe` called for every round (from 0) before the next begins."""
     algorithm, task = experiment.algorithm, experiment.task
     server, uploads = algorithm.server_init(task, experiment.clients), list[Received]()
     clients = tree.each(torch.clone, tree.repeat(algorithm.client_init(task), experiment.clients))
@@ -171,4 +152,4 @@ def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], Non
 
     result = execute(intercepted(experiment, receive), None, on_round)
     pairs = zip(tree.leaves(server), tree.leaves(result.state.server), strict=True)
-    return Observed(result, all(torch.equal(a, b) for a, b in pairs))
+    return result, all(torch.equal(a, b) for a, b in pairs)

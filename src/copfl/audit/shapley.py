@@ -26,9 +26,7 @@ class Sampling(NamedTuple):
     truncate: float = 0.002  # values that differ less from that of all players count as equal to it
     converge: float = 0.05  # sampling ends when the standard errors are this fraction of the values
     seed: int = 0
-    batch: int = (
-        5  # sets of an order that are valued in one call, which is faster; a truncation may waste some
-    )
+    batch: int = 5  # sets of an order that are valued in one call: faster, but a truncation wastes some
 
 
 DEFAULT = Sampling()
@@ -65,12 +63,9 @@ def exact(game: Game, players: Sequence[int]) -> Shapley:
     values = dict(zip(sets, game(sets), strict=True))
     result = np.zeros((count, len(values[frozenset()])))
     for place, player in enumerate(players):
-        for before in sets:
-            if player not in before:
-                fraction = 1 / (
-                    count * math.comb(count - 1, len(before))
-                )  # of the orders with this set before
-                result[place] += fraction * (values[before | {player}] - values[before])
+        for before in (some for some in sets if player not in some):
+            fraction = 1 / (count * math.comb(count - 1, len(before)))  # of the orders with this set before
+            result[place] += fraction * (values[before | {player}] - values[before])
     return Shapley(result, np.zeros_like(result))
 
 

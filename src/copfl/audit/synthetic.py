@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 from copfl.audit.audit import Audit, audit
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput
 from copfl.core.task import Data, Plan, Task
-from copfl.data import datasets
+from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import Experiment, prepare
@@ -100,16 +99,11 @@ class FreeRider(Wrapper):
         return super().client_update(NoisyTask(**fields, rides=down.rides), client, down, data, plan)
 
 
-@cache
-def _digits() -> Dataset:
-    return datasets.load("digits")
-
-
 def experiment(
     algorithm: Mapping[str, Any], seed: int, kind: str = "anomalous", rounds: int = ROUNDS
 ) -> Experiment:
     """An algorithm, given as its table, on the federation; kind is "anomalous", "clean" or "false_score"."""
-    dataset, partition = federation(_digits(), seed, anomalous=kind != "clean")
+    dataset, partition = federation(load("digits"), seed, anomalous=kind != "clean")
     tables = {
         "algorithm": dict(algorithm),
         "optimizer": {"name": "mamo", "lr": LR},

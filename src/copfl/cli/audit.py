@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,18 +57,20 @@ def audit(
     if orders < 1 or not 0 <= truncate < 1:
         raise UsageError(f"orders={orders} must be at least 1, and truncate={truncate} from 0 to below 1")
     folder = out or run or Path("runs") / "audit-synthetic"
-    how: dict[str, Any] = {
-        "retrain": retrain,
-        "sampling": Sampling(orders, truncate),
-        "cache": folder / "audit",
-    }
+    how: dict[str, Any] = {"sampling": Sampling(orders, truncate), "cache": folder / "audit"}
     if seeds is not None:
         how["seeds"] = seeds_of(seeds)
     if baselines is not None:
         how["baselines"] = [] if baselines == "none" else baselines.split(",")
-    with stoppable(AGAIN), _progress(quiet or as_json) as start:
-        how["start"] = start
-        found = synthetic_audit(**how) if run is None else auditing.run_audit(run, **how)
+    audited = synthetic_audit if run is None else partial(auditing.run_audit, run)
+    with stoppable(AGAIN), _progress(quiet or as_json) as bar:
+        job = bar.add_task("rounds", total=None)
+
+        def start(rounds: int) -> auditing.Tick:
+            bar.update(job, total=rounds)
+            return partial(bar.advance, job)
+
+        found = audited(**how, retrain=retrain, start=start)
     content, remarks = auditing.as_json(found), auditing.remarks(found)
     paths = auditing.write(folder, found, content)
     if as_json:
@@ -80,21 +81,11 @@ def audit(
         print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))
 
 
-@contextlib.contextmanager
-def _progress(silent: bool) -> Iterator[Callable[[int], Callable[[int], None]] | None]:
-    """A function that starts a progress bar and returns its update; None without a terminal."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
+def _progress(silent: bool) -> Any:
+    """A progress bar of rounds; without a terminal it shows nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("rounds"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        job = bar.add_task("rounds", total=None)
-
-        def start(total: int) -> Callable[[int], None]:
-            bar.update(job, total=total)
-            return lambda rounds: bar.advance(job, rounds)
-
-        yield start
+    hidden = silent or not sys.stderr.isatty()
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)

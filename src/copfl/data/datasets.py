@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,42 +36,37 @@ CIFAR_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-RANGES = {"severity": (1, 5), "size": (1, reading.LARGEST_IMAGE_SIDE)}  # of whole numbers, by option
+
+
+def reader(name: str) -> Callable[..., Dataset]:
+    """The function that reads the named data set, or the user's: a .npz file or a folder of images.
+
+    Its keyword arguments are the options of the data set.
+    """
+    path, exists = Path(name), os.path.exists(name)
+    if name in DATASETS:
+        return DATASETS[name]
+    if os.path.isdir(name):
+        return image_folder
+    if exists and path.suffix == ".npz":
+        return npz_file
+    if exists or len(path.parts) > 1 or path.suffix:
+        wrong = "is neither a .npz file nor a folder" if exists else "does not exist"
+        raise DataError(f"{path} {wrong}; give a .npz file with x and y, or a folder of images")
+    raise unknown("data set", name, DATASETS)
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> Dataset:
     """The named data set, or the user's: the path of a .npz file or of a folder of images."""
-    name, path, found = str(name_or_path), Path(name_or_path), os.path.exists(name_or_path)
-    if name in DATASETS:
-        read, hint = DATASETS[name], f". {advice(name)}"
-        place: Path | None = data_dir
-    elif found and (os.path.isdir(path) or path.suffix == ".npz"):
-        read, place, hint = (image_folder if os.path.isdir(path) else npz_file), path, ""
-    elif found or len(path.parts) > 1 or path.suffix:
-        wrong = "is neither a .npz file nor a folder" if found else "does not exist"
-        raise DataError(f"{path} {wrong}; give a .npz file with x and y, or a folder of images")
-    else:
-        raise unknown("data set", name, DATASETS)
-    _check_options(name, read, options)
+    name = str(name_or_path)
+    read = reader(name)
+    for option, most in (("severity", 5), ("size", reading.LARGEST_IMAGE_SIDE)):
+        if not 1 <= options.get(option, 1) <= most:
+            raise UsageError(f"{option}={options[option]} must be from 1 to {most:,}")
     try:
-        return read(place, **options)
+        return read(data_dir if name in DATASETS else Path(name), **options)
     except DataError as error:
-        raise DataError(f"{name}: {error}{hint}") from error
-
-
-def _check_options(name: str, read: Callable[..., Dataset], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(read).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    for option, value in options.items():
-        if option not in defaults:
-            raise unknown(f"option of data set {name}", option, defaults)
-        if isinstance(defaults[option], bool):
-            if not isinstance(value, bool):
-                raise UsageError(f"{option} is {value!r}; it must be true or false")
-            continue
-        low, high = RANGES[option]
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise UsageError(f"{option} is {value!r}; it must be a whole number from {low} to {high:,}")
+        raise DataError(f"{name}: {error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
 
 
 def describe() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Partitions of a data set among clients, and the schemes that make them: by class, by group, or at random.
 
-    split = partition("classes", dataset, clients=10, seed=0, per_client=2)
+    split = SCHEMES["classes"](dataset, clients=10, seed=0, per_client=2)
 
 A scheme is a function of (dataset, clients, seed, options); its randomness comes from the seed alone.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import Dataset, Samples
-from copfl.errors import DataError, UsageError, at_least, one_of, unknown
+from copfl.errors import DataError, UsageError, at_least, one_of
 from copfl.files import write_bytes
 
 Indices = NDArray[np.int64]
@@ -34,7 +33,7 @@ NAMES_IN_FILES = {"alpha": "concentration"}  # of options, in this format and in
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of every client; ``partition(p.scheme, dataset, p.clients, **p.keywords)`` repeats it."""
+    """The samples of every client; ``SCHEMES[p.scheme](dataset, p.clients, **p.keywords)`` repeats it."""
 
     train: tuple[Indices, ...]  # per client, indices into Dataset.train
     test: tuple[Indices, ...]  # per client, indices into Dataset.test, or into Dataset.train: see test_from
@@ -171,22 +170,13 @@ Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
 SCHEMES: dict[str, Callable[..., Partition]] = {}
 
 
-def partition(scheme: str, dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
-    """The data set partitioned by the named scheme."""
-    if scheme not in SCHEMES:
-        raise unknown("partition", scheme, SCHEMES)
-    return SCHEMES[scheme](dataset, clients, seed, **options)
-
-
 def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
     """The scheme of SCHEMES that records its options and gives every client sorted, distinct test samples."""
-    parameters = inspect.signature(assign).parameters.values()
-    defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
     @functools.wraps(assign)
     def scheme(dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
         at_least(1, clients=clients)
-        keywords = {"seed": int(seed), **defaults, **options}
+        keywords = {"seed": int(seed), **(assign.__kwdefaults__ or {}), **options}
         available, minimum = len(dataset.train), keywords.get("minimum", 1)
         if not available or not len(dataset.test):
             sizes = f"{available} train and {len(dataset.test)} test samples"

@@ -146,7 +146,8 @@ def build_data(table: Mapping[str, Any]) -> Dataset:
     if user_code.is_reference(name):
         given = user_code.attribute("data", name, table.get("code"))
         return user_code.dataset_of(given, folder, options, name)
-    return datasets.load(name, folder, **options)
+    checked = config.checked(name, datasets.reader(name), options, skip=("data_dir", "path"))
+    return datasets.load(name, folder, **checked)
 
 
 def resolve_model(table: Mapping[str, Any]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -53,9 +54,7 @@ def init(
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port, bind=bind))
     about = {"data": data, "host": host, "port": port, "secure": secure}
-    name = (
-        "".join(c if c.isalnum() else "-" for c in folder.resolve().name.lower()).strip("-") or "federation"
-    )
+    name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
     tool = {"copfl": about, "flwr": {"app": {"config": _nested(run_config, settings.tables)}}}
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + as_toml({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
@@ -78,21 +77,14 @@ def write_connection(folder: Path, host: str, port: int, secure: bool, home: str
 
 
 def read_app(folder: Path) -> dict[str, Any]:
-    """The data, host, port and security of the app in the folder, and its run config with flat keys."""
+    """The data, host, port and security of the app in the folder, and its run config."""
     try:
         tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
-        return {**tool["copfl"], "config": _flat(tool["flwr"]["app"]["config"])}
+        return {**tool["copfl"], "config": tool["flwr"]["app"]["config"]}
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise RunError(
             f"{folder} holds no app of copfl ({error}); create one with `copfl federate init {folder}`"
         ) from error
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in table.items():
-        result |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return result
 
 
 def _sample_keys(data: str) -> dict[str, Any]:

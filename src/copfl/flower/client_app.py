@@ -13,7 +13,10 @@ from copfl.errors import CopflError, DataError
 from copfl.flower.registry import known_client
 from copfl.flower.transport import Content, Field, as_record, content_of, parsed
 
+app = ClientApp()
 
+
+@app.query()
 def hello(message: Message, context: Context) -> Message:
     """The number of this node's client. Flower starts a process per message, and this one needs no torch."""
 
@@ -23,11 +26,13 @@ def hello(message: Message, context: Context) -> Message:
     return _reply(message, lambda content: (json.dumps({"client": client(content)}), b""))
 
 
+@app.train()
 def train(message: Message, context: Context) -> Message:
     """The upload of one round."""
     return _reply(message, lambda content: _call("local_update", context, content))
 
 
+@app.evaluate()
 def join(message: Message, context: Context) -> Message:
     """A new client's accuracy before and after its local updates."""
     return _reply(message, lambda content: _call("personalise", context, content))
@@ -56,9 +61,3 @@ def _reply(message: Message, answer: Callable[[Content], Content]) -> Message:
         reason = f"its {private} cannot be used; see the node's log" if private else str(error)
         content = json.dumps({Field.REFUSED: reason}), b""
     return Message(as_record(content), reply_to=message)
-
-
-app = ClientApp()
-app.query()(hello)
-app.train()(train)
-app.evaluate()(join)

@@ -25,7 +25,7 @@ from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import user_code
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.settings import Settings, is_plain_name
-from copfl.flower.state import ClientRecords
+from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet
 
@@ -106,7 +106,7 @@ def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) ->
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             metrics = metrics | evaluate(algorithm, task, client, down, output.trained, data.test)
-    records.save_number(head.client)
+    write_json(records.folder / "client.json", {"client": head.client})
     records.save(head._replace(kind="client"), output.client, keep=counted)
     if not (node_config.get("metrics", True) and node_config.get("figures", True)):  # "figures": version 0.1
         metrics = {}
@@ -167,6 +167,7 @@ def personalise(settings: Settings, node_config: NodeConfig, packet: Packet) -> 
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):
-        records.save_model(head._replace(kind="model"), trained)
+        packet = wire.encode({"w": trained}, head._replace(kind="model"))
+        write_packet(records.folder / "personal.copfl", packet)
     metrics = {"accuracy_before": before, "accuracy_after": after, "samples": int(data.train.size)}
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

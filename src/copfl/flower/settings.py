@@ -138,7 +138,9 @@ def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         word, dash, rest = key.partition("-")
         key = migration.TABLES.get(word, word) + dash + rest  # version 0.1 has others
         prefix, _, option = key.partition(".")
-        if option and prefix in TABLES:
+        if prefix in TABLES and isinstance(value, Mapping):  # as in pyproject.toml
+            tables[TABLES[prefix]] |= value
+        elif prefix in TABLES and option:
             tables[TABLES[prefix]][option] = value
         else:
             is_list = key in ("shape", "classes", "mean", "std")  # a list of one may be written as a number

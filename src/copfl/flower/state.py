@@ -43,7 +43,7 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, json.dumps(content).encode(), private=True)
 
 
-def _write(path: Path, packet: Packet) -> None:
+def write_packet(path: Path, packet: Packet) -> None:
     write_bytes(path, wire.to_bytes(packet), private=True)
 
 
@@ -64,7 +64,7 @@ class ServerFolder:
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
         """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""
-        _write(self._checkpoint, packet)
+        write_packet(self._checkpoint, packet)
         records.append(self.lines, record)
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
@@ -89,20 +89,19 @@ class ServerFolder:
     def masks(self, client: int, upload: Any) -> dict[str, Tensor]:
         """This client's stored masks by their path in an upload; none if the file is missing or damaged."""
         like = {path: piece.personal for path, piece in wire.pieces(upload) if isinstance(piece, Masked)}
+        path, head = self._mask(client)
         try:
-            return dict(wire.decode(_read(self._mask_file(client)), like, self._mask_head(client)).record)
+            return dict(wire.decode(_read(path), like, head).record)
         except (OSError, WireError):  # the client sends them again
             return {}
 
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
         """Stores the masks of a client."""
-        _write(self._mask_file(client), wire.encode(masks, self._mask_head(client)))
+        path, head = self._mask(client)
+        write_packet(path, wire.encode(masks, head))
 
-    def _mask_head(self, client: int) -> Head:
-        return Head("masks", self.run, "", 0, client)
-
-    def _mask_file(self, client: int) -> Path:
-        return self.path / "masks" / f"{client}.copfl"
+    def _mask(self, client: int) -> tuple[Path, Head]:
+        return self.path / "masks" / f"{client}.copfl", Head("masks", self.run, "", 0, client)
 
 
 class ClientRecords:
@@ -126,18 +125,10 @@ class ClientRecords:
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after a round; of the earlier ones, only that of round `keep` stays."""
-        _write(self._path(head.round), wire.encode(record, head))
+        write_packet(self._path(head.round), wire.encode(record, head))
         for other in self.rounds():
             if other not in (head.round, keep):
                 self._path(other).unlink(missing_ok=True)
-
-    def save_model(self, head: Head, w: Tensor) -> None:
-        """Writes the weights of the client's personal model."""
-        _write(self.folder / "personal.copfl", wire.encode({"w": w}, head))
-
-    def save_number(self, client: int) -> None:
-        """Writes which client this node is in this run."""
-        write_json(self.folder / "client.json", {"client": client})
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.copfl"

@@ -14,9 +14,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedper import FedPer
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput
-from copfl.core.optim import Adam
+from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
 from copfl.parts import Cowa, Pwpm
 from copfl.parts.averaging import Server, Total
 from copfl.testing import LAWS, algorithm_checks, check_algorithm

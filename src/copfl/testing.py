@@ -26,11 +26,9 @@ import torch
 from torch import nn
 
 from copfl import models, wire
-from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, received
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, task_of, tree
 from copfl.core.batches import plan
 from copfl.core.payload import masked_vectors
-from copfl.core.task import Data, Experts, Plan, Task, task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from copfl.core.optim import Sgd
-from copfl.core.task import Batch, Data, Plan, Task, task_of
+from copfl.core import Batch, Data, Plan, Sgd, Task, task_of
 
 LR = 0.5
 PLAIN = Sgd(lr=LR, momentum=0.0, weight_decay=0.0)

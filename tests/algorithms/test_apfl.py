@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from copfl.algorithms import APFL, FedAvg, Local
-from copfl.core.optim import Sgd
-from copfl.core.task import Experts, Task
-from copfl.errors import UsageError
+from copfl.core import Experts, Sgd, Task, UsageError
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload
 from copfl.algorithms.fedavg import FedAvg
-from copfl.core import tree
+from copfl.core import Data, Sgd, UsageError, tree
 from copfl.core.batches import plan
-from copfl.core.optim import Sgd
-from copfl.core.task import Data
 from copfl.engine.mapping import vmap
-from copfl.errors import UsageError
 from copfl.experiment.config import built
 from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo

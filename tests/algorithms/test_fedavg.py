@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from copfl.algorithms import FedAvg, FedPer
-from copfl.core import tree
-from copfl.core.optim import Adam, Sgd
-from copfl.core.task import Task
-from copfl.errors import UsageError
+from copfl.core import Adam, Sgd, Task, UsageError, tree
 from copfl.parts.averaging import Upload
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes

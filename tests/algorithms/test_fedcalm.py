@@ -12,8 +12,7 @@ from torch import Tensor
 
 from copfl.algorithms import FedAvg
 from copfl.algorithms.fedcalm import FedCALM, Server, resolved
-from copfl.core import tree
-from copfl.core.task import Task
+from copfl.core import Task, tree
 from copfl.parts.averaging import Upload, layers
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector

@@ -10,9 +10,7 @@ import torch
 
 from copfl.algorithms import FedAvg, FedCE
 from copfl.algorithms.fedce import Upload
-from copfl.core import tree
-from copfl.core.optim import Sgd
-from copfl.errors import UsageError
+from copfl.core import Sgd, UsageError, tree
 from copfl.parts.cowa import cosine
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector

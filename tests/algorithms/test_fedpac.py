@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from copfl.algorithms.fedpac import FedPAC, Server, Upload
-from copfl.core import tree
-from copfl.core.optim import Adam, Sgd, faster
-from copfl.core.task import Task, task_of
-from copfl.errors import UsageError
+from copfl.core import Adam, Sgd, Task, UsageError, faster, task_of, tree
 from copfl.parts import Mamo
 from copfl.parts.quadratic import combination
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector

@@ -10,9 +10,7 @@ import torch
 
 from copfl.algorithms import FedAvg, FedPOE, Local
 from copfl.algorithms.fedpoe import Down
-from copfl.core import tree
-from copfl.core.optim import Adam, Optimizer, Sgd
-from copfl.core.task import Data
+from copfl.core import Adam, Data, Optimizer, Sgd, tree
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, vector
 from tests.algorithms.updates import clients_of, three_rounds

@@ -11,8 +11,7 @@ import torch
 
 from copfl.algorithms import FedAvg, FedSelect
 from copfl.algorithms.fedselect import Total
-from copfl.core import tree
-from copfl.core.optim import Optimizer, Sgd
+from copfl.core import Optimizer, Sgd, tree
 from copfl.parts import Mamo
 from copfl.parts.averaging import Server
 from copfl.testing import small_federation

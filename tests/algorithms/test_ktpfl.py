@@ -11,13 +11,11 @@ import torch
 import copfl
 from copfl.algorithms import KTpFL, Local
 from copfl.algorithms.ktpfl import Down, Server, Total
-from copfl.core.optim import Sgd
+from copfl.core import Sgd, Task, UsageError
 from copfl.core.payload import nbytes
-from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.errors import UsageError
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers, one_at_a_time, samples, vector
 from tests.algorithms.updates import clients_of, three_rounds

@@ -3,11 +3,8 @@ from __future__ import annotations
 import torch
 
 from copfl.algorithms.local import Local
-from copfl.core import tree
+from copfl.core import Data, Sgd, train, tree
 from copfl.core.batches import plan
-from copfl.core.optim import Sgd
-from copfl.core.task import Data
-from copfl.core.train import train
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes
 

@@ -10,9 +10,7 @@ from torch.nn import functional as F
 
 from copfl.algorithms import LGFedAvg, Local, SplitNN
 from copfl.algorithms.splitnn import client_parameters
-from copfl.core.optim import Adam, Optimizer, Sgd
-from copfl.core.task import task_of
-from copfl.errors import UsageError
+from copfl.core import Adam, Optimizer, Sgd, UsageError, task_of
 from copfl.models import MLP
 from copfl.testing import SIZES, small_federation
 from tests.algorithms.updates import clients_of, three_rounds

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.task import Data, Plan, Task
+from copfl.core import AnyAlgorithm, Data, Plan, Task
 from copfl.core.tree import row
 from copfl.engine.rounds import Round, State
 from copfl.testing import SIZES, small_federation

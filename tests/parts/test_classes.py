@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from copfl.core.task import Data, cross_entropy, task_of
-from copfl.errors import UsageError
+from copfl.core import Data, UsageError, task_of
+from copfl.core.task import cross_entropy
 from copfl.parts.classes import Sums, aligned, centroids_of, class_sums, prior_means, table_shape
 from tests.algorithms.chain import chain, samples, vector
 

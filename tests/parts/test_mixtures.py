@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.core.optim import Sgd
-from copfl.core.task import Batch, Experts, Task
-from copfl.core.train import descend
+from copfl.core import Batch, Experts, Sgd, Task, descend
 from copfl.parts.mixtures import MIXTURES, log_right
 from tests.algorithms.chain import chain, samples, vector
 

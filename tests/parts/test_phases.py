@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from copfl.core import tree
+from copfl.core import Adam, Data, Optimizer, Sgd, begin, faster, fresh, task_of, train, tree
 from copfl.core.batches import plan
-from copfl.core.optim import Adam, Optimizer, Sgd, begin, faster
-from copfl.core.task import Data, task_of
-from copfl.core.train import fresh, train
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import fresh_head, head_then_body, personal_then_shared
 from copfl.testing import small_federation

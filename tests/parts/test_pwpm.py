@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from copfl.core import Batch, UsageError
 from copfl.core.layout import Layout, layout_of
-from copfl.core.task import Batch
-from copfl.errors import UsageError
 from copfl.parts.pwpm import (
     CANDIDATES,
     COUNTS,

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, Local
-from copfl.core import tree
-from copfl.core.optim import Adam, Scaled, Sgd, faster
+from copfl.core import Adam, Scaled, Sgd, UsageError, faster, tree
 from copfl.engine.mapping import sequential, vmap
-from copfl.errors import UsageError
 from copfl.kernels.modules import BatchNorm
 from copfl.parts.averaging import Server, Total
 from copfl.testing import check_algorithm, small_federation

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.core import Data, UsageError
 from copfl.core.payload import Update
-from copfl.core.task import Data
 from copfl.engine.mapping import vmap
 from copfl.engine.simulate import begin, simulate
-from copfl.errors import UsageError
 from copfl.experiment.run import resume, run
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.attacks import (

@@ -12,9 +12,8 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
-from copfl.core import tree
+from copfl.core import UsageError, tree
 from copfl.core.batches import plan
-from copfl.errors import UsageError
 from copfl.experiment.run import run
 from copfl.flower.settings import settings_of
 from copfl.testing import check_algorithm, small_federation
@@ -116,10 +115,8 @@ def test_a_run_says_what_it_spent(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert done.code == 0, done.err
     spent = epsilon(4.0, 2, 1e-5, 10, 10), epsilon(4.0 / math.sqrt(10), 2, 1e-5)
     words = " ".join(done.out.split())
-    assert (
-        f"epsilon {spent[0]:.1f} against those who see the global models, {spent[1]:.1f} against a server"
-        in words
-    )
+    assert f"epsilon {spent[0]:.1f} towards those who see the global models" in words
+    assert f"{spent[1]:.1f} towards a server that sees each upload" in words
     assert "[privacy]\nclip = 0.5\nnoise = 4.0\ndelta = 1e-05" in (tmp_path / "run" / "run.toml").read_text()
 
 

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.algorithms.copfl import COPFL
-from copfl.core import tree
-from copfl.core.task import Task
+from copfl.core import Task, UsageError, tree
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import begin, simulate
-from copfl.errors import UsageError
 from copfl.experiment.components import ROBUST
 from copfl.experiment.run import run
 from copfl.parts import averaging

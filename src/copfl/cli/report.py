@@ -62,6 +62,8 @@ def watch(
     browse: Annotated[bool, option(OUTPUT, "Open the page in the browser; default: off.", "--open")] = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
+    import webbrowser
+
     from copfl.errors import UsageError
     from copfl.report import watch as watching
 
@@ -74,15 +76,12 @@ def watch(
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C stops the server)", flush=True)
     if browse:
-        import webbrowser
-
         webbrowser.open(address)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-    finally:
-        server.server_close()
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
 
 
 def export(

@@ -32,7 +32,7 @@ TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "att
 
 
 def render(runs: Runs, fingerprint: str = "", plotly: bool = True) -> str:
-    """The whole page; one with a fingerprint of its data asks its server for updates, which lack plotly.js."""
+    """The whole page. With a fingerprint, it asks its server for updates; an update needs no plotly.js."""
     shown = sections(runs)
     charts = [chart for section in shown for chart in section.charts]
     data = {

@@ -63,7 +63,7 @@ def sections(runs: Runs) -> list[Section]:
 
 
 def gains(runs: Runs) -> dict[str, Numbers]:
-    """By label, each client's accuracy minus that in the first run, in points; of runs with the same samples."""
+    """By run, each client's accuracy minus that in the first run, in points, if both have the same samples."""
     first, *others = runs
     alike = [run for run in others if run.partition == first.partition]
     found = {run.label: 100 * (run.last("accuracy") - first.last("accuracy")) for run in alike}
@@ -201,7 +201,7 @@ def _data(runs: Runs) -> Iterator[Chart]:
 
 
 def _each(runs: Runs, charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
-    """The charts of every run; with several runs, its label is in their titles and its place in their names."""
+    """The charts of every run; of several, their titles and names contain the run."""
     if len(runs) == 1:
         return list(charts_of(runs[0]))
     found: list[Chart] = []

@@ -7,15 +7,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import OUTPUT, TRAINING, option
-
-if TYPE_CHECKING:
-    from copfl.comparison.tables import Comparison
 
 Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
 Last = Annotated[
@@ -135,14 +132,14 @@ def _jobs(run: dict[str, Any]) -> int:
     """One process per core that a run leaves free; on a GPU one, for start-up is paid once."""
     from copfl.engine.autotune import processors
 
-    return (
-        max(1, processors() // max(1, int(run.get("workers", 1)))) if run.get("device", "cpu") == "cpu" else 1
-    )
+    if run.get("device", "cpu") != "cpu":
+        return 1
+    return max(1, processors() // max(1, int(run.get("workers", 1))))
 
 
 def _carry_out(
     command: str,
-    run: Callable[..., Comparison],
+    run: Callable[..., Any],
     base: options.Tables,
     jobs: int | None,
     out: Path | None,

@@ -71,7 +71,10 @@ def compare(
         parts = [*layers(entry, base), cell]
         return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
-    grids = [grid_for(entry, base, grid) for entry in rows]
+    grids = [
+        {place: values for place, values in grid.items() if reading.concerns(entry, base, place[0])}
+        for entry in rows
+    ]  # without the keys of other algorithms
     trials = [
         [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
         for entry, own in zip(rows, grids, strict=True)
@@ -144,11 +147,6 @@ def job_of(
     """The run of these layers of settings and this seed."""
     tables = resolve([*layers, {"run": {"seed": seed}}], {})
     return placed(Job(label, tables, validation=validation, last=last), folder)
-
-
-def grid_for(entry: Entry, base: BaseTables, grid: Grid) -> Grid:
-    """The part of the grid that concerns the entry: all but the keys of other algorithms."""
-    return {place: values for place, values in grid.items() if reading.concerns(entry, base, place[0])}
 
 
 def _silent(line: str) -> None:

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config
-from copfl.experiment.components import OPTIMIZERS, default_optimizer
 from copfl.experiment.config import Tables
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 
-CHOICES = {*ALGORITHMS, *OPTIMIZERS}  # the tables that are named after a choice, not after a kind
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
@@ -146,7 +144,7 @@ def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
 def layers(entry: Entry, base: Base) -> list[Tables]:
     """The layers of `resolve` for an entry: the settings of all that concern it, then its own."""
     names = applies(entry, base)
-    plain = {title: dict(table) for title, table in base.items() if title not in CHOICES}
+    plain = {title: dict(table) for title, table in base.items() if not _names_a_choice(title)}
     titled = {title: dict(table) for title, table in base.items() if title in names}
     chosen: Tables = {"optimizer": {"name": names[1]}}
     return [{"algorithm": {"name": entry.name}}, plain, chosen, titled, entry.settings]
@@ -154,13 +152,21 @@ def layers(entry: Entry, base: Base) -> list[Tables]:
 
 def applies(entry: Entry, base: Base) -> tuple[str, str]:
     """The names of the entry's algorithm and optimizer: tables named after others do not concern it."""
+    default = type(config.keywords_of(ALGORITHMS[entry.name])["optimizer"]).__name__.lower()
     given = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(given or type(default_optimizer(entry.name)).__name__.lower())
+    return entry.name, str(given or default)
 
 
 def concerns(entry: Entry, base: Base, title: str) -> bool:
     """Whether a table of this title is for this entry; one named after another algorithm is not."""
-    return title in applies(entry, base) or title not in CHOICES
+    return title in applies(entry, base) or not _names_a_choice(title)
+
+
+def _names_a_choice(title: str) -> bool:
+    """Whether a table has the name of an algorithm or optimizer, and not of a kind such as [run]."""
+    from copfl.experiment.components import OPTIMIZERS
+
+    return title in ALGORITHMS or title in OPTIMIZERS
 
 
 def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:

@@ -26,7 +26,6 @@ from copfl.experiment.config import Tables
 from copfl.experiment.identity import essential, identity
 from copfl.experiment.migration import migrated
 from copfl.files import write_bytes
-from copfl.stats import Numbers
 from copfl.tables import plain
 
 FORMAT = "copfl record 2"
@@ -64,11 +63,8 @@ class Record(NamedTuple):
         clients = self.tables["run"]["clients"]
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
-    def values(self, accuracy: str) -> Numbers:
-        return np.array(self.clients[accuracy], np.float64)
-
     def mean(self, accuracy: str = "accuracy") -> float:
-        return float(np.nanmean(self.values(accuracy)))
+        return float(np.nanmean(self.clients[accuracy]))
 
     @property
     def counted(self) -> tuple[int, int]:

@@ -48,10 +48,7 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
         [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", log=said.append
     )
     assert "4 of 9 runs are there already" in said
-    assert (
-        numbers(more)["rows"][0]["per_seed"]["accuracy"][:2]
-        == numbers(first)["rows"][0]["per_seed"]["accuracy"]
-    )
+    assert more.rows[0].per_seed()["accuracy"][:2] == first.rows[0].per_seed()["accuracy"]
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
@@ -136,10 +133,7 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
 
 
 def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path: Path, data: Path) -> None:
-    tune = {
-        "copfl.rate": [0.1, 0.11, 0.12],
-        "copfl.budget": [0.0],
-    }  # nothing may turn personal, so the rate is idle
+    tune = {"copfl.rate": [0.1, 0.11, 0.12], "copfl.budget": [0.0]}  # nothing personal: the rate is idle
     found = compare(["local", "copfl"], [0], base(data), tmp_path / "a", tune=tune)
     assert found.rows[0].tuned.trials == []
     assert found.rows[1].tuned.chosen == {"copfl": {"rate": 0.1, "budget": 0.0}}

@@ -298,9 +298,7 @@ def test_pages_and_pictures_are_made_of_records_alone(whole: Path, tmp_path: Pat
     assert "What was here" not in text
     for shown in (page, text):
         assert "3 of 6 cells have all 3 seeds" in shown
-        assert re.search(
-            r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown
-        )  # what is missing is not hidden
+        assert re.search(r"\| CO-PFL \| \d+\.\d ± \d+\.\d \| not yet run \|", shown)
         assert re.search(
             r"CO-PFL − best baseline\* \| [+-]\d+\.\d \[[+-].*\], FedAvg\S* \| not yet run", shown
         )
@@ -340,9 +338,7 @@ def test_a_machine_that_draws_other_initial_weights_is_refused_before_it_trains(
 ) -> None:
     """Kinds of processors differ in the last digits of what is drawn: records of both cannot be in one table."""
     shutil.copytree(whole / "results", tmp_path / "results")
-    without(
-        tmp_path / "results", is_copfl, lambda record: record.seed == 1
-    )  # FedAvg's of this seed are still there
+    without(tmp_path / "results", is_copfl, lambda record: record.seed == 1)  # FedAvg's are still there
     monkeypatch.setattr(
         runner, "started_with", lambda experiment: {**started_with(experiment), "weights": "0" * 16}
     )

@@ -73,9 +73,7 @@ def outcome_of(job: Job) -> Outcome:
             row[wrong_output] = 0.0
             broken += int(wrong_output.sum()) if name == "accuracy" else 0
         tables[name] = np.where(malicious, math.nan, values)
-    shown = ~np.isnan(tables["accuracy"]).all(
-        axis=1
-    )  # of a few clients in a round, none may have test samples
+    shown = ~np.isnan(tables["accuracy"]).all(axis=1)  # of few clients in a round, none may be tested
     means = [evaluations[place]["mean"] for place in np.flatnonzero(shown)]
     return Outcome(
         clients={name: last_evaluations(values, job.last) for name, values in tables.items()},

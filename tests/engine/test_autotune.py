@@ -5,10 +5,17 @@ from pathlib import Path
 import pytest
 
 from copfl.algorithms import COPFL, FedAvg
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import autotune
-from copfl.engine.autotune import Choice
+from copfl.engine.autotune import Choice, Workload
 from copfl.engine.mapping import sequential, vmap
 from copfl.testing import small_federation
+
+
+def load_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...], rounds: int = 1, norm: str = "none") -> Workload:
+    task, federation = small_federation(norm, sizes)
+    return Workload(algorithm, task, federation, batch=4, participants=len(sizes), rounds=rounds)
+
 
 CHOICES = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(), False)]
 
@@ -25,18 +32,17 @@ CHOICES = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(
 def test_the_first_choice_unless_another_is_clearly_faster(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], local_updates: int, chosen: int
 ) -> None:
-    task, federation = small_federation("none", (4, 4))
     of = dict(zip(CHOICES, seconds, strict=True))
-    monkeypatch.setattr(autotune, "seconds", lambda algorithm, task, federation, choice, *_, **__: of[choice])
-    found = autotune.choose(FedAvg(), task, federation, CHOICES, batch=4, local_updates=local_updates)
-    assert found == CHOICES[chosen]
+    monkeypatch.setattr(autotune, "seconds", lambda load, choice, **_: of[choice])
+    load = load_of(FedAvg(), (4, 4), rounds=local_updates // 2)
+    assert autotune.choose(load, CHOICES) == CHOICES[chosen]
 
 
 def test_a_measurement_leaves_the_process_as_it_was() -> None:
-    task, federation = small_federation("batch", (5, 9, 3))
+    load = load_of(FedAvg(), (5, 9, 3), norm="batch")
     before = autotune.mkldnn_enabled()
     for choice in CHOICES:
-        assert 0 < autotune.seconds(FedAvg(), task, federation, choice, 4) < 60
+        assert 0 < autotune.seconds(load, choice) < 60
         assert autotune.mkldnn_enabled() == before
 
 
@@ -44,10 +50,9 @@ def test_a_measurement_leaves_the_process_as_it_was() -> None:
 def test_a_measurement_that_decides_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, enough: float, measured: int
 ) -> None:
-    task, federation = small_federation("none", (4, 4))
     calls: list[object] = []
     monkeypatch.setattr(autotune, "run_chunk", lambda *given, **named: calls.append(given))
-    autotune.seconds(FedAvg(), task, federation, CHOICES[0], 4, enough=enough)
+    autotune.seconds(load_of(FedAvg(), (4, 4)), CHOICES[0], enough=enough)
     assert len(calls) == measured
 
 
@@ -74,21 +79,18 @@ def test_the_chunks_of_a_round_are_equal() -> None:
 def test_processes_in_a_long_run(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, chunk: int, states: int, expected: int
 ) -> None:
-    task, federation = small_federation("none", (4, 4, 4, 4))
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
     monkeypatch.setattr(autotune, "processors", lambda: 4)
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
-    how = {"batch": 4, "participants": 4, "rounds": rounds, "states": states}
-    assert autotune.processes(COPFL(), task, federation, vmap(chunk), **how) == expected
+    load = load_of(COPFL(), (4, 4, 4, 4), rounds=rounds)
+    assert autotune.processes(load, vmap(chunk), states) == expected
 
 
 def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(FedAvg):
         """Nobody else can import this one."""
 
-    task, federation = small_federation("none", (4, 4))
     monkeypatch.setattr(autotune, "seconds", lambda *_, **__: 1e3)
     monkeypatch.setattr(autotune, "processors", lambda: 2)
     for algorithm, expected in ((FedAvg(), 2), (Mine(), 1)):
-        how = {"batch": 4, "participants": 2, "rounds": 1, "states": 2}
-        assert autotune.processes(algorithm, task, federation, sequential(), **how) == expected
+        assert autotune.processes(load_of(algorithm, (4, 4)), sequential(), states=2) == expected

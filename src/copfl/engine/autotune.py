@@ -43,27 +43,32 @@ class Choice(NamedTuple):
     mkldnn: bool
 
 
-def choose_engine(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    *,
-    engine: str,
-    chunk: int,
-    mkldnn: str,
-    batch: int,
-    participants: int,
-    rounds: int,
-) -> Mapping:
+class Workload(NamedTuple):
+    """The local updates of a run."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    federation: Federation
+    batch: int
+    participants: int  # in each round
+    rounds: int
+
+    @property
+    def local_updates(self) -> int:
+        return self.participants * self.rounds
+
+
+def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Mapping:
     """The engine by name; "auto" is a CUDA graph on a GPU, and on a CPU the fastest by a short measurement.
 
     The model is tried on two samples: one that does not fit the data or the engine fails before the run.
     """
     set_mkldnn(mkldnn != "off")
+    task, federation = load.task, load.federation
     cuda = task.device.type == "cuda"
     if not cuda:
         keep_freed_memory()
-    chunk = chunk or clients_per_batch(task, participants)
+    chunk = chunk or clients_per_batch(task, load.participants)
     sequential, vmap, cuda_graph = mapping.sequential(), mapping.vmap(chunk), mapping.cuda_graph(chunk)
     usual = cuda_graph if cuda else vmap if task.d < 1_000_000 else sequential
     named = {"sequential": sequential, "vmap": vmap, "cuda_graph": cuda_graph, "auto": usual}[engine]
@@ -86,8 +91,7 @@ def choose_engine(
     switches = (True, False) if mkldnn == "auto" and enabled else (enabled,)
     others = [e for e in (sequential, vmap) if e is not named and not _problem(task, e, data)]
     choices = [Choice(e, switch) for e in (named, *others) for switch in switches]
-    updates = participants * rounds
-    chosen = choose(algorithm, task, federation, choices, batch=batch, local_updates=updates)
+    chosen = choose(load, choices)
     set_mkldnn(chosen.mkldnn)
     return chosen.engine
 
@@ -132,25 +136,16 @@ def clients_per_batch(task: Task, participants: int) -> int:
     return math.ceil(participants / parts)
 
 
-def choose(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    choices: Sequence[Choice],
-    *,
-    batch: int,
-    local_updates: int,
-) -> Choice:
-    """The first choice, unless a run of this many local updates is long and another is clearly faster."""
+def choose(load: Workload, choices: Sequence[Choice]) -> Choice:
+    """The first choice, unless the run is long and another is clearly faster."""
     best, *others = choices
     if not others:
         return best
-    enough = MEASURED_FROM * GAIN / local_updates
-    fastest = seconds(algorithm, task, federation, best, batch, enough=enough) / GAIN
-    if fastest * local_updates < MEASURED_FROM:
+    fastest = seconds(load, best, enough=MEASURED_FROM * GAIN / load.local_updates) / GAIN
+    if fastest * load.local_updates < MEASURED_FROM:
         return best
     for other in others:
-        measured = seconds(algorithm, task, federation, other, batch, limit=fastest)
+        measured = seconds(load, other, limit=fastest)
         if measured < fastest:
             best, fastest = other, measured
     return best
@@ -161,34 +156,21 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processes(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    engine: Mapping,
-    *,
-    batch: int,
-    participants: int,
-    rounds: int,
-    states: int,
-) -> int:
+def processes(load: Workload, engine: Mapping, states: int) -> int:
     """The number of worker processes: one for each processor if the run is long, else one; on a GPU one.
 
     `states` is the number of clients' records in memory, which processes must then share. Results do not
     depend on the number of processes.
     """
-    if task.device.type != "cpu":
-        return 1
-    most = min(processors(), math.ceil(participants / engine.chunk))
-    local_updates = participants * rounds
-    if most < 2:
+    algorithm, task = load.algorithm, load.task
+    most = min(processors(), math.ceil(load.participants / engine.chunk))
+    if most < 2 or task.device.type != "cpu":
         return 1
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
     if not _can_share(states * record + 8 * most * task.initial.nbytes) or not _can_pickle((algorithm, task)):
         return 1
-    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / local_updates
-    measured = seconds(algorithm, task, federation, choice, batch, enough=enough)
-    return most if measured * local_updates > PARALLEL_FROM else 1
+    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / load.local_updates
+    return most if seconds(load, choice, enough=enough) > enough else 1
 
 
 def _can_share(size: int) -> bool:
@@ -208,25 +190,17 @@ def _can_pickle(value: object) -> bool:
     return True
 
 
-def seconds(
-    algorithm: AnyAlgorithm,
-    task: Task,
-    federation: Federation,
-    choice: Choice,
-    batch: int,
-    limit: float = math.inf,
-    enough: float = 0.0,
-) -> float:
+def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: float = 0.0) -> float:
     """The processor seconds of a client's local update: the better of two measurements.
 
     The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
     multiplied by the number of steps: a slow choice would otherwise take a minute.
     """
-    engine = choice.engine
+    engine, algorithm, federation = choice.engine, load.algorithm, load.federation
     part = np.arange(min(engine.chunk, federation.clients))
-    task = task.with_batching() if engine.name != "sequential" else task
+    task = load.task.with_batching() if engine.name != "sequential" else load.task
     sizes, augment = federation.train.sizes[part], federation.dataset.augment
-    batches = plan(0, 0, part, sizes, batch=batch, epochs=algorithm.total_epochs, augment=augment)
+    batches = plan(0, 0, part, sizes, batch=load.batch, epochs=algorithm.total_epochs, augment=augment)
     steps = max(map(len, batches))
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),

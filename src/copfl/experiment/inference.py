@@ -70,15 +70,14 @@ class RunModels:
             raise RunError(f"{path} is damaged or of another model ({error}); start the run again") from error
 
     def _joined(self, tensors: dict[str, torch.Tensor]) -> Personal:
-        layout = self.experiment.task.layout
-        if "share" not in tensors:
+        layout, share = self.experiment.task.layout, tensors.get("share")
+        if share is None:
             return layout.join(tensors)
-        parts: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            number, slash, rest = name.partition("/")
-            if slash:
-                parts.setdefault(int(number), {})[rest] = tensor
-        return Experts(torch.stack([layout.join(parts[n]) for n in sorted(parts)]), tensors["share"])
+        parts = [
+            {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{n}/")}
+            for n in range(len(share))
+        ]
+        return Experts(torch.stack([layout.join(part) for part in parts]), share)
 
     def new_client(self) -> torch.Tensor:
         """The model that a client which has never taken part receives from the server."""

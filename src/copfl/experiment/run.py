@@ -148,15 +148,11 @@ def prepare(
     if public := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unassigned(public))
     algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
-    load = {"batch": settings.batch, "participants": settings.participants, "rounds": settings.rounds}
+    load = autotune.Workload(
+        algorithm, task, federation, settings.batch, settings.participants, settings.rounds
+    )
     engine = autotune.choose_engine(
-        algorithm,
-        task,
-        federation,
-        engine=settings.engine,
-        chunk=settings.chunk,
-        mkldnn=settings.mkldnn,
-        **load,
+        load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
     if engine.name != "sequential":
         samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
@@ -165,7 +161,7 @@ def prepare(
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
     if not workers and threads == 1:
         states = federation.clients if settings.store == "memory" else 0
-        workers = autotune.processes(algorithm, task, federation, engine, **load, states=states)
+        workers = autotune.processes(load._replace(task=task), engine, states)
     settings = dataclasses.replace(
         settings,
         device=str(device),

@@ -22,21 +22,19 @@ def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     a convolution has a single output, as at the end of a deep network for small images.
     """
     sizes: dict[nn.Conv2d, set[tuple[int, ...]]] = {}
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda conv, x: sizes.setdefault(conv, set()).add(tuple(x[0].shape[-2:]))
-        )
-        for module in model.modules()
-        if isinstance(module, nn.Conv2d)
-    ]
+
+    def note(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(conv, nn.Conv2d):
+            sizes.setdefault(conv, set()).add(tuple(inputs[0].shape[-2:]))
+
     training = model.training
+    hook = nn.modules.module.register_module_forward_pre_hook(note)
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
     finally:
         model.train(training)
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     for conv, seen in sizes.items():
         plain = conv.dilation == (1, 1) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
         if not plain or len(seen) > 1:  # called on maps of several sizes, it may need all positions
@@ -116,9 +114,8 @@ class Block(nn.Module):
         self.norm2 = _norm(norm, outside)
         self.around = nn.Sequential()
         if stride != 1 or inside != outside:
-            self.around = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), _norm(norm, outside)
-            )
+            conv = nn.Conv2d(inside, outside, 1, stride, bias=False)
+            self.around = nn.Sequential(conv, _norm(norm, outside))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -198,12 +195,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
         torch.manual_seed(seed)
         try:
             return MODELS[name](shape, classes, **keywords)
-        except (
-            RuntimeError,
-            MemoryError,
-            OverflowError,
-            TypeError,
-        ) as error:  # torch's, of too large numbers
+        except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # of too large numbers
             why = str(error).partition("\n")[0]
             given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items())
             raise UsageError(

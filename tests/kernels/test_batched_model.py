@@ -95,8 +95,8 @@ def test_tokens_fold_too() -> None:
 
 
 def test_a_parameter_outside_the_known_layers_is_left_to_vmap() -> None:
-    assert batched_module(Free(), "answer") is None
     task = task_of(Free(), 2)
+    assert batched_module(Free(), task.layout) is None
     assert task.with_batching() is task
 
 

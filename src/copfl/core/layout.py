@@ -44,12 +44,11 @@ class Layout:
         One `torch.split` and not many slices: the backward pass of a slice allocates a full-size vector of
         zeros.
         """
-        return self._split(part, range(self.trained, len(self.names)) if buffers else range(self.trained))
+        return self._split(part, self.names[self.trained :] if buffers else self.names[: self.trained])
 
     def split_head(self, part: Tensor) -> dict[str, Tensor]:
         """The head's tensors by name, from the head's entries alone."""
-        parameters = enumerate(self.names[: self.trained])
-        return self._split(part, [i for i, name in parameters if _inside(name, self.head)])
+        return self._split(part, self._names_in("head"))
 
     def entries(self, w: Tensor, *parts: str) -> Tensor:
         """The entries of w in these parts of the model."""
@@ -60,12 +59,12 @@ class Layout:
         spans = runs(self, (part,))
         return put_together(spans, values, cut(w, spans, False))
 
-    def _split(self, part: Tensor, which: Sequence[int]) -> dict[str, Tensor]:
-        sizes, rows = self.sizes, part.shape[:-1]
-        pieces = torch.split(part, [sizes[i] for i in which], -1) if which else ()
-        return {
-            self.names[i]: piece.view(*rows, *self.shapes[i]) for i, piece in zip(which, pieces, strict=True)
-        }
+    def _split(self, part: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        all_shapes = dict(zip(self.names, self.shapes, strict=True))
+        shapes = [all_shapes[name] for name in names]
+        pieces = torch.split(part, [math.prod(shape) for shape in shapes], -1) if names else ()
+        rows = part.shape[:-1]
+        return {n: piece.view(*rows, *shape) for n, piece, shape in zip(names, pieces, shapes, strict=True)}
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:
         """The flat vector, from the tensors by name."""
@@ -73,32 +72,24 @@ class Layout:
 
     def where(self, *parts: str) -> Tensor:
         """A bool vector, True on these parts of w: "head", "body", "norms", "buffers", or a module's name."""
-        mask = torch.zeros(self.size, dtype=torch.bool)
-        for part in parts:
-            mask |= self._where(part)
-        return mask
+        chosen = {name for part in parts for name in self._names_in(part)}
+        sizes = zip(self.names, self.sizes, strict=True)
+        return torch.cat([torch.full((size,), name in chosen) for name, size in sizes])
 
-    def _where(self, part: str) -> Tensor:
-        if part == "body":
-            return ~self._where("head") & ~self._where("buffers")
+    def _names_in(self, part: str) -> Sequence[str]:
+        trained = self.names[: self.trained]
         if part == "buffers":
-            chosen = [index >= self.trained for index in range(len(self.names))]
-        else:
-            modules = {"head": (self.head,), "norms": self.norms}.get(part, (part,))
-            chosen = [
-                index < self.trained and any(_inside(name, module) for module in modules)
-                for index, name in enumerate(self.names)
-            ]
-            if part not in ("head", "norms") and not any(chosen):
-                tops = sorted({name.split(".")[0] for name in self.names})
-                raise UsageError(
-                    f'no part "{part}" in the model. Known: head, body, norms, buffers, {", ".join(tops)}'
-                )
-        pieces = [
-            torch.full((size,), choice, dtype=torch.bool)
-            for size, choice in zip(self.sizes, chosen, strict=True)
-        ]
-        return torch.cat(pieces)
+            return self.names[self.trained :]
+        if part == "body":
+            return [name for name in trained if not _inside(name, self.head)]
+        modules = {"head": (self.head,), "norms": self.norms}.get(part, (part,))
+        names = [name for name in trained if any(_inside(name, module) for module in modules)]
+        if not names and part not in ("head", "norms"):
+            tops = sorted({name.split(".")[0] for name in self.names})
+            raise UsageError(
+                f'no part "{part}" in the model. Known: head, body, norms, buffers, {", ".join(tops)}'
+            )
+        return names
 
 
 # A vector as runs of (length, whether they are in some parts), so that no shape depends on a value.

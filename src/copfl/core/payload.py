@@ -9,13 +9,12 @@ reported weight is called `size`, `score` or `weight`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core.tree import Masked, leaves
+from copfl.core.tree import Masked, leaves, named
 from copfl.errors import UsageError
 from copfl.kernels.topk import count, count_of_each
 
@@ -139,10 +138,6 @@ def _segments(vector: Tensor) -> tuple[int, ...]:
     return tuple(size + (place < more) for place in range(SEGMENTS))
 
 
-def masked_vectors(tree: object) -> Iterator[Masked]:
+def masked_vectors(tree: object) -> list[Masked]:
     """The Masked vectors of a record."""
-    if isinstance(tree, Masked):
-        yield tree
-    elif isinstance(tree, dict | tuple):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from masked_vectors(part)
+    return [piece for _, piece in named(tree, leaf=Tensor | Masked) if isinstance(piece, Masked)]

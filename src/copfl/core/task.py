@@ -7,11 +7,10 @@ value.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 
 from copfl.core.layout import Layout, layout_of
 from copfl.errors import UsageError
-from copfl.kernels.batched_model import Model, Tape, backward, batched_module, forward
 from copfl.kernels.fused import mapped
 from copfl.kernels.modules import BatchNorm, for_tasks
 
@@ -57,9 +55,28 @@ class Experts(NamedTuple):
 
 
 Personal = Tensor | Experts  # a client's model: one vector, or a mixture of several
-Objective = Callable[
-    [Tensor, Tensor, Tensor, Tensor | None], Tensor
-]  # logits, features, labels, valid -> mean
+# logits, features, labels, valid -> mean
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class BatchedModel(Protocol):
+    """The model for batched clients: kernels.batched_model.BatchedModule."""
+
+    def forward(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits, the features and the buffers after."""
+
+    def gradient(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        valid: Tensor | None,
+        head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the loss of logits and features, its value, and the buffers after."""
 
 
 def cross_entropy(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
@@ -86,7 +103,7 @@ class Task:
     mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
-    batched: Model | None = None  # the same model for batched clients, where the model allows it
+    batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
     public: Tensor | None = None  # [p, ...], unlabelled raw samples that every party has; most need none
 
     @property
@@ -113,42 +130,31 @@ class Task:
         raw `samples` the result is compared first: a model that mixes the samples of a batch, or calls a
         batch norm twice, would silently compute something else.
         """
-        run = batched_module(self.module, self.layout.head, products)
-        if run is None:
+        from copfl.kernels.batched_model import batched_module
+
+        fast = batched_module(self.module, self.layout, products)
+        if fast is None:
             return self
         if samples is not None:
             # In float64: in a GPU's short formats, rounding may exceed the difference of a wrong model.
-            wide = self._double()
-            exact = batched_module(wide.module, self.layout.head)
-            if exact is None or not wide._agrees(replace(wide, batched=Model(exact, self.layout)), samples):
+            module = copy.deepcopy(self.module).double()
+            wide = replace(self, module=module, initial=self.initial.double(), batched=None)
+            if not wide._agrees(replace(wide, batched=batched_module(module, self.layout)), samples):
                 return self
-        return replace(self, batched=Model(run, self.layout))
-
-    def _double(self) -> Task:
-        mean, std = (None if t is None else t.double() for t in (self.mean, self.std))
-        return replace(
-            self,
-            module=copy.deepcopy(self.module).double(),
-            initial=self.initial.double(),
-            mean=mean,
-            std=std,
-        )
+        return replace(self, batched=fast)
 
     def _agrees(self, other: Task, samples: Tensor) -> bool:
         """Whether both give two clients with different weights the same gradients and statistics."""
         w = torch.stack([self.initial, 1.5 * self.initial])
-        half = max(
-            1, min(8, len(samples) // 2)
-        )  # after a batch norm of two samples little but rounding is left
+        # After a batch norm of two samples little but rounding is left.
+        half = max(1, min(8, len(samples) // 2))
         x = self.numbers(torch.stack([samples[:half], samples[-half:]]))
         y = torch.arange(half, device=self.device) % self.classes
 
         def both(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-            mine, theirs = (t.gradient(w[: self.d], w[self.d :], x, y) for t in (self, other))
+            pairs = zip(*(t.gradient(w[: self.d], w[self.d :], x, y) for t in (self, other)), strict=True)
             # Correct ones differ by 1e-12, wrong ones by percents.
-            return tuple(
-                (a - b).norm() <= 1e-5 * (1e-6 + b.norm()) for a, b in zip(mine, theirs, strict=True)
-            )
+            return tuple((a - b).norm() <= 1e-5 * (1e-6 + b.norm()) for a, b in pairs)
 
         with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             return all(bool(close.all()) for close in torch.func.vmap(both, randomness="different")(w, x))
@@ -187,64 +193,37 @@ class Task:
         A `head` [h] replaces the model's own, and the gradient is then that of the head alone.
         """
         if self.batched is not None:
-            tape = Tape()
-            logits, features, after = forward(parameters, buffers, x, valid, self.batched, tape, head)
+            return self.batched.gradient(
+                lambda logits, features: objective(logits, features, y, valid),
+                parameters,
+                buffers,
+                x,
+                valid,
+                head,
+            )
+        fixed = {} if head is None else self.layout.split(parameters)
+        trained, split = (parameters, self.layout.split) if head is None else (head, self.layout.split_head)
 
-            def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-                value = objective(logits, features, y, valid)
-                return value, value.detach()
+        def value_and_buffers(tensors: Tensors) -> tuple[Tensor, Tensor]:
+            logits, features, after = self._run({**fixed, **tensors}, buffers, x, valid, training=True)
+            return objective(logits, features, y, valid), after
 
-            grads, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
-            return backward(grads[0], grads[1], tape), value, after
+        if mapped():
 
-        if not mapped():
-            return self._gradient_of_one(parameters, buffers, x, y, valid, objective, head)
+            def loss(moving: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+                value, after = value_and_buffers(split(moving))
+                return value, (value.detach(), after)
 
-        fixed, trained, split = self._split(parameters, head)
-
-        def loss(moving: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            statistics = self._copied(buffers)
-            logits, features = self._call({**fixed, **split(moving), **statistics}, x, valid, training=True)
-            value = objective(logits, features, y, valid)
-            return value, (value.detach(), _joined(statistics, buffers))
-
-        gradient, (value, after) = torch.func.grad(loss, has_aux=True)(trained)
-        return gradient, value, after
-
-    def _gradient_of_one(
-        self,
-        parameters: Tensor,
-        buffers: Tensor,
-        x: Tensor,
-        y: Tensor,
-        valid: Tensor | None,
-        objective: Objective,
-        head: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`gradient` outside of vmap, where every tensor can be a leaf."""
-        fixed, trained, split = self._split(parameters, head)
-        statistics = self._copied(buffers)
+            gradient, (value, after) = torch.func.grad(loss, has_aux=True)(trained)
+            return gradient, value, after
         leaves = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
         gradient = torch.zeros_like(trained)
         for leaf, part in zip(leaves.values(), split(gradient).values(), strict=True):
             leaf.grad = part  # each layer's gradient is added in place, while it is in the processor's cache
         with torch.enable_grad():
-            logits, features = self._call({**fixed, **leaves, **statistics}, x, valid, training=True)
-            value = objective(logits, features, y, valid)
+            value, after = value_and_buffers(leaves)
             value.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
-        return gradient, value.detach(), _joined(statistics, buffers).detach()
-
-    def _split(
-        self, parameters: Tensor, head: Tensor | None
-    ) -> tuple[Tensors, Tensor, Callable[[Tensor], Tensors]]:
-        """The tensors that are not trained, the vector that is, and the function that splits it."""
-        if head is None:
-            return {}, parameters, self.layout.split
-        return self.layout.split(parameters), head, self.layout.split_head
-
-    def _copied(self, buffers: Tensor) -> Tensors:
-        """The buffers by name in new tensors: under vmap, writes into views of a vector are lost."""
-        return {name: b.clone() for name, b in self.layout.split(buffers, buffers=True).items()}
+        return gradient, value.detach(), after.detach()
 
     def forward(
         self, w: Tensor, x: Tensor, training: bool = False, valid: Tensor | None = None
@@ -254,11 +233,43 @@ class Task:
         In training mode batch norm uses the statistics of the batch's valid samples; those of w stay
         unchanged. This cannot be differentiated: use `gradient`.
         """
+        return self._forward(w[: self.d], w[self.d :], x, valid, training)[:2]
+
+    def _forward(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits, the features, and the buffers after this batch."""
         if self.batched is not None:
-            tape = Tape() if training else None
-            return forward(w[: self.d], w[self.d :], x, valid if training else None, self.batched, tape)[:2]
-        buffers = self._copied(w[self.d :]) if training else self.layout.split(w[self.d :], buffers=True)
-        return self._call({**self.layout.split(w[: self.d]), **buffers}, x, valid, training)
+            return self.batched.forward(parameters, buffers, x, valid, training)
+        return self._run(self.layout.split(parameters), buffers, x, valid, training)
+
+    def _run(
+        self, tensors: Tensors, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_forward` of the module with these parameters."""
+        statistics = self.layout.split(buffers, buffers=True)
+        if training:  # in new tensors: under vmap, writes into views of a vector are lost
+            statistics = {name: b.clone() for name, b in statistics.items()}
+        features: list[Tensor] = []
+        head = self.module.get_submodule(self.layout.head)
+        hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        norms = [m for m in self.module.train(training).modules() if isinstance(m, BatchNorm)]
+        for norm in norms:
+            norm.valid = valid
+        try:
+            logits = torch.func.functional_call(self.module, {**tensors, **statistics}, (x,))
+        finally:
+            hook.remove()
+            for norm in norms:
+                norm.valid = None
+        if not features:
+            raise UsageError(
+                f'the model does not use its module "{self.layout.head}"; name the module that computes '
+                'the logits, such as head="classifier"'
+            )
+        if training and statistics:
+            buffers = torch.cat([b.reshape(-1) for b in statistics.values()])
+        return logits, features[-1].flatten(1), buffers
 
     def with_local_statistics(self, w: Tensor, data: Data) -> Tensor:
         """w with the batch-norm statistics of these samples, which also normalise the layers before."""
@@ -269,38 +280,12 @@ class Task:
         for start in range(0, data.y.shape[0], STATISTICS_BATCH):
             x = self.numbers(data.x[start : start + STATISTICS_BATCH])
             valid = torch.arange(start, start + x.shape[0], device=w.device) < data.size
-            after = self._statistics(w[: self.d], torch.zeros_like(sums), x, valid)
+            after = self._forward(w[: self.d], torch.zeros_like(sums), x, valid, training=True)[2]
             count = valid.sum().to(w.dtype)
             sums, weight = sums + count * after, weight + count
         # Running statistics that start at zero end at momentum times the batch's own.
         statistics = sums / weight.clamp(min=1) / torch.where(momenta > 0, momenta, 1)
         return torch.cat([w[: self.d], torch.where((momenta > 0) & (weight > 0), statistics, w[self.d :])])
-
-    def _statistics(self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor) -> Tensor:
-        """The buffers after a forward pass over this batch in training mode."""
-        if self.batched is not None:
-            return forward(parameters, buffers, x, valid, self.batched, Tape())[2]
-        statistics = self._copied(buffers)
-        self._call({**self.layout.split(parameters), **statistics}, x, valid, training=True)
-        return _joined(statistics, buffers)
-
-    def _call(
-        self, tensors: dict[str, Tensor], x: Tensor, valid: Tensor | None, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        features: list[Tensor] = []
-        head = self.module.get_submodule(self.layout.head)
-        hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        try:
-            with _mode(self.module, training, valid):
-                logits = torch.func.functional_call(self.module, tensors, (x,))
-        finally:
-            hook.remove()
-        if not features:
-            raise UsageError(
-                f'the model does not use its module "{self.layout.head}"; name the module that computes '
-                'the logits, such as head="classifier"'
-            )
-        return logits, features[-1].flatten(1)
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
@@ -396,21 +381,3 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     rows = down.clamp(0, height - 1)[:, None, :, None].expand(-1, images.shape[1], -1, width)
     columns = across.clamp(0, width - 1)[:, None, None, :].expand(-1, images.shape[1], height, -1)
     return torch.where(inside, images.gather(2, rows).gather(3, columns), 0)
-
-
-def _joined(statistics: Tensors, buffers: Tensor) -> Tensor:
-    """The vector of these buffers, or the given one if there are none."""
-    return torch.cat([b.reshape(-1) for b in statistics.values()]) if statistics else buffers
-
-
-@contextmanager
-def _mode(module: nn.Module, training: bool, valid: Tensor | None) -> Iterator[None]:
-    module.train(training)
-    norms = [m for m in module.modules() if isinstance(m, BatchNorm)]
-    for norm in norms:
-        norm.valid = valid
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.valid = None

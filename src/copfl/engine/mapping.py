@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -193,11 +194,17 @@ def local_update(algorithm: AnyAlgorithm, task: Task, given: ClientInput, models
 def healthy_total(healthy: Tensor, summands: T) -> T:
     """The sum of the healthy clients' summands, rows [N, ...]; Gathered parts have zeros for the others."""
     if not healthy.is_cuda:
-        if not bool(healthy.all()):
-            summands = tree.each(lambda t: _or_zero(healthy, t), summands)
-        return tree.total(summands)
-    pairs = zip(tree.leaves(summands), tree.gathered(summands), strict=True)
-    return tree.rebuild(summands, [_sum(healthy, t, is_gathered) for t, is_gathered in pairs])
+        return tree.total(summands if healthy.all() else tree.each(partial(_or_zero, healthy), summands))
+
+    def total(rows: Tensor, gathered: bool) -> Tensor:
+        if gathered:
+            return _or_zero(healthy, rows).flatten(0, 1)
+        # For a long vector, one compiled pass that selects and adds is worth the time to compile it.
+        sum_of: Callable[..., Tensor] = quick(_sum_of, rows) if rows[0].numel() > LONG else _sum_of
+        return sum_of(healthy, rows)
+
+    totals = map(total, tree.leaves(summands), tree.gathered(summands))
+    return tree.rebuild(summands, list(totals))
 
 
 def _or_zero(healthy: Tensor, rows: Tensor) -> Tensor:
@@ -208,20 +215,11 @@ def _sum_of(healthy: Tensor, rows: Tensor) -> Tensor:
     return _or_zero(healthy, rows).sum(0)
 
 
-def _sum(healthy: Tensor, rows: Tensor, gathered: bool) -> Tensor:
-    if gathered:
-        return _or_zero(healthy, rows).flatten(0, 1)
-    # For a long vector, one compiled pass that selects and adds is worth the time to compile it.
-    return (quick(_sum_of, rows) if rows[0].numel() > LONG else _sum_of)(healthy, rows)
-
-
 def healthy_records(healthy: Tensor, new: T, old: T) -> T:
     """The new records of the healthy clients and the old ones of the others, rows [N, ...]."""
     if not healthy.is_cuda:
         if bool(healthy.all()):
-            return tree.each(
-                torch.Tensor.contiguous, new
-            )  # a value that all clients share gets a row for each
+            return tree.each(torch.Tensor.contiguous, new)  # a value that all share gets a row for each
         return tree.each(lambda n, o: either_rows(healthy, n, o), new, old)
     read_only = {t.untyped_storage().data_ptr() for t in tree.leaves(old)}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -49,38 +50,35 @@ def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Exe
     libraries have handles for each thread, and none may be created while a program is recorded.
     """
     batch = _Batch(simulations)
-    results: list[Any] = [None] * len(loops)
-    errors: list[BaseException] = []
 
-    def run(n: int) -> None:
+    def run(n: int) -> R:
         with batch.changed:
             try:
-                results[n] = loops[n](_Handle(batch, n))
-            except _Stopped:
-                pass  # another loop has raised the reason
-            except BaseException as error:
-                errors.append(error)
+                return loops[n](_Handle(batch, n))
+            except BaseException:
                 batch.stopped = True
+                raise
             finally:
                 batch.ended += 1
                 batch.changed.notify_all()
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(loops))]
-    for thread in threads:
-        thread.start()
+    with ThreadPoolExecutor(len(loops)) as pool:
+        futures = [pool.submit(run, n) for n in range(len(loops))]
+        try:
+            batch.train()
+        finally:
+            with batch.changed:
+                batch.stopped = True
+                batch.changed.notify_all()
+    found = (future.exception() for future in futures)
+    error = next((error for error in found if error is not None and not isinstance(error, _Stopped)), None)
+    if error is None:
+        return [future.result() for future in futures]
     try:
-        batch.train()
-    finally:
-        with batch.changed:
-            batch.stopped = True
-            batch.changed.notify_all()
-        for thread in threads:
-            thread.join()
-    if errors:
-        error = errors[0]
-        errors.clear()  # else error and frame refer to each other, and the frame's GPU memory is not freed
         raise error
-    return results
+    finally:
+        # Else error and frame refer to each other, and the frame's GPU memory is not freed.
+        del error, futures, found
 
 
 class _Stopped(Exception):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -63,62 +65,53 @@ class DiskStore:
         self.initial = tree.each(lambda t: t.cpu(), algorithm.client_init(task))
         self.now = torch.full((clients,), NEVER, dtype=torch.int8)  # the slot of each client's record
         self.needed = self.now.clone()  # the same, as of the last checkpoint
-        self.size = sum(_sizes(self.initial))
+        self.sizes = [_to_bytes(t).nbytes for t in tree.leaves(self.initial)]
+        self.size = sum(self.sizes)
         self.length = -(-self.size // 4096) * 4096  # whole pages, so that no two records share one
-        self._file: int | None = None
 
-    @property
-    def file(self) -> int:
-        if self._file is None:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
-            except OSError as error:
-                raise self._error(error) from error
-        return self._file
-
-    def _error(self, error: OSError) -> RunError:
-        return RunError(
-            f"cannot store the clients' records in {self.path}: {error.strerror or error}; free some space "
-            "or name another folder, then run again, or `copfl resume` if rounds are done"
-        )
+    @contextmanager
+    def _file(self) -> Iterator[IO[bytes]]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)
+            with open(handle, "r+b") as file:
+                yield file
+        except OSError as error:
+            raise RunError(
+                f"cannot store the clients' records in {self.path}: {error.strerror or error}; free some "
+                "space or name another folder, then run again, or `copfl resume` if rounds are done"
+            ) from error
 
     def rows(self, ids: Tensor) -> Any:
-        records = [self._read(int(n)) for n in ids]
+        with self._file() as file:
+            records = [self._read(file, n) for n in ids.tolist()]
         return tree.each(lambda t: t.to(self.device), tree.stack(records))
 
-    def _read(self, n: int) -> Any:
+    def _read(self, file: IO[bytes], n: int) -> Any:
         slot = int(self.now[n])
         if slot == NEVER:
             return self.initial
-        content = bytearray(self.size)
-        start, done = (2 * n + slot) * self.length, 0
-        while done < len(content):
-            count = os.preadv(self.file, [memoryview(content)[done:]], start + done)
-            if count == 0:
-                raise RunError(f"{self.path} is truncated; restore it from a copy, or start the run again")
-            done += count
-        return _from_bytes(content, self.initial)
+        file.seek((2 * n + slot) * self.length)
+        content = np.fromfile(file, np.uint8, self.size)
+        if len(content) < self.size:
+            raise RunError(f"{self.path} is truncated; restore it from a copy, or start the run again")
+        parts = np.split(content, np.cumsum(self.sizes)[:-1])
+        return tree.rebuild(self.initial, list(map(_from_bytes, parts, tree.leaves(self.initial))))
 
     def put(self, ids: Tensor, records: Any) -> None:
         records = tree.each(lambda t: t.cpu(), records)
-        for row, n in enumerate(ids.tolist()):
-            slot = 1 if int(self.needed[n]) == 0 else 0
-            content = memoryview(b"".join(map(_to_bytes, tree.leaves(tree.row(records, row)))))
-            start = (2 * n + slot) * self.length
-            try:
-                while content:
-                    written = os.pwrite(self.file, content, start)
-                    content, start = content[written:], start + written
-            except OSError as error:
-                raise self._error(error) from error
-            self.now[n] = slot
+        with self._file() as file:
+            for row, n in enumerate(ids.tolist()):
+                slot = 1 if int(self.needed[n]) == 0 else 0
+                file.seek((2 * n + slot) * self.length)
+                for t in tree.leaves(tree.row(records, row)):
+                    file.write(_to_bytes(t))
+                file.flush()
+                self.now[n] = slot
 
     def saved(self) -> Any:
-        try:
-            os.fsync(self.file)
-        except OSError as error:
-            raise self._error(error) from error
+        with self._file() as file:
+            os.fsync(file.fileno())
         return {"place": self.now}
 
     def settled(self) -> None:
@@ -131,15 +124,6 @@ class DiskStore:
     def share(self) -> None:
         self.now, self.needed = shared(self.now), shared(self.needed)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_file": None}  # the receiver opens the file again
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
 
 def shared(t: Tensor) -> Tensor:
     """A copy in shared memory."""
@@ -147,25 +131,14 @@ def shared(t: Tensor) -> Tensor:
     return copy
 
 
-def _to_bytes(t: Tensor) -> bytes:
+def _to_bytes(t: Tensor) -> memoryview:
     """A tensor as bytes, a mask's entries as bits."""
     content = packed(t) if t.dtype == torch.bool else t.contiguous().reshape(-1).view(torch.uint8)
-    return content.numpy().tobytes()
+    return content.numpy().data
 
 
-def _sizes(like: Any) -> list[int]:
-    """The bytes of each tensor of a record."""
-    return [-(-t.numel() // 8) if t.dtype == torch.bool else t.nbytes for t in tree.leaves(like)]
-
-
-def _from_bytes(content: bytearray, like: Any) -> Any:
-    """The record from the bytes of its tensors."""
-    tensors, start = [], 0
-    for t, size in zip(tree.leaves(like), _sizes(like), strict=True):
-        part = np.frombuffer(content, np.uint8, size, start)
-        is_mask = t.dtype == torch.bool
-        tensors.append(
-            unpacked(part, t) if is_mask else torch.from_numpy(part.copy()).view(t.dtype).view(t.shape)
-        )
-        start += size
-    return tree.rebuild(like, tensors)
+def _from_bytes(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tensor:
+    """The tensor that `_to_bytes` wrote."""
+    if like.dtype == torch.bool:
+        return unpacked(content, like)
+    return torch.from_numpy(content.copy()).view(like.dtype).view(like.shape)

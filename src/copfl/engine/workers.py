@@ -63,7 +63,7 @@ class Workers:
                 self.processes.append(process)
                 self.pipes.append(here)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            self.close()
+            self.__exit__()
             raise UsageError(
                 f"this run cannot be sent to worker processes ({error}); define its model and algorithm "
                 "in a module, at the top level, or use workers=1"
@@ -71,9 +71,6 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends the processes, also during a local update."""
         for pipe in self.pipes:
             pipe.close()
@@ -94,9 +91,7 @@ class Workers:
                 for pipe in self.pipes:
                     if pipe not in busy and waiting:
                         busy[pipe], part = waiting.pop()
-                        with contextlib.suppress(
-                            BrokenPipeError
-                        ):  # reading the pipe reports a worker that died
+                        with contextlib.suppress(BrokenPipeError):  # reading reports a worker that died
                             pipe.send((state.round, part, models))
                 for ready in wait(list(busy)):
                     assert isinstance(ready, Connection)

@@ -12,7 +12,8 @@ that layout.
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +79,8 @@ class BatchedBatchNorm(Batched):
                 valid = self.valid.to(x.dtype)
                 weights = valid.repeat_interleave(count // valid.shape[1], 1)  # [N, B*H*W]
                 counts = valid.sum(1, keepdim=True) * (count // valid.shape[1])
-                momentum = like.momentum * (counts > 0).to(
-                    x.dtype
-                )  # a batch without valid samples changes nothing
+                # A batch without valid samples changes nothing.
+                momentum = like.momentum * (counts > 0).to(x.dtype)
                 correction = counts / (counts - 1).clamp(min=1)
             y, batch_mean, batch_var = normalise(rows, weight, bias, weights, like.eps)
             self.after = {
@@ -94,16 +94,20 @@ class BatchedBatchNorm(Batched):
         return y if x.dim() == 2 else y.movedim(-1, 1)
 
 
-class BatchedGroupNorm(Batched):
+class BatchedNorm(Batched):
+    """Group norm or layer norm: normalised for all, then scaled and shifted by each client's parameters."""
+
     def forward(self, x: Tensor) -> Tensor:
         like: Any = self.like[0]
-        return _affine(self, F.group_norm(x, like.num_groups, eps=like.eps), channel=1)
-
-
-class BatchedLayerNorm(Batched):
-    def forward(self, x: Tensor) -> Tensor:
-        like: Any = self.like[0]
-        return _affine(self, F.layer_norm(x, like.normalized_shape, eps=like.eps), channel=-1)
+        if isinstance(like, nn.GroupNorm):
+            x, channel = F.group_norm(x, like.num_groups, eps=like.eps), 1
+        else:
+            x, channel = F.layer_norm(x, like.normalized_shape, eps=like.eps), -1
+        for name, apply in (("weight", torch.mul), ("bias", torch.add)):
+            if name in self.values:
+                value = self.values[name].repeat_interleave(x.shape[0] // self.clients(), 0)
+                x = apply(x, value.reshape(x.shape[0], *([1] * (x.dim() - 2)), -1).movedim(-1, channel))
+        return x
 
 
 class BatchedEmbedding(Batched):
@@ -113,34 +117,42 @@ class BatchedEmbedding(Batched):
         return F.embedding(x + shift.view(-1, *[1] * (x.dim() - 1)), table.flatten(0, 1))
 
 
-def _affine(layer: Batched, x: Tensor, channel: int) -> Tensor:
-    """x scaled and shifted along one axis, by each client's parameters."""
-    for name, apply in (("weight", torch.mul), ("bias", torch.add)):
-        if name in layer.values:
-            value = layer.values[name].repeat_interleave(x.shape[0] // layer.clients(), 0)
-            x = apply(x, value.reshape(x.shape[0], *([1] * (x.dim() - 2)), -1).movedim(-1, channel))
-    return x
-
-
 LAYERS: dict[type[nn.Module], type[Batched]] = {
     nn.Linear: BatchedLinear,
     nn.Conv2d: BatchedConv2d,
     Convolution: BatchedConv2d,
     BatchNorm: BatchedBatchNorm,
-    nn.GroupNorm: BatchedGroupNorm,
-    nn.LayerNorm: BatchedLayerNorm,
+    nn.GroupNorm: BatchedNorm,
+    nn.LayerNorm: BatchedNorm,
     nn.Embedding: BatchedEmbedding,
 }
+
+
+class Layout(Protocol):
+    """How vectors are split into tensors by name: core.layout.Layout."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def trained(self) -> int: ...
+
+    @property
+    def head(self) -> str: ...
+
+    def split(self, part: Tensor, buffers: bool = False) -> dict[str, Tensor]: ...
+
+    def split_head(self, part: Tensor) -> dict[str, Tensor]: ...
 
 
 class BatchedModule:
     """A model's forward pass over batched clients."""
 
-    def __init__(self, module: nn.Module, head: str, products: torch.dtype | None = None) -> None:
-        self.module = copy.deepcopy(module)
+    def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
+        self.module, self.layout = copy.deepcopy(module), layout
         self.layers: dict[str, Batched] = {}
         _replace(self.module, "", self.layers)
-        self.head = self.layers[head]
+        self.head = self.layers[layout.head]
         for layer in self.layers.values():
             layer.products = products
 
@@ -171,20 +183,51 @@ class BatchedModule:
             layer.values, layer.gradients, layer.valid, layer.after = {}, {}, None, {}
         return logits.reshape(n, batch, -1), features[-1].reshape(n, batch, -1), after
 
+    def forward(
+        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits, the features and the buffers after, of one client; vmap calls it once for all."""
+        return _forward(parameters, buffers, x, valid, self, Tape() if training else None)
+
+    def gradient(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Tensor,
+        valid: Tensor | None,
+        head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the loss of logits and features, its value, and the buffers after, of one client.
+
+        A `head` replaces the one in the parameters, and the gradient is then its own.
+        """
+        tape = Tape()
+        logits, features, after = _forward(parameters, buffers, x, valid, self, tape, head)
+
+        def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+            value = loss(logits, features)
+            return value, value.detach()
+
+        grads, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
+        return _backward(grads[0], grads[1], tape), value, after
+
 
 def _of(tensors: dict[str, Tensor], layer: str) -> dict[str, Tensor]:
     """The tensors of one layer, by their names within it."""
     return {key.rpartition(".")[2]: t for key, t in tensors.items() if key.rpartition(".")[0] == layer}
 
 
-def batched_module(module: nn.Module, head: str, products: torch.dtype | None = None) -> BatchedModule | None:
+def batched_module(
+    module: nn.Module, layout: Layout, products: torch.dtype | None = None
+) -> BatchedModule | None:
     """The model for batched clients, or None if it has parameters outside of these layers."""
-    known = {id(p) for layer in module.modules() if _can(layer) for p in layer.parameters(recurse=False)}
-    known |= {id(b) for layer in module.modules() if _can(layer) for b in layer.buffers(recurse=False)}
+    layers = [layer for layer in module.modules() if _can(layer)]
+    known = {id(t) for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values())}
     floats = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    if not _can(module.get_submodule(head)) or any(id(t) not in known for t in floats) or _can(module):
+    if not _can(module.get_submodule(layout.head)) or any(id(t) not in known for t in floats) or _can(module):
         return None
-    return BatchedModule(module, head, products)
+    return BatchedModule(module, layout, products)
 
 
 def _can(layer: nn.Module) -> bool:
@@ -218,59 +261,35 @@ class Tape:
     outputs: list[Tensor]
 
 
-class Layout(Protocol):
-    """How vectors are split into tensors by name: core.layout.Layout."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    @property
-    def trained(self) -> int: ...
-
-    def split(self, part: Tensor, buffers: bool = False) -> dict[str, Tensor]: ...
-
-    def split_head(self, part: Tensor) -> dict[str, Tensor]: ...
-
-
-class Model(NamedTuple):
-    """A model for batched clients, and how its tensors are split out of the rows of vectors."""
-
-    run: BatchedModule
-    layout: Layout
-
-
 @over_rows
-def forward(
+def _forward(
     parameters: Tensor,
     buffers: Tensor,
     x: Tensor,
     valid: Tensor | None,
-    model: Model,
+    model: BatchedModule,
     tape: Tape | None,
     head: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, features and the buffers after; with a tape, in training mode and for a backward pass.
-
-    A `head` replaces the one in the parameters, and the gradient is then its own.
-    """
+    """Logits, features and the buffers after; with a tape, in training mode and for a backward pass."""
     statistics, fixed = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
     if tape is None:
         with torch.no_grad():
-            return (*model.run({**fixed, **statistics}, x, None, False)[:2], buffers)
+            return (*model({**fixed, **statistics}, x, None, False)[:2], buffers)
     trained, split = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
     (tape.gradient,) = aligned_like((trained,), *trained.shape)
     gradients = split(tape.gradient)
     tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
     with torch.enable_grad():
-        logits, features, after = model.run({**fixed, **tensors, **statistics}, x, valid, True, gradients)
+        logits, features, after = model({**fixed, **tensors, **statistics}, x, valid, True, gradients)
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
     return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers
 
 
 @over_rows
-def backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
+def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
     """The gradient of the parameters, from those of the logits and the features of the tape."""
     outputs, tape.outputs = tape.outputs, []  # frees what autograd has saved
     # The features of a model that is all head are the samples: they need no gradient.

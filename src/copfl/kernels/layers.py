@@ -200,11 +200,9 @@ def normalised_back(
     to_bias = grad.sum(1)
     to_weight = (grad * scaled).sum(1)
     # d/dx of (x - mean) / std: the mean and the variance depend on every row with a weight.
-    part = (
-        1 / x.shape[1]
-        if weights is None
-        else (weights / weights.sum(1, keepdim=True).clamp(min=1))[..., None]
-    )
+    part: float | Tensor = 1 / x.shape[1]
+    if weights is not None:
+        part = (weights / weights.sum(1, keepdim=True).clamp(min=1))[..., None]
     pull = (to_bias[:, None] + scaled * to_weight[:, None]) * part
     return (weight * inverse)[:, None] * (grad - pull), to_weight, to_bias
 

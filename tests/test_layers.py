@@ -29,7 +29,7 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 EXTRAS = {
     f"kernels.triton.{name}": {"triton"} for name in ("patches", "vectors", "norms")
 }  # loaded on a GPU only
-MOST_ENTRIES, LONGEST_CHAIN = 26, 20
+MOST_ENTRIES, LONGEST_CHAIN = 26, 12
 
 
 def modules() -> dict[str, Path]:

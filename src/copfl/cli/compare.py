@@ -162,7 +162,7 @@ def _carry_out(
     folder = out or Path("runs") / f"{command}-{data}"
     processes = _jobs(base.get("run", {})) if jobs is None else jobs
     with stoppable(AGAIN):
-        found = run(base_tables=base, out=folder, jobs=processes, log=log)
+        found: tables.Comparison = run(base_tables=base, out=folder, jobs=processes, log=log)
     drawn = pictures.write(found, folder) if plots else []
     if plots and not charts.available():
         log(f"copfl: {charts.MISSING}")

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Optimizer, Personal, Plan, Task
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
+from copfl.core.optim import Optimizer
+from copfl.core.task import Data, Personal, Plan, Task
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,15 @@ from copfl.cli import options
 from copfl.cli.options import DATA, OUTPUT, TRAINING, option
 
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
-NAMES = "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, plus, plus-others"
+NAMES = (
+    "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, "
+    "plus, plus-others"
+)
 
 
 def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"{NAMES}, all, or a TOML file of your own.")],
+    *,
     device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
     chunk: Annotated[int, option(TRAINING, "Clients in one batch on a GPU; default: 0, as many as fit.")] = 0,
     seeds: Annotated[

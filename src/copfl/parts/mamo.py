@@ -74,10 +74,10 @@ class Mamo:
 
 @of_many_steps
 def _step(
-    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, t: Tensor, active: Tensor | None,
-    lr: float, beta1: float, beta2: float, eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, t: Tensor, active: Tensor | None, *numbers: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """w, u, v and t after one step, Eqs. (4) and (5)."""
+    lr, beta1, beta2, eps = numbers
     count = t + 1
     mean = beta1 * u + (1 - beta1) * grad
     square = beta2 * v + (1 - beta2) * grad * grad

@@ -105,3 +105,8 @@ def test_with_one_opinion_it_is_fedavg() -> None:
     calm, _ = rounds_of(FedCALM(), task, federation, 3, batch=4)
     mean, _ = rounds_of(FedAvg(), task, federation, 3, batch=4)
     torch.testing.assert_close(calm.server.w, mean.server.w, rtol=0, atol=1e-9)
+
+
+def test_the_weights_of_the_clients_stay_with_the_server() -> None:
+    server = Server(torch.zeros(3), torch.ones(2))
+    assert FedCALM().downlink(server, torch.arange(2))._fields == ("w",)

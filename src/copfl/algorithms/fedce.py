@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, one_of
+from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, one_of, tree
 from copfl.parts.averaging import Averaging, combined, personal_of, shared_of, weighted_mean
 from copfl.parts.cowa import cosine, whole_without
 
@@ -66,6 +66,9 @@ class FedCE(Averaging):
         one_of(COMBINE, combine=self.combine)
         one_of(ERRORS, error=self.error)
         super().__post_init__()
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return tree.repeat(server, len(ids))
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, self.personal, task.initial)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Experts, Plan, State, Task, training_split, validation_split
+from copfl.core import Data, Experts, Plan, State, Task, training_split, tree, validation_split
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.errors import UsageError
 from copfl.parts.averaging import Averaging, Total, combined, shared_of
@@ -55,6 +55,9 @@ class FedPOE(Averaging):
         super().__post_init__()
         if self.holdout == 1:
             raise UsageError("holdout=1 leaves no sample to train on; it must be 0, or at least 2")
+
+    def downlink(self, server: Server, ids: Tensor) -> Down:
+        return tree.repeat(server, len(ids))
 
     def server_init(self, task: Task, clients: int) -> Server:
         w = shared_of(task, self.personal, task.initial)

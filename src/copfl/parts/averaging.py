@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.core.layout import Runs, cut, put_together, runs
 from copfl.core.optim import Optimizer, Sgd, State, begin, kept
@@ -26,7 +25,8 @@ class Server(NamedTuple):
     w: Tensor  # [s], the shared entries
 
 
-Down = Server  # the server sends its whole record
+class Down(NamedTuple):
+    w: Tensor  # [s]
 
 
 class Client(NamedTuple):
@@ -132,7 +132,8 @@ class Averaging:
         return Client(personal_of(task, self.parts(task), task.initial), fresh(self.optimizer, task))
 
     def downlink(self, server: Any, ids: Tensor) -> Any:
-        return tree.repeat(server, len(ids))
+        """The shared entries alone; what else a server's record has stays with the server."""
+        return Down(server.w.expand(len(ids), -1))
 
     def personal_model(self, task: Task, client: Any, down: Any) -> Any:
         return self.global_model(task, client, down)

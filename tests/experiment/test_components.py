@@ -200,3 +200,8 @@ def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:
     assert built({"name": "fedavg"}) == FedAvg(Sgd())
     with pytest.raises(UsageError, match='no optimizer "adm"; did you mean "adam"'):
         built({"name": "fedavg"}, name="adm")
+
+
+def test_text_that_cannot_be_written_to_a_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="not valid Unicode text"):
+        resolved({"data": {"name": "\udc96"}})

@@ -285,6 +285,8 @@ def _check_plain(kind: str, table: Mapping[str, Any]) -> None:
         for part in value if isinstance(value, list | tuple) else (value,):
             if isinstance(part, dict | list | datetime.date | datetime.time):
                 raise UsageError(f"{kind}.{key}={value!r} must be a number, a word, or a list of them")
+            if not f"{key}{part}".isascii() and any("\ud800" <= c <= "\udfff" for c in f"{key}{part}"):
+                raise UsageError(f"{kind}.{key}={value!r} is not valid Unicode text; use another name")
 
 
 def _value_table(kind: str, table: Mapping[str, Any], description: str, *allowed: str) -> Table:

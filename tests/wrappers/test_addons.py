@@ -14,7 +14,11 @@ from copfl.engine.mapping import sequential, vmap
 from copfl.kernels.modules import BatchNorm
 from copfl.parts.averaging import Server, Total
 from copfl.testing import check_algorithm, small_federation
-from copfl.wrappers.addons import Ema, LocalBnStats, LrSchedule, MomentumServer, ServerMomentum, with_addons
+from copfl.wrappers.addons import with_addons
+from copfl.wrappers.bn_stats import LocalBnStats
+from copfl.wrappers.ema import Ema
+from copfl.wrappers.lr_schedule import LrSchedule
+from copfl.wrappers.server_momentum import MomentumServer, ServerMomentum
 from tests.toys import rounds_of, slopes
 
 

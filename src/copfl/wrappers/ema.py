@@ -1,0 +1,52 @@
+"""Predictions with an exponential moving average of the weights that a client's rounds ended in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from copfl.core import Data, Personal, Plan, Task, tree
+from copfl.core.algorithm import ClientOutput
+from copfl.errors import below_one
+from copfl.wrappers.base import Wrapper
+
+
+class EmaClient(NamedTuple):
+    client: Any
+    sum: Any  # the decaying sum of the models that its rounds ended in
+    weight: Tensor  # [], the sum of their weights; 0 before the first round
+
+
+@dataclass(frozen=True)
+class Ema(Wrapper):
+    """The algorithm whose clients predict with a moving average of their models; training does not change."""
+
+    decay: float = 0.95
+
+    wraps: ClassVar[tuple[str, ...]] = ("client",)
+
+    def __post_init__(self) -> None:
+        below_one(**{"addons.ema": self.decay})
+
+    def client_init(self, task: Task) -> EmaClient:
+        client = self.algorithm.client_init(task)
+        ids = torch.zeros(1, dtype=torch.int64, device=task.device)
+        down = tree.row(self.algorithm.downlink(self.algorithm.server_init(task, 1), ids), 0)
+        model = self.algorithm.personal_model(task, client, down)  # one vector, or a mixture
+        return EmaClient(client, tree.each(torch.zeros_like, model), task.initial.new_zeros(()))
+
+    def client_update(self, task: Task, client: EmaClient, down: Any, data: Data, plan: Plan) -> ClientOutput:
+        output = super().client_update(task, client, down, data, plan)
+        sum = tree.each(lambda s, t: self.decay * s + (1 - self.decay) * t, client.sum, output.trained)
+        weight = self.decay * client.weight + (1 - self.decay)
+        averaged = tree.each(lambda s: s / weight, sum)
+        return output._replace(client=EmaClient(output.client, sum, weight), trained=averaged)
+
+    def personal_model(self, task: Task, client: EmaClient, down: Any) -> Personal:
+        current, trained = super().personal_model(task, client, down), client.weight > 0
+        weight = torch.where(trained, client.weight, 1)
+        model: Personal = tree.each(lambda s, c: torch.where(trained, s / weight, c), client.sum, current)
+        return model

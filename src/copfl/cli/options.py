@@ -65,7 +65,12 @@ RUN_OPTIONS = {
         Row("--device", "run.device", "cpu, cuda, cuda:N or auto; default: cpu."),
         Row("--engine", "run.engine", "auto, sequential, vmap or cuda_graph; default: auto, the fastest."),
         Row("--precision", "run.precision", "auto, fp32, tf32, bf16 or fp64; default: auto."),
-        Row("--workers", "run.workers", "Processes on a CPU; default: 0, the fastest number of them.", int),
+        Row(
+            "--workers",
+            "run.workers",
+            "Processes on a CPU; 0: the fastest number. Default: 0 in run, 1 in compare and sweep.",
+            int,
+        ),
     ),
     FEDERATION: (
         Row("--clients -n", "run.clients", "Number of clients; default: 10.", int),

@@ -1,0 +1,120 @@
+"""Metrics: by hand, equal to scikit-learn's, and missing where the samples do not define them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn import calibration, metrics
+
+from copfl.core.metrics import METRICS, metric
+from copfl.errors import UsageError
+
+Floats = NDArray[np.float64]
+
+
+def probabilities(rng: np.random.Generator, n: int, k: int) -> Floats:
+    raw = rng.exponential(size=(n, k))
+    made: Floats = raw / raw.sum(axis=1, keepdims=True)
+    return made
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_classification_equals_scikit_learn(k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, y = probabilities(rng, 200, k), rng.integers(0, k, 200)
+    guess, confidence = p.argmax(1), p.max(1)
+    whole = {"multi_class": "ovr", "average": "macro"} if k > 2 else {}
+    true, mean = calibration.calibration_curve(guess == y, confidence, n_bins=15)
+    bins = np.histogram(confidence, np.linspace(0, 1, 16))[0]
+    expected = {
+        "accuracy": metrics.accuracy_score(y, guess),
+        "balanced_accuracy": metrics.balanced_accuracy_score(y, guess),
+        "macro_f1": metrics.f1_score(y, guess, average="macro"),
+        "auc": metrics.roc_auc_score(y, p if k > 2 else p[:, 1], **whole),
+        "calibration_error": (np.abs(true - mean) * bins[bins > 0]).sum() / 200,
+    }
+    for name, value in expected.items():
+        assert metric(name, "classification").of(p, y) == pytest.approx(value, abs=1e-12), name
+
+
+def test_multilabel_equals_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    p, y = rng.random((100, 4)), rng.integers(0, 2, (100, 4)).astype(float)
+    guess = p > 0.5
+    expected = {
+        "accuracy": metrics.accuracy_score(y, guess),
+        "macro_f1": metrics.f1_score(y, guess, average="macro"),
+        "auc": metrics.roc_auc_score(y, p, average="macro"),
+    }
+    for name, value in expected.items():
+        assert metric(name, "multilabel").of(p, y) == pytest.approx(value, abs=1e-12), name
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1), (50, 3)])
+def test_regression_equals_scikit_learn(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    y, given = rng.normal(size=shape), rng.normal(size=shape)
+    expected = {
+        "rmse": metrics.root_mean_squared_error(y, given),
+        "mae": metrics.mean_absolute_error(y, given),
+        "r2": metrics.r2_score(y, given),
+    }
+    for name, value in expected.items():
+        assert metric(name, "regression").of(given, y) == pytest.approx(value, abs=1e-12), name
+
+
+def test_next_token_by_hand() -> None:
+    p = np.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]], [[0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]])
+    y = np.array([[0, 1], [0, -100]])  # the last is padding
+    with np.errstate(divide="ignore"):
+        logs = np.log(p)
+    expected = (0.5 * 0.8 * 0.25) ** (-1 / 3)
+    assert metric("perplexity", "next_token").of(logs, y) == pytest.approx(expected, abs=1e-12)
+    right = np.log(np.array([[0.5, 0.8], [0.25, 1.0]]))
+    assert metric("perplexity", "next_token").of(right, y) == pytest.approx(expected, abs=1e-12)
+    assert metric("accuracy", "next_token").of(logs, y) == pytest.approx(2 / 3)
+
+
+def test_auc_is_over_the_classes_that_the_client_has() -> None:
+    rng = np.random.default_rng(0)
+    p, y = probabilities(rng, 60, 5), rng.choice([1, 3], 60)
+    expected = np.mean([metrics.roc_auc_score(y == k, p[:, k]) for k in (1, 3)])
+    assert metric("auc", "classification").of(p, y) == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_the_samples_do_not_define_is_missing() -> None:
+    p, one = np.full((4, 2), 0.5), np.zeros(4, np.int64)
+    assert math.isnan(METRICS["auc"].of(p, one))
+    assert math.isnan(METRICS["auc"].of(p, np.zeros((4, 2))))
+    assert math.isnan(METRICS["macro_f1"].of(p, np.zeros((4, 2))))  # no label, and none predicted
+    assert math.isnan(METRICS["r2"].of(np.arange(4.0), np.ones(4)))
+    assert math.isnan(METRICS["r2"].of(np.ones(4), np.ones(4)))
+    assert math.isnan(METRICS["r2"].of(np.ones(1), np.ones(1)))
+    assert math.isnan(METRICS["perplexity"].of(np.zeros((2, 3)), np.full((2, 3), -100)))
+    for found in METRICS.values():
+        assert math.isnan(found.of(p[:0], one[:0])), found.name
+        assert math.isnan(found.of(np.full((4, 2), np.nan), one)), found.name
+
+
+def test_what_adds_up_is_the_weighted_mean_over_batches() -> None:
+    rng = np.random.default_rng(0)
+    p, y, values = probabilities(rng, 30, 3), rng.integers(0, 3, 30), rng.normal(size=30)
+    for found in METRICS.values():
+        if found.adds_up:
+            given, targets = (p, y) if "classification" in found.kinds else (values, rng.normal(size=30))
+            parts = [
+                found.of(given[part], targets[part]) * len(targets[part])
+                for part in (slice(0, 7), slice(7, 30))
+            ]
+            assert sum(parts) / 30 == pytest.approx(found.of(given, targets), abs=1e-12), found.name
+
+
+def test_a_metric_of_another_task_is_refused() -> None:
+    with pytest.raises(UsageError, match="not defined for regression; defined are rmse, mae, r2"):
+        metric("accuracy", "regression")
+    with pytest.raises(UsageError, match='did you mean "rmse"'):
+        metric("rmsee", "regression")

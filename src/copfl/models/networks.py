@@ -1,4 +1,4 @@
-"""The built-in models; any other nn.Module works as well.
+"""The built-in models.
 
 Each has `.features(x)`, the input of the head, and `.head`, the last Linear.
 """

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -121,3 +122,21 @@ def test_a_model_without_a_linear_needs_a_named_head() -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(UsageError, match="the model has no parameters"):
         layout_of(nn.Sequential(nn.ReLU()))
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda layer: [layer],
+        lambda layer: (layer,),
+        lambda layer: {"a": layer},
+        lambda layer: [layer.weight],
+    ],
+)
+def test_parameters_that_torch_does_not_see_are_refused(hide: Callable[[nn.Linear], object]) -> None:
+    net = Net()
+    net.first.hidden = hide(nn.Linear(2, 2))  # type: ignore[assignment]
+    with pytest.raises(UsageError, match=r'"first\.hidden".*nn\.ModuleList'):
+        layout_of(net)
+    net.first.hidden = hide(net.last)  # type: ignore[assignment]  # a second reference is none of these
+    assert layout_of(net).parameters == 18

@@ -70,6 +70,15 @@ def test_three_lines_give_the_metrics_as_arrays() -> None:
     assert result.folder is None
 
 
+@pytest.mark.parametrize("algorithm", ["copfl", "fedavg", "fedpac"])
+def test_a_single_client_is_a_federation_too(algorithm: str, tmp_path: Path) -> None:
+    result = copfl.run(algorithm, **{**TINY, "clients": 1}, out=tmp_path / "one")
+    assert np.isfinite(result.accuracy).all()
+    again = copfl.resume(tmp_path / "one", rounds=3)
+    whole = copfl.run(algorithm, **{**TINY, "clients": 1, "rounds": 3})
+    assert again.records == whole.records
+
+
 def test_nan_where_a_client_was_not_asked_or_not_looked_at() -> None:
     result = copfl.run("fedavg", **{**TINY, "clients": 4, "rounds": 3}, participation=0.5, eval_every=3)
     took_part = np.isfinite(result.metric("loss"))

@@ -44,11 +44,32 @@ class Free(nn.Module):
         return result
 
 
+class Tied(nn.Module):
+    """Two layers with one weight, one layer under two names, and a convolution that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Conv2d(1, 1, 3, padding=1)
+        self.again = nn.Conv2d(1, 1, 3, padding=1)
+        self.again.weight = self.filter.weight
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.alias = self.second
+        self.answer = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.again(torch.tanh(self.filter(x))).flatten(1)
+        result: Tensor = self.answer(self.alias(torch.tanh(self.second(torch.tanh(self.first(x))))))
+        return result
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
     "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
     "cnn with batch norm": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5, norm="batch"), (2, 8, 8)),
     "cnn with group norm": (lambda: SmallCNN((2, 8, 8), 4, width=4, hidden=5, norm="group"), (2, 8, 8)),
+    "tied weights": (Tied, (1, 4, 4)),
     "resnet": (lambda: ResNet18((3, 32, 32), 4, width=4), (3, 32, 32)),
     "resnet, cifar stem": (lambda: ResNet18((3, 8, 8), 4, width=4, stem="cifar", norm="group"), (3, 8, 8)),
 }

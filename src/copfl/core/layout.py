@@ -128,6 +128,7 @@ def _inside(name: str, module: str) -> bool:
 
 def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = ()) -> Layout:
     """The layout of a model's parameters and float buffers; the default head is its last Linear."""
+    _check_registered(model)
     parameters = dict(model.named_parameters())
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
     if not parameters:
@@ -153,3 +154,20 @@ def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = 
         head=head,
         norms=tuple(norms),
     )
+
+
+def _check_registered(model: nn.Module) -> None:
+    """UsageError for parameters in a plain list, tuple or dict, which torch would neither move nor train."""
+    registered = {id(p) for p in model.parameters()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            parts = value.values() if isinstance(value, dict) else value
+            for part in parts if isinstance(value, list | tuple | dict) and name[0] != "_" else ():
+                own = list(part.parameters()) if isinstance(part, nn.Module) else [part]
+                if any(isinstance(p, nn.Parameter) and id(p) not in registered for p in own):
+                    kind, place = type(part).__name__, f"{path}.{name}" if path else name
+                    raise UsageError(
+                        f'the model keeps a {kind} in "{place}", a plain {type(value).__name__}: torch does '
+                        "not see its parameters, so they would not be trained; use nn.ModuleList, "
+                        "nn.ModuleDict or nn.ParameterList there"
+                    )

@@ -151,8 +151,13 @@ class BatchedModule:
     def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
         self.module, self.layout = copy.deepcopy(module), layout
         self.layers: dict[str, Batched] = {}
+        names = {id(t): name for name, t in _tensors(self.module, remove_duplicate=True)}
+        uses = [(name, names[id(t)]) for name, t in _tensors(self.module, remove_duplicate=False)]
         _replace(self.module, "", self.layers)
-        self.head = self.layers[layout.head]
+        self.head = self.module.get_submodule(layout.head)
+        self.uses = [use for use in uses if use[0].rpartition(".")[0] in self.layers]
+        sources = [source for _, source in self.uses]
+        self.tied = {source for source in sources if sources.count(source) > 1}
         for layer in self.layers.values():
             layer.products = products
 
@@ -166,8 +171,13 @@ class BatchedModule:
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Logits [N, B, classes], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
         n, batch = x.shape[:2]
-        for name, layer in self.layers.items():
-            layer.values, layer.gradients, layer.valid = _of(tensors, name), _of(gradients or {}, name), valid
+        for layer in self.layers.values():
+            layer.valid = valid
+        for use, source in self.uses:
+            layer_name, _, key = use.rpartition(".")
+            self.layers[layer_name].values[key] = tensors[source]
+            if gradients and source in gradients and source not in self.tied:  # autograd adds those
+                self.layers[layer_name].gradients[key] = gradients[source]
         samples = x.flatten(0, 1)
         if samples.dim() == 4:
             samples = samples.contiguous(memory_format=torch.channels_last)
@@ -213,9 +223,13 @@ class BatchedModule:
         return _backward(grads[0], grads[1], tape), value, after
 
 
-def _of(tensors: dict[str, Tensor], layer: str) -> dict[str, Tensor]:
-    """The tensors of one layer, by their names within it."""
-    return {key.rpartition(".")[2]: t for key, t in tensors.items() if key.rpartition(".")[0] == layer}
+def _tensors(module: nn.Module, *, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
+    """Parameters and float buffers by name; of one under several names, the first or all."""
+    found = (
+        *module.named_parameters(remove_duplicate=remove_duplicate),
+        *module.named_buffers(remove_duplicate=remove_duplicate),
+    )
+    return [(name, t) for name, t in found if t.is_floating_point()]
 
 
 def batched_module(
@@ -237,12 +251,14 @@ def _can(layer: nn.Module) -> bool:
 
 
 def _replace(module: nn.Module, path: str, layers: dict[str, Batched]) -> None:
-    for name, child in list(module.named_children()):
+    for name, child in list(module._modules.items()):  # a module under two names twice
         place = f"{path}.{name}" if path else name
-        if _can(child):
-            layers[place] = LAYERS[type(child)](child)
-            setattr(module, name, layers[place])
-        else:
+        if child is not None and _can(child):
+            known = (layer for layer in layers.values() if layer.like[0] is child)
+            layer = next(known, None) or LAYERS[type(child)](child)
+            layers[place] = layer
+            setattr(module, name, layer)
+        elif child is not None:
             _replace(child, place, layers)
 
 

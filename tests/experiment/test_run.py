@@ -65,7 +65,8 @@ def test_three_lines_give_the_metrics_as_arrays() -> None:
         assert np.isfinite(metrics).all()
     assert ((result.accuracy >= 0) & (result.accuracy <= 1)).all()
     assert result.weight.sum(1) == pytest.approx([1, 1])
-    assert np.isnan(result.metric("no_such_figure")).all()
+    with pytest.raises(UsageError, match='no metric "los"; did you mean "loss"'):
+        result.metric("los")
     assert len(result.seconds) == 2
     assert result.folder is None
 

@@ -72,7 +72,7 @@ def metrics_of(result: Result) -> Metrics:
 
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
-    accuracies = {name: last(result.metric(name)) for name in ("accuracy", "accuracy_global")}
+    accuracies = {name: last(result.metric_or_nan(name)) for name in ("accuracy", "accuracy_global")}
     return dict(plain({**accuracies, "scores": scores}))
 
 

@@ -87,7 +87,7 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
     """Trains with a progress bar on a terminal, logs every round to the trackers, and prints the result."""
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import bar
-    from copfl.experiment.run import execute
+    from copfl.experiment.run import train
     from copfl.experiment.trackers import tracking
     from copfl.report import summary
 
@@ -101,7 +101,7 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
                 for listener in listeners:
                     listener(round, seconds)
 
-            result = execute(prepared, folder, on_round)
+            result = train(prepared, folder, on_round)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
@@ -109,3 +109,5 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
         print(json.dumps(summary.as_json(result)))
     elif not quiet:
         summary.show(result, sys.stdout)
+    for warning in [] if quiet or as_json else result.warnings:
+        print(f"copfl: warning: {warning}", file=sys.stderr)

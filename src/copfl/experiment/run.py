@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,8 @@ from copfl.engine import autotune, simulate
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
-from copfl.errors import RunError, UsageError
-from copfl.experiment import components, records, user_code
+from copfl.errors import RunError, UsageError, unknown
+from copfl.experiment import components, divergence, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
@@ -186,27 +187,39 @@ class Result:
 
     def metric(self, name: str) -> Array:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
+        known = {name for record in self.records for name in record["per_client"]}
+        if name not in known:
+            raise unknown("metric", name, known)
+        return self.metric_or_nan(name)
+
+    def metric_or_nan(self, name: str) -> Array:
+        """A metric by name; all nan where the run did not record it."""
         return records.table(self.records, name, self.experiment.clients)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Clients that diverged, and accuracy at chance; empty if there is nothing to report."""
+        return divergence.warnings_of(self.records, self.experiment.federation)
 
     @property
     def accuracy(self) -> Array:
         """Accuracy of the personal model after local training, on each client's test samples."""
-        return self.metric("accuracy")
+        return self.metric_or_nan("accuracy")
 
     @property
     def accuracy_before(self) -> Array:
         """Accuracy of the personal model before local training."""
-        return self.metric("accuracy_before")
+        return self.metric_or_nan("accuracy_before")
 
     @property
     def accuracy_global(self) -> Array:
         """Accuracy of the global model, which a new client would get."""
-        return self.metric("accuracy_global")
+        return self.metric_or_nan("accuracy_global")
 
     @property
     def weight(self) -> Array:
         """Each client's weight in the round's mean."""
-        return self.metric("weight")
+        return self.metric_or_nan("weight")
 
 
 def run(
@@ -253,9 +266,9 @@ def run(
             tables["run"][name] = value
     experiment = prepare([tables], **values)
     if out is None:
-        return execute(experiment, None, on_round)
+        return _warned(train(experiment, None, on_round))
     with run_folder.claimed(Path(out), new=True) as folder:
-        return execute(experiment, folder, on_round)
+        return _warned(train(experiment, folder, on_round))
 
 
 def resume(
@@ -266,7 +279,13 @@ def resume(
     Values that were passed to `run` (`algorithm`, `data`, `model`) must be passed again.
     """
     with run_folder.claimed(Path(path), new=False) as folder:
-        return execute(reopen(folder, rounds, **values), folder, on_round)
+        return _warned(train(reopen(folder, rounds, **values), folder, on_round))
+
+
+def _warned(result: Result) -> Result:
+    for warning in result.warnings:
+        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    return result
 
 
 def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
@@ -276,6 +295,19 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
+
+
+def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
+    """`execute` of a run by itself: if every client diverges, it ends with an error."""
+    path = None if folder is None else folder.path
+    check = divergence.DivergenceCheck(experiment.federation, experiment.settings.rounds, path)
+
+    def after(round: Round, seconds: float) -> None:
+        if on_round is not None:
+            on_round(round, seconds)
+        check(round, seconds)
+
+    return execute(experiment, folder, after)
 
 
 def execute(

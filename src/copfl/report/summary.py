@@ -30,6 +30,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: mean_of_known(values) for name, values in last.items()},
+        "warnings": result.warnings,
     }
     if malicious.any():
         content["honest"] = {name: mean_of_known(values[~malicious]) for name, values in last.items()}
@@ -111,12 +112,12 @@ def _listed(names: Sequence[str], room: int) -> str:
 
 def _last(result: Result) -> dict[str, Numbers]:
     """The newest value of each metric for each client."""
-    return {name: latest(result.metric(name)) for name in (*ACCURACIES.values(), "weight")}
+    return {name: latest(result.metric_or_nan(name)) for name in (*ACCURACIES.values(), "weight")}
 
 
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which clients the simulation attacks with."""
-    return np.asarray(np.nan_to_num(result.metric("malicious")).any(0))
+    return np.asarray(np.nan_to_num(result.metric_or_nan("malicious")).any(0))
 
 
 def _epsilons(result: Result) -> dict[str, float]:

@@ -110,6 +110,19 @@ def test_a_stored_model_is_weighed_as_if_it_had_been_there_from_the_start() -> N
     assert float(client.logs.bank[0, 1]) == pytest.approx(3 * math.log(sigma(stored * 2.0)))
 
 
+def test_the_bank_is_evaluated_with_the_weight_of_a_newly_stored_model() -> None:
+    """One client, so its own model is the mean: 0, a_1, a_2. In the third round the bank has 0 and, newly, a_2."""
+    task, federation = slopes(0.0), federation_of(([[1.0], [2.0]], [1, 1]))
+    state, _ = rounds_of(FedPOE(PLAIN, rate=1.0, stored=2, period=2, holdout=2), task, federation, 3)
+    first = sigma(0.0)
+    second = first + sigma(-first)
+    loss = [-math.log(sigma(2.0 * a)) for a in (0.0, first, second)]
+    weights = softmax(-2 * loss[0], -2 * loss[2])  # after two rounds, as if both had been there
+    bank = -math.log(weights[0] * sigma(0.0) + weights[1] * sigma(2.0 * second))
+    halves = state.clients.rows(torch.arange(1)).logs.halves[0]
+    assert halves.tolist() == pytest.approx([-sum(loss), -(loss[0] + loss[0] + bank)])
+
+
 def test_what_is_held_out_is_never_trained_on() -> None:
     task, algorithm = slopes(0.0), FedPOE(PLAIN, holdout=3)
     down = Down(*algorithm.server_init(task, 1))

@@ -12,7 +12,7 @@ from copfl.core import Data, Experts, Plan, State, Task, training_split, tree, v
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.errors import UsageError
 from copfl.parts.averaging import Averaging, Total, combined, shared_of
-from copfl.parts.experts import Logs, even, fallen, losses, shares
+from copfl.parts.experts import Logs, even, fallen, losses, losses_of_halves, shares
 
 
 class Server(NamedTuple):
@@ -97,11 +97,14 @@ class FedPOE(Averaging):
         """The log-weights after each expert's loss on the samples that are held out."""
         models = self.personal_model(task, client, down).w
         unseen = validation_split(data, self.holdout) if self.holdout else data
-        found = losses(task, models, client.logs, down.birth >= 0, unseen)
-        # A model that was stored since is weighed as if it had been stored from the start.
-        caught_up = -self.rate * client.rounds * found.single[2:]
+        single = losses(task, models, unseen)
+        # A model that was stored since is weighed as if it had been stored from the start. It has this weight
+        # before the bank, of which it is a part, is evaluated.
+        caught_up = -self.rate * client.rounds * single[2:]
         bank = torch.where(down.birth == client.birth, client.logs.bank, caught_up)
-        return fallen(client.logs._replace(bank=bank), found, self.rate)
+        logs = client.logs._replace(bank=bank)
+        halves = losses_of_halves(task, models, logs, down.birth >= 0, unseen)
+        return fallen(logs, single, halves, self.rate)
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         mean, metrics = super().server_update(task, server, total)

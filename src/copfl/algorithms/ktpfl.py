@@ -49,11 +49,13 @@ class KTpFL(Averaging):
     Published: temperature 10, penalty .7, one epoch over 5000 public samples, up to 10 of training,
     Sgd(lr=0.02).
 
-    Paper: the released code searches for a step size of the coefficients and then takes a softmax of 5 c,
-    which shrinks what was learnt; here the step is 1/L, and rows are projected back onto the simplex. All
-    models have one shape. The base class contributes the options and `fit`; no weights are averaged.
+    All models have one shape. The base class contributes the options and `fit`; no weights are averaged.
     """
 
+    # Paper: the released code divides both distances by the number of classes C. The distillation's gradient is
+    # then C times smaller (lr / C restores it), and the penalty keeps the coefficients equal. So it scales
+    # their step to a mean of 0.01 to 0.05 per coefficient, and takes a softmax of 5 c: they change sign around
+    # 1/N. Here distances are sums over the classes, the step is 1/L, and rows are projected onto the simplex.
     distil_epochs: int = 1  # over the public samples
     temperature: float = 10.0
     penalty: float = 0.7  # rho

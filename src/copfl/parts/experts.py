@@ -5,12 +5,13 @@ prediction = c (a own + b mean) + d sum_k s_k stored_k         (a + b = c + d = 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from copfl.core.task import Data, Experts, Task
+from copfl.core.task import Data, Experts, Personal, Task
 
 
 class Logs(NamedTuple):
@@ -32,22 +33,21 @@ def shares(logs: Logs, stored: Tensor) -> Tensor:
     return torch.cat([halves[0] * pair, halves[1] * bank])
 
 
-class Losses(NamedTuple):
-    single: Tensor  # [2 + M], of each model alone
-    halves: Tensor  # [2], of the pair and of the bank
+def losses(task: Task, models: Iterable[Personal], data: Data) -> Tensor:
+    """The mean loss of each model on these samples."""
+    return torch.stack([task.evaluate(model, data)[0] for model in models])
 
 
-def losses(task: Task, w: Tensor, logs: Logs, stored: Tensor, data: Data) -> Losses:
-    """The mean loss of each model w[k] and of each half on these samples."""
-    groups = [(w[:2], logs.pair), (w[2:], _masked(logs.bank, stored))]
-    of_halves = [task.evaluate(Experts(some, weights.softmax(0)), data)[0] for some, weights in groups]
-    return Losses(torch.stack([task.evaluate(one, data)[0] for one in w]), torch.stack(of_halves))
+def losses_of_halves(task: Task, w: Tensor, logs: Logs, stored: Tensor, data: Data) -> Tensor:
+    """[2], the mean loss of the pair and of the bank, each mixed by these weights."""
+    pair = Experts(w[:2], logs.pair.softmax(0))
+    bank = Experts(w[2:], _masked(logs.bank, stored).softmax(0))
+    return losses(task, (pair, bank), data)
 
 
-def fallen(logs: Logs, found: Losses, rate: float) -> Logs:
+def fallen(logs: Logs, single: Tensor, halves: Tensor, rate: float) -> Logs:
     """weight <- weight * exp(-rate * loss), for each model and each half."""
-    single, halves = rate * found.single, rate * found.halves
-    return Logs(logs.pair - single[:2], logs.bank - single[2:], logs.halves - halves)
+    return Logs(logs.pair - rate * single[:2], logs.bank - rate * single[2:], logs.halves - rate * halves)
 
 
 def _masked(logs: Tensor, stored: Tensor) -> Tensor:

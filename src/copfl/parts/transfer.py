@@ -45,15 +45,16 @@ def distillation(temperature: float) -> Objective:
 
 
 def coefficients_after(c: Tensor, answers: Tensor, known: Tensor, penalty: float) -> Tensor:
-    """The rows c [N, N] after a step 1/L on mean |p_i - sum_j c_ij p_j|^2 + penalty * mean |c_i - 1/N|^2.
+    """The rows c [N, N] after a step 1/L on |p_i - sum_j c_ij p_j|^2 + penalty * mean (c_ij - 1/N)^2.
 
-    p are the predictions [N, ...], of which `known` [N] exist; L is the largest curvature, so no step
-    overshoots. The rows still add up to 1, but may leave the simplex.
+    p are the predictions [N, samples, classes], of which `known` [N] exist; the distance is the mean over the
+    samples and the sum over the classes. L is the largest curvature, so no step overshoots. The rows still
+    add up to 1, but may leave the simplex.
     """
     flat, n = answers.flatten(1), known.sum().clamp(min=1)
     even = known.to(flat.dtype) / n
     flat = torch.where(known[:, None], flat - even @ flat, 0)  # rows add up to 1: only differences count
-    gram = flat @ flat.T / flat.shape[1]
+    gram = flat @ flat.T / answers.shape[1]
     c = torch.where(known[:, None], c, even)
     slope = 2 * (c - torch.eye(len(c), device=c.device, dtype=c.dtype)) @ gram + 2 * penalty / n * (c - even)
     steepest: Tensor = 2 * torch.linalg.eigvalsh(gram)[-1] + 2 * penalty / n

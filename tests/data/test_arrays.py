@@ -18,9 +18,16 @@ import torch
 from PIL import Image
 
 from copfl.data import reading
-from copfl.data.arrays import from_arrays, from_torch, held_out, rank_within_class
+from copfl.data.arrays import (
+    from_arrays,
+    from_torch,
+    held_out,
+    held_out_of_groups,
+    joined,
+    rank_within_class,
+)
 from copfl.data.datasets import load
-from copfl.errors import CopflError, DataError
+from copfl.errors import CopflError, DataError, UsageError
 from tests.data.files import Payload, assert_well_formed, saved, write_image
 
 # The fixed split
@@ -49,8 +56,10 @@ def test_npz_without_a_test_part(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", **arrays(), group=np.arange(20) % 5)
     found = load(tmp_path / "mine.npz")
     assert_well_formed(found)
-    assert (len(found.train), len(found.test)) == (16, 4)
-    assert np.bincount(found.test.y).tolist() == [2, 2]
+    assert (len(found.train), len(found.test)) == (15, 5)  # one sample of each group of four is test
+    assert found.test.group is not None
+    assert np.bincount(found.test.group).tolist() == [1] * 5
+    assert found.note == "a fifth of each group's samples is test: 5"
     assert found.train.x.dtype == np.float32
     assert found.mean == ()
     assert found.name == "mine"
@@ -80,10 +89,10 @@ def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
         ({"x": np.zeros(20)}, r"x has shape \[20\]"),
         ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, r"x has shape \[0, 4\]"),
         ({"x": np.zeros((19, 4))}, r"y has shape \[20\], but there are 19 samples"),
-        ({"y": np.zeros((20, 1), int)}, r"y has shape \[20, 1\]"),
-        ({"y": np.zeros(20)}, r"y has dtype float64; whole numbers were expected: y.astype"),
-        ({"y": np.full(20, -1)}, "y has -1"),
-        ({"y": np.full(20, 10**12)}, "y has 1000000000000"),
+        ({"y": np.zeros((20, 1, 2), "U1")}, r"a label must be one number or text per sample"),
+        ({"y": np.arange(20) // 2.0}, "y has 10 different whole numbers .* kind=regression"),
+        ({"y": np.full(20, np.nan)}, "y has NaN or infinity, first in sample 0"),
+        ({"y": np.zeros(20, complex)}, "complex128; whole numbers or texts were expected"),
         ({"group": np.zeros(3, int)}, r"group has shape \[3\]"),
         ({"x_test": np.zeros((3, 4))}, "x_test and y_test must be given together"),
         ({"x_test": np.zeros((3, 5)), "y_test": np.zeros(3, int)}, "they must be alike"),
@@ -210,6 +219,20 @@ def test_palette_with_transparency_does_not_warn(tmp_path: Path) -> None:
     assert load(tmp_path).train.x[0, :, 0, 0].tolist() == [50, 60, 70]
 
 
+def test_corrupt_images_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
+    for i in range(6):
+        write_image(tmp_path / "a" / f"{i}.png", (4, 4))
+    whole = (tmp_path / "a" / "0.png").read_bytes()
+    (tmp_path / "a" / "1.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        DataError, match=r"1\.png is not a readable .* leave such images out with --skip-corrupt"
+    ):
+        load(tmp_path)
+    found = load(tmp_path, skip_corrupt=True)
+    assert len(found.train) + len(found.test) == 5
+    assert found.note.startswith("1 of 6 images are corrupt and were skipped")
+
+
 def test_folders_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images; expected <class>"):
         load(tmp_path)
@@ -297,11 +320,9 @@ def test_from_torch_without_length() -> None:
             [(torch.zeros(2), 0), (torch.zeros(3), 0)],
             r"item 1 of the train set is not .* its shape is \[3\], that of the first \[2\]",
         ),
-        ([(torch.zeros(2), 0.5)], "item 0 of the train set is not a pair"),
-        ([(torch.zeros(2), torch.tensor([0.0, 1.0]))], "whole number"),
+        ([(torch.zeros(2), 0), (torch.zeros(2), torch.zeros(3))], "item 1 of the train set is not a pair"),
         ([(torch.zeros(2, dtype=torch.bfloat16), 0)], "item 0"),
         ([(torch.full((2,), torch.nan), 0)], "NaN"),
-        ([(torch.zeros(2), -1)], "y has -1"),
     ],
 )
 def test_from_torch_names_what_is_wrong(pairs: list[Any], message: str) -> None:
@@ -319,8 +340,122 @@ def test_from_arrays_names() -> None:
     assert found.groups == ("w", "e")
     with pytest.raises(DataError, match="there is a label 2, but only 2 names"):
         from_arrays(x, y, x, y, classes=["a", "b"])
-    with pytest.raises(DataError, match="must be arrays"):
+    with pytest.raises(DataError, match="x must be an array"):
         from_arrays([[1, 2], [3]], [0, 0])
+
+
+# Labels, groups and other targets as people have them
+
+
+def test_labels_with_gaps_from_one_or_negative_are_numbered_from_zero() -> None:
+    x = np.zeros((30, 2))
+    found = from_arrays(x, np.tile([1, 2, 7], 10))
+    assert_well_formed(found)
+    assert found.classes == ("1", "2", "7")
+    assert sorted(set(found.train.y.tolist())) == [0, 1, 2]
+    assert found.note.startswith("labels 1, 2, 7 are numbered from 0; ")
+    assert from_arrays(x, np.tile([-1, 1, 0], 10)).classes == ("-1", "0", "1")
+    assert "numbered" not in from_arrays(x, np.tile([0, 1, 2], 10)).note
+    with pytest.raises(DataError, match=r"70,000 different labels, at most 65,536 .* kind=regression"):
+        from_arrays(np.zeros((70_000, 1)), np.arange(70_000))
+
+
+def test_texts_are_labels_and_groups() -> None:
+    y = np.tile(["cat", "dog"], 10)
+    for labels in (y, y.astype(object), y.tolist()):
+        found = from_arrays(np.zeros((20, 2)), labels, group=np.repeat(["west", "east"], 10))
+        assert_well_formed(found)
+        assert (found.classes, found.groups) == (("cat", "dog"), ("east", "west"))
+        assert found.train.group is not None
+        assert found.groups[found.train.group[0]] == "west"
+    other = from_arrays(np.zeros((20, 2)), y, classes=["dog", "cat"])
+    assert other.classes[other.train.y[0]] == "cat"
+    with pytest.raises(DataError, match="there is a label 'dog', but the names are cat, cow"):
+        from_arrays(np.zeros((20, 2)), y, classes=["cat", "cow"])
+
+
+def test_one_hot_labels_are_classes_and_other_rows_of_zero_and_one_are_labels() -> None:
+    x, y = np.zeros((20, 2)), np.arange(20) % 4
+    found = from_arrays(x, np.eye(5)[y])
+    assert_well_formed(found)
+    assert (found.kind, len(found.classes)) == ("classification", 5)
+    assert found.note.startswith("one-hot labels are classes")
+    labels = from_arrays(x, np.array([[1, 0, 1], [0, 0, 1]] * 10), classes=["a", "b", "c"])
+    assert (labels.kind, labels.classes) == ("multilabel", ("a", "b", "c"))
+    assert labels.train.y.dtype == np.float32
+    assert labels.train.y.shape == (16, 3)
+    assert from_arrays(x, np.eye(5)[y], kind="multilabel").kind == "multilabel"
+    with pytest.raises(DataError, match="labels are 0 or 1"):
+        from_arrays(x, np.full((20, 2), 2.5), kind="multilabel")
+
+
+def test_values_and_tokens() -> None:
+    x = np.zeros((20, 2))
+    found = from_arrays(x, np.linspace(0, 1, 20))
+    assert (found.kind, found.classes, found.train.y.shape) == ("regression", ("target 0",), (16,))
+    assert from_arrays(x, np.zeros((20, 3)) + 0.5).train.y.shape == (16, 3)
+    assert from_arrays(x, np.arange(20) % 3, kind="regression").train.y.dtype == np.float32
+    tokens = from_arrays(x, np.arange(80).reshape(20, 4) % 7)
+    assert (tokens.kind, len(tokens.classes), tokens.train.y.shape) == ("next_token", 7, (16, 4))
+    with pytest.raises(UsageError, match='did you mean "regression"'):
+        from_arrays(x, np.zeros(20), kind="regresion")
+    with pytest.raises(DataError, match="regression needs numbers"):
+        from_arrays(x, np.full(20, "a"), kind="regression")
+
+
+def test_samples_of_several_arrays(tmp_path: Path) -> None:
+    ids, mask = np.arange(60).reshape(20, 3), np.ones((20, 3), bool)
+    content: dict[str, Any] = {"x.ids": ids, "x.mask": mask, "y": np.arange(20) % 2}
+    np.savez(tmp_path / "mine.npz", **content)
+    found = load(tmp_path / "mine.npz")
+    assert sorted(found.train.x) == ["ids", "mask"]
+    assert found.train.x["ids"].shape == (16, 3)
+    assert found.train.x["mask"].dtype == np.bool_
+    pairs = [({"ids": torch.arange(3), "image": torch.zeros(1, 2, 2)}, n % 2) for n in range(10)]
+    assert from_torch(Pairs(pairs)).train.x["image"].shape == (8, 1, 2, 2)
+    with pytest.raises(DataError, match="different numbers of samples: a 3, b 4"):
+        from_arrays({"a": np.zeros((3, 1)), "b": np.zeros((4, 1))}, np.zeros(3, int))
+
+
+def test_text_samples() -> None:
+    found = from_arrays(["good", "bad"] * 10, ["pos", "neg"] * 10)
+    assert found.train.x.dtype.kind == "U"
+    assert found.train.x.shape == (16,)
+
+
+def test_every_group_has_test_samples_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(80), rng.integers(2, 12, 80))  # 80 small groups
+    y = rng.integers(0, 3, len(group))
+    found = from_arrays(np.zeros((len(group), 2)), y, group=group)
+    assert found.test.group is not None
+    assert found.train.group is not None
+    assert np.bincount(found.test.group, minlength=80).min() == 1
+    assert np.bincount(found.train.group, minlength=80).min() == 1
+    assert len(found.train) + len(found.test) == len(group)
+    even = held_out_of_groups(np.zeros(50, np.int64), np.repeat([0, 1], 25))
+    assert even[:25].sum() == even[25:].sum() == 5  # evenly over the classes
+    rare = held_out_of_groups(np.zeros(10, np.int64), np.arange(10))
+    assert not rare.any()  # every class has one sample, which is trained on
+
+
+def test_several_data_sets_are_one_with_a_group_each() -> None:
+    first = from_arrays(np.zeros((10, 2)), ["a", "b"] * 5)
+    second = from_arrays(np.ones((5, 2)), ["b"] * 5)
+    both = joined([first, second])
+    assert_well_formed(both)
+    assert (both.classes, both.groups, both.natural) == (("a", "b"), ("0", "1"), True)
+    assert both.train.group is not None
+    assert (both.train.y[both.train.group == 1] == 1).all()
+    with pytest.raises(DataError, match=r"client 0 has .* they must be alike"):
+        joined([first, from_arrays(np.zeros((10, 3)), ["a", "b"] * 5)])
+
+
+def test_a_class_in_test_alone_is_refused() -> None:
+    x = np.zeros((4, 2))
+    found = from_arrays(x, ["a", "a", "b", "b"], x, ["a", "b", "c", "c"])
+    with pytest.raises(DataError, match='the class "c" of "arrays" has test samples and no train sample'):
+        found.check_test_classes()
 
 
 def test_a_constant_channel_keeps_a_deviation_of_one() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,24 @@ def test_a_client_or_all_clients_without_test_samples() -> None:
         accuracy = shown[0].clients["accuracy"]
         assert np.isnan(accuracy).tolist() == [not part for part in test]  # unknown, not wrong
         assert np.isfinite(shown[0].clients["loss"]).all()
+
+
+def test_samples_of_several_arrays_and_targets_of_any_shape() -> None:
+    x = {"ids": np.arange(12).reshape(6, 2), "mask": np.ones((6, 3), bool)}
+    y = np.arange(12, dtype=np.float32).reshape(6, 2)
+    data = Dataset("several", Samples(x, y), Samples(x, y), ("a", "b"), kind="regression")
+    parts = (np.array([4, 1]), np.array([0]))
+    made = Federation(data, Partition(parts, (np.array([5]), np.array([], np.int64)), "by hand"))
+    rows = made.train.rows([1, 0])
+    inputs: Any = rows.x
+    assert inputs["ids"].tolist()[1] == [[8, 9], [2, 3]]
+    assert inputs["mask"].shape == (2, 2, 3)
+    assert rows.y[1].tolist() == [[8, 9], [2, 3]]
+    assert made.shape == {"ids": (2,), "mask": (3,)}
+    assert made.unassigned(3)["ids"].tolist() == [[4, 5], [6, 7], [10, 11]]
+    empty = Federation(data, Partition(parts, (np.array([], np.int64),) * 2, "by hand"))
+    assert empty.test.rows([0]).y.shape == (1, 1, 2)
+    assert made.partition.label_counts(data).shape == (2, 0)
 
 
 def test_a_partition_of_other_data_is_refused() -> None:

@@ -23,6 +23,8 @@ from copfl.data.partition import (
     dirichlet,
     hold_out,
     iid,
+    number_of_groups,
+    quantity,
 )
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import DataError, RunError, UsageError
@@ -367,13 +369,51 @@ def test_groups_that_do_not_suffice() -> None:
         by_group(unequal, 7, 0)
     with pytest.raises(DataError, match="no groups"):
         by_group(balanced(1, 6, 3), 2, 0)
+    untested = replace(dataset, test=samples(np.zeros(2, np.int64), np.array([0, 1])))
+    with pytest.raises(DataError, match='group "g2" has 2 train samples and no test sample; give it one'):
+        by_group(untested, 3, 0)
+
+
+def test_joined_groups_are_reported() -> None:
+    dataset = balanced(4, 30, 15, groups=3)
+    assert by_group(dataset, 2, 0).notes == (
+        "3 groups are joined to 2 clients; leave out --clients for one each",
+    )
+    assert by_group(dataset, 3, 0).notes == ()
+    assert number_of_groups(dataset) == 3
+
+
+def test_quantity_gives_parts_of_unequal_size() -> None:
+    dataset = balanced(4, 100, 50)
+    split = quantity(dataset, 8, 0, alpha=0.3, minimum=3)
+    assert sum(sizes(split.train)) == 400
+    assert sum(sizes(split.test)) == 200
+    assert min(sizes(split.train)) >= 3
+    assert max(sizes(split.train)) > 4 * min(sizes(split.train))
+    assert disjoint(split.train)
+    even = quantity(dataset, 8, 0, alpha=1e6)
+    assert max(sizes(even.train)) - min(sizes(even.train)) <= 3
+
+
+@pytest.mark.parametrize("scheme", ["classes", "dirichlet"])
+def test_a_scheme_by_class_refuses_other_targets(scheme: str) -> None:
+    values = Samples(np.zeros((30, 1)), np.linspace(0, 1, 30))
+    dataset = Dataset("prices", values, values, ("price",), kind="regression")
+    message = (
+        rf'the partition "{scheme}" assigns classes, but the targets of "prices" are of the kind regression'
+    )
+    with pytest.raises(DataError, match=message + "; use --partition iid or quantity"):
+        SCHEMES[scheme](dataset, 3, 0)
+    for other in ("iid", "quantity"):
+        held = hold_out(SCHEMES[other](dataset, 3, 0), 0.2, dataset, 0)
+        assert sum(sizes(held.train)) + sum(sizes(held.test)) == 30
 
 
 # --- all schemes
 
 SMALL = balanced(4, 40, 20, groups=2)
 keywords = st.sampled_from(
-    [("classes", {"train_per_class": 7}), ("dirichlet", {}), ("iid", {}), ("by_group", {})]
+    [("classes", {"train_per_class": 7}), ("dirichlet", {}), ("iid", {}), ("quantity", {}), ("by_group", {})]
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
 from copfl.core.optim import Adam, Sgd
+from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
 from copfl.errors import UsageError
 from copfl.experiment import config
@@ -205,3 +206,22 @@ def test_an_algorithm_is_built_with_its_keywords_and_an_optimizer() -> None:
 def test_text_that_cannot_be_written_to_a_file_is_refused() -> None:
     with pytest.raises(UsageError, match="not valid Unicode text"):
         resolved({"data": {"name": "\udc96"}})
+
+
+def test_natural_clients_are_as_many_as_the_groups(tmp_path: Path) -> None:
+    y = np.arange(120) % 2
+    np.savez(tmp_path / "mine.npz", x=np.zeros((120, 3)), y=y, group=np.repeat(np.arange(12), 10))
+    data, by_group = {"name": str(tmp_path / "mine.npz")}, {"name": "by_group"}
+    assert resolve([{"data": data, "partition": by_group}], {})["run"]["clients"] == 12
+    few: Tables = {"data": data, "partition": by_group, "run": {"clients": 4}}
+    assert resolve([few], {})["run"]["clients"] == 4
+    assert resolve([{"data": data}], {})["run"]["clients"] == 10  # classes
+
+
+def test_the_partition_where_none_is_given() -> None:
+    x = np.zeros((20, 3))
+    parts = [from_arrays(x, np.arange(20) % 2), from_arrays(x, np.arange(20) % 2)]
+    natural, values = joined(parts), from_arrays(x, np.linspace(0, 1, 20))
+    for dataset, scheme in ((parts[0], "classes"), (natural, "by_group"), (values, "iid")):
+        assert resolve([{}], {"data": dataset})["partition"]["name"] == scheme
+    assert resolve([{}], {"data": natural})["run"]["clients"] == 2

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
     with pytest.raises(DataError, match="lacks the array y"):
         found.samples(tmp_path / "small.npz", labelled=True)
     np.savez(tmp_path / "labels.npz", x=data["x"], y=data["y"] + 10)
-    with pytest.raises(DataError, match="labels above 9"):
+    with pytest.raises(DataError, match="there is a label '10', but the names are 0, 1"):
         found.samples(tmp_path / "labels.npz", labelled=True)
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "models")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import copfl
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
 from copfl.experiment import user_code
@@ -168,7 +169,7 @@ def torch_set(count: int) -> TensorDataset:
     [
         (torch_set(20), 16, 4),
         ((torch_set(20), torch_set(6)), 20, 6),
-        ([torch_set(20), torch_set(6)], 20, 6),
+        ([torch_set(20), torch_set(10)], 24, 6),  # two clients
         ((X, Y), 16, 4),
         ((torch.from_numpy(X), torch.from_numpy(Y)), 16, 4),
         ((X, Y, X[:6], Y[:6]), 20, 6),
@@ -221,3 +222,15 @@ def test_a_loader_that_fails_says_where() -> None:
 
     with pytest.raises(DataError, match="too few"):
         user_code.dataset_of(odd, None, {}, "mine:odd")
+
+
+def test_a_list_is_one_data_set_per_client() -> None:
+    found = user_code.as_dataset(
+        [(X, Y), TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), {"x": X, "y": Y}]
+    )
+    assert found.natural
+    assert found.groups == ("0", "1", "2")
+    assert found.train.group is not None
+    assert np.bincount(found.train.group).tolist() == [16, 16, 16]
+    result = copfl.run("fedavg", [(X, Y)] * 3, model="mlp", rounds=1, engine="sequential", mkldnn="off")
+    assert result.accuracy.shape == (1, 3)

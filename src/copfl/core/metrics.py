@@ -20,12 +20,6 @@ from copfl.errors import UsageError, unknown
 
 Array = NDArray[Any]
 
-CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS = (
-    "classification",
-    "multilabel",
-    "regression",
-    "next_token",
-)
 PADDING = -100  # a target token that does not count, as in torch's cross-entropy
 CALIBRATION_BINS = 15
 
@@ -65,11 +59,14 @@ def metric(name: str, kind: str) -> Metric:
 
 
 def _accuracy(predictions: Array, targets: Array) -> float:
-    """The fraction of samples, or of tokens, that are right; of several labels, all must be."""
+    """The fraction that is right: of the samples, of their labels, or of the tokens of each sample."""
     if targets.dtype.kind == "f":
-        return float((_labels(predictions) == targets).all(axis=1).mean())
+        return float((_labels(predictions) == targets).mean())
     counts = targets != PADDING
-    return float((predictions.argmax(axis=-1) == targets)[counts].mean()) if counts.any() else float("nan")
+    right = (predictions.argmax(axis=-1) == targets) & counts
+    if targets.ndim == 1:
+        return float(right.mean())
+    return float(np.mean(right.sum(axis=1) / counts.sum(axis=1)))
 
 
 def _balanced_accuracy(predictions: Array, targets: Array) -> float:
@@ -156,14 +153,14 @@ def _by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
 
 METRICS = _by_name(
     (
-        Metric("accuracy", True, (CLASSIFICATION, MULTILABEL, NEXT_TOKEN), _accuracy, adds_up=True),
-        Metric("balanced_accuracy", True, (CLASSIFICATION,), _balanced_accuracy),
-        Metric("macro_f1", True, (CLASSIFICATION, MULTILABEL), _macro_f1),
-        Metric("auc", True, (CLASSIFICATION, MULTILABEL), _auc),
-        Metric("calibration_error", False, (CLASSIFICATION, MULTILABEL), _calibration_error),
-        Metric("rmse", False, (REGRESSION,), _rmse),
-        Metric("mae", False, (REGRESSION,), _mae, adds_up=True),
-        Metric("r2", True, (REGRESSION,), _r2),
-        Metric("perplexity", False, (NEXT_TOKEN,), _perplexity),
+        Metric("accuracy", True, ("classification", "multilabel", "next_token"), _accuracy, adds_up=True),
+        Metric("balanced_accuracy", True, ("classification",), _balanced_accuracy),
+        Metric("macro_f1", True, ("classification", "multilabel"), _macro_f1),
+        Metric("auc", True, ("classification", "multilabel"), _auc),
+        Metric("calibration_error", False, ("classification", "multilabel"), _calibration_error),
+        Metric("rmse", False, ("regression",), _rmse),
+        Metric("mae", False, ("regression",), _mae, adds_up=True),
+        Metric("r2", True, ("regression",), _r2),
+        Metric("perplexity", False, ("next_token",), _perplexity),
     )
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,52 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
-from copfl.data.samples import Dataset, Samples
+from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
+from copfl.data.targets import Targets, numbered, targets_of
 from copfl.errors import DataError
 
-MOST_CLASSES = 2**16  # a larger label is taken for a mistake
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
 
 
-def npz_file(path: Path, *, augment: bool = False) -> Dataset:
-    """A .npz file with x and y, and optionally x_test and y_test, group and group_test; see `from_arrays`."""
-    arrays: dict[str, Any] = dict(reading.npz_arrays(path))
+def npz_file(path: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
+    """A .npz file with x and y, and optionally x_test and y_test, group and group_test; see `from_arrays`.
+
+    Samples of several arrays are x.NAME, ... and x_test.NAME, ...
+    """
+    arrays = npz_content(path)
     if missing := [name for name in ("x", "y") if name not in arrays]:
         raise DataError(f"the file lacks the array {missing[0]}; it has {', '.join(arrays) or 'none'}")
-    if extra := [name for name in arrays if name not in NPZ_ARRAYS]:
-        raise DataError(f"the file has an array {extra[0]}; known are {', '.join(NPZ_ARRAYS)}")
-    return from_arrays(**arrays, name=path.stem, augment=augment)
+    return from_arrays(**arrays, name=path.stem, kind=kind, augment=augment)
+
+
+def npz_content(path: Path) -> dict[str, Any]:
+    """The arrays of a user's .npz file, those called x.NAME as one dict, x."""
+    content: dict[str, Any] = {}
+    for key, array in reading.npz_arrays(path).items():
+        name, dot, part = key.partition(".")
+        if name not in NPZ_ARRAYS or (dot and name not in ("x", "x_test")):
+            known = f"{', '.join(NPZ_ARRAYS)}, x.NAME and x_test.NAME"
+            raise DataError(f"the file has an array {key}; known are {known}")
+        if dot:
+            content.setdefault(name, {})[part] = array
+        else:
+            content[name] = array
+    return content
 
 
 def image_folder(
-    path: Path, *, size: int | None = None, gray: bool = False, augment: bool = False
+    path: Path,
+    *,
+    size: int | None = None,
+    gray: bool = False,
+    augment: bool = False,
+    skip_corrupt: bool = False,
 ) -> Dataset:
     """A folder [{train,test}/]<class>/*.png|jpg, at one size; without splits every fifth image is test."""
-    images = reading.image_files(path)
+    images, notes = reading.image_files(path), []
+    if skip_corrupt:
+        found, images = len(images), reading.intact(images)
+        notes = [f"{found - len(images):,} of {found:,} images are corrupt and were skipped"]
     given = {image.split for image in images}
     parts = {"": "train", "_test": "test"} if given >= {"train", "test"} else {"": ""}
     images = [image for image in images if image.split in parts.values()]
@@ -45,19 +69,26 @@ def image_folder(
         raise DataError("no images; expected <class>/*.png or *.jpg, or {train,test}/<class>/*.png or *.jpg")
     if extra := {image.label for image in images} - set(classes):
         raise DataError(f"test/ has a class {min(extra)} which train/ lacks")
-    sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
-    shape = sizes.most_common(1)[0][0] if size is None else (size, size)
     arrays: dict[str, Any] = {}
-    for suffix, split in parts.items():
-        chosen = [image for image in images if image.split == split]
-        arrays[f"x{suffix}"] = reading.decode_all(chosen, shape, gray)
-        arrays[f"y{suffix}"] = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
+    try:
+        sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
+        shape = sizes.most_common(1)[0][0] if size is None else (size, size)
+        for suffix, split in parts.items():
+            chosen = [image for image in images if image.split == split]
+            arrays[f"x{suffix}"] = reading.decode_all(chosen, shape, gray)
+            arrays[f"y{suffix}"] = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
+    except DataError as error:
+        raise DataError(f"{error}. Replace it, or leave such images out with --skip-corrupt") from error
     resized = len(images) - sizes[shape]
-    note = f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}" if resized else ""
-    return from_arrays(**arrays, name=path.resolve().name, classes=classes, augment=augment, note=note)
+    if resized:
+        notes.append(f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}")
+    name, note = path.resolve().name, "; ".join(notes)
+    return from_arrays(**arrays, name=name, classes=classes, augment=augment, note=note)
 
 
-def from_torch(train: Any, test: Any = None, *, name: str = "torch", augment: bool = False) -> Dataset:
+def from_torch(
+    train: Any, test: Any = None, *, name: str = "torch", kind: str | None = None, augment: bool = False
+) -> Dataset:
     """Any torch Dataset of (x, y) items as arrays; without `test`, every fifth sample of a class is test.
 
     Every item is read once: give it no random transform, and set `augment` for random crops and flips.
@@ -65,123 +96,221 @@ def from_torch(train: Any, test: Any = None, *, name: str = "torch", augment: bo
     x, y = _torch_arrays(train, "train")
     x_test, y_test = (None, None) if test is None else _torch_arrays(test, "test")
     classes = getattr(train, "classes", None)  # as in torchvision's data sets
-    return from_arrays(x, y, x_test, y_test, name=name, classes=classes, augment=augment)
+    return from_arrays(x, y, x_test, y_test, name=name, kind=kind, classes=classes, augment=augment)
 
 
-def _torch_arrays(dataset: Any, which: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _torch_arrays(dataset: Any, which: str) -> tuple[Inputs, NDArray[Any]]:
     """All items (x, y) of a torch Dataset, stacked."""
-    import torch
-
     items = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else iter(dataset)
-    xs: list[NDArray[Any]] = []
-    ys: list[int] = []
+    xs: list[Inputs] = []
+    ys: list[NDArray[Any]] = []
     for position, item in enumerate(items):
         try:
             x, y = item
-            if isinstance(x, torch.Tensor):
-                x = x.detach().cpu().numpy()
-            elif hasattr(x, "convert"):  # a Pillow image
-                x = np.atleast_3d(x.convert("L" if x.mode in ("1", "L") else "RGB")).transpose(2, 0, 1)
-            xs.append(np.asarray(x))
-            ys.append(operator.index(y))
-            if xs[-1].shape != xs[0].shape:
-                raise ValueError(f"its shape is {list(xs[-1].shape)}, that of the first {list(xs[0].shape)}")
+            xs.append({key: _as_array(v) for key, v in x.items()} if isinstance(x, Mapping) else _as_array(x))
+            ys.append(_as_array(y))
+            for own, first in ((each(_shape, xs[-1]), each(_shape, xs[0])), (_shape(ys[-1]), _shape(ys[0]))):
+                if own != first:
+                    raise ValueError(f"its shape is {own}, that of the first {first}")
         except (TypeError, ValueError) as error:
-            expected = "a pair (x, whole number) with x of one shape"
+            expected = "a pair (x, y) with x and y of one shape each"
             raise DataError(f"item {position} of the {which} set is not {expected}: {error}") from error
     if not xs:
         raise DataError(f"the {which} set is empty")
-    return np.stack(xs), np.array(ys, dtype=np.int64)
+    if isinstance(xs[0], dict):
+        return {key: np.stack([x[key] for x in xs]) for key in xs[0]}, np.stack(ys)
+    return np.stack(xs), np.stack(ys)
+
+
+def _shape(array: NDArray[Any]) -> list[int]:
+    return list(array.shape)
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    """An item's tensor, Pillow image, number or text as an array."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    if hasattr(value, "convert"):  # a Pillow image
+        image = np.atleast_3d(value.convert("L" if value.mode in ("1", "L") else "RGB"))
+        return image.transpose(2, 0, 1)
+    return np.asarray(value)
 
 
 def from_arrays(
-    x: ArrayLike,
+    x: ArrayLike | Mapping[str, ArrayLike],
     y: ArrayLike,
-    x_test: ArrayLike | None = None,
+    x_test: ArrayLike | Mapping[str, ArrayLike] | None = None,
     y_test: ArrayLike | None = None,
     *,
     group: ArrayLike | None = None,
     group_test: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
     groups: Sequence[str] | None = None,
+    kind: str | None = None,
     name: str = "arrays",
     augment: bool = False,
     note: str = "",
 ) -> Dataset:
-    """Arrays as a data set; without a test part, every fifth sample of a class is test.
+    """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
     uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean
-    and deviation of the train images. Other arrays are used as they are.
+    and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a dict.
+    Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see `targets_of`.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
     if x_test is not None and (group is None) != (group_test is None):
         raise DataError("group and group_test must be given together")
-    train = _checked(x, y, group, "")
-    if x_test is not None and y_test is not None:
-        test = _checked(x_test, y_test, group_test, "_test")
+    inputs = [_inputs(given, suffix) for given, suffix in ((x, ""), (x_test, "_test")) if given is not None]
+    sizes = [len(next(iter(by_name(given).values()))) for given in inputs]
+    targets = targets_of([t for t in (y, y_test) if t is not None], kind, classes)
+    origins = Targets([None] * len(inputs), (), "")
+    if group is not None:
+        origins = numbered("group", [g for g in (group, group_test) if g is not None], groups)
+    for suffix, size, labels, origin in zip(("", "_test"), sizes, targets.parts, origins.parts, strict=False):
+        for what, part in ((f"y{suffix}", labels), (f"group{suffix}", origin)):
+            if part is not None and len(part) != size:
+                raise DataError(f"{what} has shape {list(part.shape)}, but there are {size:,} samples")
+    notes = [note, targets.note, origins.note]
+    parts = [Samples(*part) for part in zip(inputs, targets.parts, origins.parts, strict=True)]
+    if len(parts) == 1:
+        train, test, how = split_off(parts[0])
+        notes.append(how)
     else:
-        is_test = held_out(train.y, 1, 5)
-        if not is_test.any():
-            raise DataError("too few samples for a test part: give x_test and y_test, or five of one class")
-        train, test = train.take(~is_test), train.take(is_test)
-        note = "; ".join(filter(None, (note, f"every fifth sample of a class is test: {len(test):,}")))
-    if (train.x.shape[1:], train.x.dtype) != (test.x.shape[1:], test.x.dtype):
-        kinds = [f"{part.x.dtype} {list(part.x.shape[1:])}" for part in (train, test)]
+        train, test = parts
+    kinds = [shown(part.x) for part in (train, test)]
+    if kinds[0] != kinds[1]:
         raise DataError(f"a sample of x is {kinds[0]}, one of x_test is {kinds[1]}; they must be alike")
-    is_image = train.x.dtype == np.uint8 and train.x.ndim == 4
+    is_image = not isinstance(train.x, dict) and train.x.dtype == np.uint8 and train.x.ndim == 4
     mean, std = statistics(train.x) if is_image else ((), ())
-    labels = _names(classes, "label", train.y, test.y)
-    origins = _names(groups, "group", train.group, test.group)
-    return Dataset(name, train, test, labels, origins, mean, std, augment, note)
+    return Dataset(
+        name,
+        train,
+        test,
+        targets.names,
+        origins.names,
+        mean,
+        std,
+        augment=augment,
+        note="; ".join(filter(None, notes)),
+        kind=targets.kind,
+    )
 
 
-def _checked(x: ArrayLike, y: ArrayLike, group: ArrayLike | None, suffix: str) -> Samples:
-    """One split from arrays of unknown content; `suffix` is the end of their names in messages."""
+def _inputs(x: Any, suffix: str) -> Inputs:
+    """Checked inputs of one split; `suffix` is the end of their names in messages."""
+    if not isinstance(x, Mapping):
+        return _input(x, f"x{suffix}")
+    arrays = {str(key): _input(value, f"x{suffix}.{key}") for key, value in x.items()}
+    if len({len(array) for array in arrays.values()}) != 1:
+        sizes = ", ".join(f"{key} {len(array):,}" for key, array in arrays.items()) or "none"
+        raise DataError(f"the arrays of x{suffix} have different numbers of samples: {sizes}")
+    return arrays
+
+
+def _input(x: Any, what: str) -> NDArray[Any]:
+    """One checked array."""
     try:
-        x, y = np.asarray(x), np.asarray(y)
-        group = None if group is None else np.asarray(group)
+        x = np.asarray(x)
     except ValueError as error:
-        raise DataError(f"x{suffix} and y{suffix} must be arrays: {error}") from error
-    if x.dtype.kind not in "biuf":
-        raise DataError(f"x{suffix} has dtype {x.dtype}; numbers were expected")
-    if x.ndim < 2 or x.size == 0:
-        raise DataError(f"x{suffix} has shape {list(x.shape)}; [n, ...] of at least one sample was expected")
+        raise DataError(f"{what} must be an array: {error}") from error
+    if x.dtype == object and x.ndim == 1 and all(isinstance(value, str) for value in x):
+        x = x.astype(np.str_)
+    is_text = x.dtype.kind == "U" and x.ndim == 1
+    if x.dtype.kind not in "biuf" and not is_text:
+        raise DataError(f"{what} has dtype {x.dtype}; numbers, or texts of shape [n], were expected")
+    if (x.ndim < 2 and not is_text) or x.size == 0:
+        raise DataError(f"{what} has shape {list(x.shape)}; [n, ...] of at least one sample was expected")
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         first = int(np.argwhere(~finite)[0][0])
-        raise DataError(f"x{suffix} has NaN or infinity, first in sample {first}; all values must be finite")
+        raise DataError(f"{what} has NaN or infinity, first in sample {first}; all values must be finite")
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
     elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    labels = _checked_labels(y, f"y{suffix}", len(x))
-    groups = None if group is None else _checked_labels(group, f"group{suffix}", len(x))
-    return Samples(np.ascontiguousarray(x), labels, groups)
+    return np.ascontiguousarray(x)
 
 
-def _checked_labels(values: NDArray[Any], what: str, length: int) -> NDArray[np.int64]:
-    """Labels or groups [n] as int64."""
-    if values.dtype.kind not in "iu":
-        expected = f"whole numbers were expected: {what}.astype('int64')"
-        raise DataError(f"{what} has dtype {values.dtype}; {expected}")
-    if values.shape != (length,):
-        raise DataError(f"{what} has shape {list(values.shape)}, but there are {length:,} samples")
-    if values.min() < 0 or values.max() >= MOST_CLASSES:
-        wrong = values.min() if values.min() < 0 else values.max()
-        raise DataError(f"{what} has {wrong}; numbers from 0 to {MOST_CLASSES - 1:,} were expected")
-    return values.astype(np.int64)
+def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
+    """One data set of several clients' own, whose groups are the clients."""
+    first, notes = parts[0], [f"client {n}: {part.note}" for n, part in enumerate(parts) if part.note]
+    classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))
+    if all(label.lstrip("-").isdigit() for label in classes):
+        classes = tuple(sorted(classes, key=int))
+    for n, part in enumerate(parts):
+        kinds = [(p.kind, shown(p.train.x)) for p in (first, part)]
+        if kinds[0] != kinds[1]:
+            found = f"client 0 has {kinds[0][0]} with samples {kinds[0][1]}"
+            raise DataError(f"{found}, client {n} has {kinds[1][0]} with {kinds[1][1]}; they must be alike")
+    splits = []
+    for side in ("train", "test"):
+        own: list[Samples] = [getattr(part, side) for part in parts]
+        keys = list(by_name(first.train.x))
+        arrays = {key: np.concatenate([by_name(part.x)[key] for part in own]) for key in keys}
+        y = np.concatenate(
+            [_renumbered(part, samples.y, classes) for part, samples in zip(parts, own, strict=True)]
+        )
+        group = np.repeat(np.arange(len(parts)), [len(samples) for samples in own])
+        splits.append(Samples(arrays if isinstance(first.train.x, dict) else arrays["x"], y, group))
+    is_image = bool(first.mean)
+    mean, std = statistics(splits[0].x) if is_image else ((), ())
+    return replace(
+        first,
+        name=name,
+        train=splits[0],
+        test=splits[1],
+        classes=classes if first.kind == CLASSIFICATION else first.classes,
+        groups=tuple(str(n) for n in range(len(parts))),
+        mean=mean,
+        std=std,
+        note="; ".join(notes[:3]),
+        natural=True,
+    )
 
 
-def _names(given: Sequence[str] | None, what: str, *parts: NDArray[np.int64] | None) -> tuple[str, ...]:
-    """The names of the labels or groups; their numbers if no names are given."""
-    present = [int(part.max()) for part in parts if part is not None]
-    if not present:
-        return ()
-    if given is None:
-        return tuple(str(number) for number in range(max(present) + 1))
-    if max(present) >= len(given):
-        raise DataError(f"there is a {what} {max(present)}, but only {len(given)} names; name every {what}")
-    return tuple(str(name) for name in given)
+def _renumbered(part: Dataset, y: NDArray[Any], classes: Sequence[str]) -> NDArray[Any]:
+    """The targets of one client, with the classes of all."""
+    if part.kind != CLASSIFICATION:
+        return y
+    numbers = np.array([classes.index(label) for label in part.classes], np.int64)
+    return np.asarray(numbers[y])
+
+
+def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
+    """Train and test, a fifth, and a note: of each class, or of each group's own samples, class by class."""
+    if samples.group is None:
+        is_test, how = held_out(samples.strata, 1, 5), "every fifth sample of a class is test"
+    else:
+        is_test = held_out_of_groups(samples.group, samples.strata)
+        how = "a fifth of each group's samples is test"
+    if not is_test.any():
+        raise DataError("too few samples for a test part: give x_test and y_test, or five of one class")
+    return samples.take(~is_test), samples.take(is_test), f"{how}: {int(is_test.sum()):,}"
+
+
+def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """A mask of the test samples: a fifth of each group, evenly over its classes, and one of two or more.
+
+    A class keeps at least one train sample in some group.
+    """
+    order = np.lexsort((y, group))
+    first, size = (values[group] for values in (_first_of(group[order]), np.bincount(group)))
+    rank = np.empty(len(group), np.int64)
+    rank[order] = np.arange(len(group))
+    rank -= first
+    count = np.where(size > 1, np.maximum(size // 5, 1), 0)
+    shift = size // 2  # so that small groups do not always lose their last class
+    place = (rank + shift) % size
+    is_test: NDArray[np.bool_] = (place + 1) * count // size > place * count // size
+    is_test[np.isin(y, np.setdiff1d(y[is_test], y[~is_test]))] = False
+    return is_test
+
+
+def _first_of(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each value 0, 1, ... the position of the first in an ordered array."""
+    return np.searchsorted(ordered, np.arange(ordered[-1] + 1))
 
 
 def held_out(y: NDArray[np.int64], part: int, whole: int) -> NDArray[np.bool_]:

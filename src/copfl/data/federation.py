@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.task import Data
 from copfl.data.partition import Partition
-from copfl.data.samples import Dataset, Samples
+from copfl.data.samples import Dataset, Inputs, Samples, Shape, each, shape_of
 
 
 class Split:
@@ -23,10 +25,11 @@ class Split:
         used, positions = np.unique(np.concatenate(indices), return_inverse=True)
         self.sizes = np.array([len(index) for index in indices], np.int64)
         self.indices = np.split(positions.astype(np.int64), np.cumsum(self.sizes)[:-1])
-        pool = samples.x[used], samples.y[used]
         if not len(used):  # padding needs a sample even where no client has one
-            pool = np.zeros((1, *samples.x.shape[1:]), samples.x.dtype), np.zeros(1, np.int64)
-        self.x, self.y = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in pool)
+            samples, used = _blank(samples), np.zeros(1, np.int64)
+        used_samples = samples.take(used)
+        self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
+        self.y: Tensor = tensors(used_samples.y, device)
         self._last: tuple[tuple[int, ...], Data] | None = None
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Data:
@@ -37,8 +40,10 @@ class Split:
             index = np.zeros((len(key), int(sizes.max(initial=1))), np.int64)
             for position, client in enumerate(key):
                 index[position, : sizes[position]] = self.indices[client]
-            chosen = torch.from_numpy(index).to(self.x.device)
-            self._last = key, Data(self.x[chosen], self.y[chosen], torch.from_numpy(sizes).to(self.x.device))
+            device = self.y.device
+            chosen = torch.from_numpy(index).to(device)
+            x = tree.each(lambda t: t[chosen], self.x)
+            self._last = key, Data(x, self.y[chosen], torch.from_numpy(sizes).to(device))
         return self._last[1]
 
 
@@ -56,14 +61,28 @@ class Federation:
         return len(self.train.sizes)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.dataset.train.x.shape[1:])
+    def shape(self) -> Shape:
+        """The shape of one sample; of several arrays, one by name."""
+        return shape_of(self.dataset.train.x)
 
-    def unassigned(self, count: int) -> Tensor:
+    def unassigned(self, count: int) -> Any:
         """Up to `count` train samples that no client has, evenly spaced in the data set, without labels."""
         validation = self.partition.test if self.partition.test_from == "train" else ()
         assigned = np.concatenate([*self.partition.train, *validation])
         free = np.setdiff1d(np.arange(len(self.dataset.train)), assigned)
         chosen = free[np.linspace(0, max(len(free) - 1, 0), min(count, len(free))).astype(np.int64)]
-        return torch.from_numpy(np.ascontiguousarray(self.dataset.train.x[chosen])).to(self.train.x.device)
+        return tensors(each(lambda array: array[chosen], self.dataset.train.x), self.train.y.device)
+
+
+def _blank(samples: Samples) -> Samples:
+    """One sample of zeros."""
+
+    def zero(array: NDArray[Any]) -> NDArray[Any]:
+        return np.zeros_like(array, shape=(1, *array.shape[1:]))
+
+    return Samples(each(zero, samples.x), zero(samples.y))
+
+
+def tensors(x: Inputs, device: torch.device | str = "cpu") -> Any:
+    """The array, or each of several, as a tensor on the device."""
+    return each(lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device), x)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.samples import Dataset, Samples
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, Dataset, Samples
 from copfl.errors import DataError, UsageError, at_least, one_of
 from copfl.files import write_bytes
 
@@ -109,8 +109,12 @@ class Partition:
                 raise DataError(f"{found}; the partition was made for another data set")
 
     def label_counts(self, dataset: Dataset) -> Indices:
-        """The number of train samples of each class that each client has, [clients, classes]."""
+        """The train samples of each class or label that each client has, [clients, classes]; else [clients, 0]."""
         self.check(dataset)
+        if dataset.kind == MULTILABEL:
+            return np.stack([dataset.train.y[part].sum(axis=0).astype(np.int64) for part in self.train])
+        if dataset.kind != CLASSIFICATION:
+            return np.zeros((self.clients, 0), np.int64)
         return count_by(self.train, dataset.train.y, len(dataset.classes))
 
 
@@ -148,13 +152,13 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
-    rng = _generator(seed, 1)
+    rng, strata = _generator(seed, 1), dataset.train.strata
     train, test = [], []
     for part in partition.train:
         size = len(part)
         count = max(1, min(round(fraction * size), size - 1)) if size > 1 else 0
         part = rng.permutation(part)
-        part = part[np.argsort(dataset.train.y[part], kind="stable")]
+        part = part[np.argsort(strata[part], kind="stable")]
         # Every (size / count)-th sample of the list in class order takes each class in proportion.
         chosen = np.zeros(size, bool)
         chosen[(np.arange(count) * size + rng.integers(size)) // max(count, 1)] = True
@@ -215,6 +219,7 @@ def classes(
     clients are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
     """
     at_least(1, per_client=per_client, train_per_class=train_per_class, test_per_class=test_per_class)
+    _needs_classes(dataset, "classes")
     kinds = len(dataset.classes)
     if distinct and per_client > kinds:
         limit = f'{kinds}, the number of classes of "{dataset.name}"'
@@ -243,10 +248,9 @@ def dirichlet(
     at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
     at_least(1, minimum=minimum)
     one_of(("same", "iid"), test=test)
+    _needs_classes(dataset, "dirichlet")
     rng, shape = _generator(seed), (len(dataset.classes), clients)
-    # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
-    log_weights = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
-    train = _proportional(rng, dataset.train.y, log_weights, minimum)
+    train = _proportional(rng, dataset.train.y, _log_gamma(rng, alpha, shape), minimum)
     if test == "iid":
         return train, _equal(rng, np.arange(len(dataset.test)), clients), _test_note(dataset, clients)
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T
@@ -266,13 +270,31 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
 
 
 @_scheme
+def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, minimum: int = 2) -> Assigned:
+    """Random parts whose sizes are in Dirichlet(alpha) proportions; ``minimum`` train samples or more each."""
+    at_least(1e-100, alpha=alpha)
+    at_least(1, minimum=minimum)
+    rng = _generator(seed)
+    log_weights = _log_gamma(rng, alpha, (1, clients))
+    train, test = (
+        _proportional(rng, np.zeros(len(split), np.int64), log_weights, least)
+        for split, least in ((dataset.train, minimum), (dataset.test, 1))
+    )
+    return train, test, _test_note(dataset, clients)
+
+
+@_scheme
 def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """One group (source, domain, corruption) per client; groups are divided, or joined, if numbers differ."""
+    """One group (client, source, domain) per client; groups are divided, or joined, if numbers differ."""
     rng, splits = _generator(seed), (dataset.train, dataset.test)
     present = np.unique(_groups(dataset, dataset.train))
     train: list[list[Indices]] = [[] for _ in range(clients)]
     test: list[list[Indices]] = [[] for _ in range(clients)]
     notes: list[str] = []
+    if clients < len(present):
+        notes.append(
+            f"{len(present)} groups are joined to {clients} clients; leave out --clients for one each"
+        )
     for position, group in enumerate(present):
         members = range(position % clients, clients, len(present))  # may have other groups too
         pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
@@ -280,6 +302,11 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         if len(pools[0]) < len(members):
             found = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
             raise DataError(f"{found}; use fewer clients")
+        if not len(pools[1]) and clients >= len(present):
+            found = f'group "{name}" has {len(pools[0])} train samples and no test sample'
+            raise DataError(
+                f"{found}; give it one, leave the group out, or use another partition, such as iid"
+            )
         if len(pools[1]) < len(members):
             notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
         for parts, pool in zip((train, test), pools, strict=True):
@@ -294,6 +321,27 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
     at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])
+
+
+def _log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) draws, whose proportions are Dirichlet's."""
+    # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
+    drawn = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
+    return np.asarray(drawn, np.float64)
+
+
+def _needs_classes(dataset: Dataset, scheme: str) -> None:
+    if dataset.kind != CLASSIFICATION:
+        others = "iid, quantity" + (", by_group" if dataset.groups else "")
+        raise DataError(
+            f'the partition "{scheme}" assigns classes, but the targets of "{dataset.name}" are of the kind '
+            f"{dataset.kind}; use --partition {others.replace(', ', ' or ')}"
+        )
+
+
+def number_of_groups(dataset: Dataset) -> int:
+    """The groups that have train samples, the number of clients of by_group."""
+    return len(np.unique(_groups(dataset, dataset.train)))
 
 
 def _groups(dataset: Dataset, split: Samples) -> Indices:

@@ -287,6 +287,22 @@ def decode_all(
     return decoded
 
 
+def intact(images: Sequence[ImageFile]) -> list[ImageFile]:
+    """The images that can be decoded."""
+    is_intact = [False] * len(images)
+
+    def check(position: int) -> None:
+        image = images[position]
+        try:
+            decode(image.read(), image.source, (1, 1))
+        except DataError:
+            return
+        is_intact[position] = True
+
+    in_threads(check, len(images))
+    return [image for image, good in zip(images, is_intact, strict=True) if good]
+
+
 def in_threads(function: Callable[[int], None], count: int) -> None:
     """Calls function(0) to function(count - 1), a thread per core."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:

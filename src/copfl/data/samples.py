@@ -2,38 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.errors import DataError
+
+CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS = (
+    "classification",
+    "multilabel",
+    "regression",
+    "next_token",
+)
+Inputs = Any  # one array [n, ...], or several by name, dict[str, NDArray], with the same first axis
+Shape = Any  # of one sample: a tuple of numbers, or one by name
+
+
+def each(change: Callable[[NDArray[Any]], Any], x: Inputs) -> Any:
+    """`change` of the array, or of each of several."""
+    return {name: change(array) for name, array in x.items()} if isinstance(x, dict) else change(x)
+
+
+def by_name(x: Inputs) -> dict[str, NDArray[Any]]:
+    """The arrays by name; a single one is called "x"."""
+    return x if isinstance(x, dict) else {"x": x}
+
+
+def shape_of(x: Inputs) -> Shape:
+    """The shape of one sample."""
+    return each(lambda array: tuple(array.shape[1:]), x)
+
+
+def shown(x: Inputs) -> str:
+    """The type and shape of one sample, for messages."""
+    if isinstance(x, dict):
+        return ", ".join(f"{key}: {shown(array)}" for key, array in x.items())
+    return "text" if x.dtype.kind == "U" else f"{x.dtype} {list(x.shape[1:])}"
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """One split. Images are uint8 [n, channels, height, width]; other data is of any dtype, [n, ...]."""
+    """One split. Images are uint8 [n, channels, height, width]; other data is of any dtype, [n, ...].
 
-    x: NDArray[np.generic]
-    y: NDArray[np.int64]  # [n], 0 <= y < number of classes
-    group: NDArray[np.int64] | None = None  # [n], the origin of a sample: source, domain, corruption
+    Targets: classes int64 [n]; labels float [n, k], 0 or 1 (multilabel); values float [n] or [n, k]
+    (regression); tokens int64 [n, T] (next_token). Text that is not yet tokens is a str array x [n].
+    """
+
+    x: Inputs
+    y: NDArray[Any]
+    group: NDArray[np.int64] | None = None  # [n], the origin of a sample: client, source, domain, corruption
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, chosen: NDArray[np.bool_]) -> Samples:
-        """The samples of a mask [n]."""
-        return Samples(self.x[chosen], self.y[chosen], None if self.group is None else self.group[chosen])
+    def take(self, chosen: NDArray[Any]) -> Samples:
+        """The samples of a mask [n], or of indices."""
+        group = None if self.group is None else self.group[chosen]
+        return Samples(each(lambda array: array[chosen], self.x), self.y[chosen], group)
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """The class of each sample; 0 where targets are not classes."""
+        has_classes = self.y.ndim == 1 and self.y.dtype.kind == "i"
+        return self.y if has_classes else np.zeros(len(self), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Both splits, the names of the classes and groups, and the normalisation of the channels."""
+    """Both splits, the names of the targets and groups, and the normalisation of the channels."""
 
     name: str
     train: Samples
     test: Samples
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names of the classes, labels, targets or tokens
     groups: tuple[str, ...] = ()  # names of the values in Samples.group
     mean: tuple[float, ...] = ()  # per channel, of pixels scaled to 0..1; empty: x is used as it is
     std: tuple[float, ...] = ()
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
+    kind: str = CLASSIFICATION  # of the targets: see Samples
+    natural: bool = False  # whether the groups are clients by nature, so that by_group is the usual partition
+
+    def check_test_classes(self) -> None:
+        """Raises a DataError if a class has test samples but no train sample in the whole data set."""
+        if self.kind == CLASSIFICATION and len(extra := np.setdiff1d(self.test.y, self.train.y)):
+            raise DataError(
+                f'the class "{self.classes[extra[0]]}" of "{self.name}" has test samples and no train sample, so '
+                "no client can learn it; move a sample into the train part, or leave the class out"
+            )

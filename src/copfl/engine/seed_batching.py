@@ -36,7 +36,9 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
     """All that determines the program of a round."""
     task, federation = simulation.task, simulation.federation
     shapes = tuple(
-        (t.shape, t.dtype) for split in (federation.train, federation.test) for t in (split.x, split.y)
+        (name, t.shape, t.dtype)
+        for split in (federation.train, federation.test)
+        for name, t in tree.named((split.x, split.y))
     )
     sizes = federation.train.sizes.tobytes()  # they determine the steps of an epoch
     names = repr(simulation.algorithm), simulation.mapping.name

@@ -6,10 +6,12 @@ A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [m
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +25,8 @@ from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
 from copfl.data.federation import Federation
-from copfl.data.partition import SCHEMES, Partition
-from copfl.data.samples import Dataset
+from copfl.data.partition import SCHEMES, Partition, number_of_groups
+from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables
@@ -150,6 +152,12 @@ def build_data(table: Mapping[str, Any]) -> Dataset:
     return datasets.load(name, folder, **checked)
 
 
+@lru_cache(maxsize=1)  # a comparison resolves many runs on the same data
+def _read_once(table: str) -> Dataset:
+    """The data set that the table, as JSON, describes."""
+    return build_data(json.loads(table))
+
+
 def resolve_model(table: Mapping[str, Any]) -> Table:
     """The table of a model by name, or of the user's: module:attribute."""
     name, head = table["name"], {k: v for k, v in table.items() if k == "head"}
@@ -258,6 +266,10 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
     else:
         tables["data"] = _value_table("data", merged["data"], getattr(data, "name", type(data).__name__))
     tables["partition"] = _partition(merged["partition"], fixed.get("partition"), run)
+    if tables["partition"].get("name") == "by_group" and "clients" not in run:
+        run["clients"] = number_of_groups(
+            data if data is not None else _read_once(json.dumps(tables["data"]))
+        )
     if model is None:
         tables["model"] = resolve_model(merged["model"])
     else:
@@ -338,10 +350,20 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
 def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
     """The choice of each kind, with the defaults."""
     given = {kind: str(table["name"]) for kind, table in merged.items() if "name" in table}
-    names = {"algorithm": "copfl", "data": "digits", "partition": "classes", **given}
+    names = {"algorithm": "copfl", "data": "digits", **given}
+    names.setdefault("partition", _usual_partition(merged["data"], names["data"], fixed.get("data")))
     names = {kind: name for kind, name in names.items() if kind not in fixed}
     if "model" not in fixed and "model" not in given:
         names["model"] = DEFAULTS.get(names.get("data", ""), {}).get("model", {}).get("name", "resnet18")
     if "optimizer" not in given and (default := default_optimizer(names.get("algorithm", ""))) is not None:
         names["optimizer"] = type(default).__name__.lower()
     return names
+
+
+def _usual_partition(table: Table, name: str, value: object) -> str:
+    """The partition where none is given: by natural clients where the data has them, else by class."""
+    if isinstance(value, Dataset):
+        usual = "classes" if value.kind == CLASSIFICATION else "iid"
+        return "by_group" if value.natural else usual
+    usual = DEFAULTS.get(name, {}).get("partition", {}).get("name", "classes")
+    return "by_group" if table.get("client") else usual

@@ -16,9 +16,10 @@ from copfl.core.batches import plan
 from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Experts, Personal
 from copfl.core.train import train
-from copfl.data import reading
-from copfl.data.arrays import from_arrays
-from copfl.data.samples import Dataset
+from copfl.data.arrays import from_arrays, npz_content
+from copfl.data.federation import tensors
+from copfl.data.samples import Dataset, Inputs, by_name, each, shown
+from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
 from copfl.experiment.folder import RunFolder
@@ -99,11 +100,15 @@ class RunModels:
             )
         return first
 
-    def predict(self, model: Personal, x: NDArray[Any], y: NDArray[Any] | None = None) -> Predictions:
+    def predict(self, model: Personal, x: Inputs, y: NDArray[Any] | None = None) -> Predictions:
         """The predictions of the model for raw samples, shaped as in the run's data."""
-        batches = [torch.from_numpy(np.ascontiguousarray(x[i : i + BATCH])) for i in range(0, len(x), BATCH)]
+        task, size = self.experiment.task, len(next(iter(by_name(x).values())))
+
+        def answers(start: int) -> torch.Tensor:
+            return task.answers(model, tensors(each(lambda array: array[start : start + BATCH], x)))
+
         with torch.no_grad():
-            logs = torch.cat([self.experiment.task.answers(model, batch) for batch in batches])
+            logs = torch.cat([answers(start) for start in range(0, size, BATCH)])
         probabilities = logs.double().exp().numpy()
         classes = probabilities.argmax(1)
         return Predictions(classes, probabilities, None if y is None else float((classes == y).mean()))
@@ -121,8 +126,7 @@ class RunModels:
             optimizer = dataclasses.replace(optimizer, lr=lr)  # type: ignore[type-var]
         w = self.new_client()
         samples, test = (
-            Data(torch.from_numpy(s.x), torch.from_numpy(s.y), torch.tensor(len(s)))
-            for s in (data.train, data.test)
+            Data(tensors(s.x), tensors(s.y), torch.tensor(len(s))) for s in (data.train, data.test)
         )
         batch, new_id = self.experiment.settings.batch, self.experiment.clients
         batches = plan(seed, 0, [new_id], [len(data.train)], batch=batch, epochs=epochs)
@@ -136,22 +140,20 @@ class RunModels:
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
         """The samples of an .npz file, checked against the run's, and whether they have labels."""
-        arrays: dict[str, Any] = dict(reading.npz_arrays(path))
+        arrays, known = npz_content(path), self.experiment.federation.dataset
         missing = [name for name in ("x", *(["y"] if labelled else [])) if name not in arrays]
         if missing:
             raise DataError(f"{path} lacks the array {missing[0]}; it has {', '.join(arrays) or 'none'}")
-        if labelled:
-            dataset = from_arrays(**arrays, name=path.stem)
-        else:  # all samples, not split into train and test
-            x, y = arrays["x"], arrays.get("y", np.zeros(len(arrays["x"]), np.int64))
-            dataset = from_arrays(x, y, x, y, name=path.stem)
-        given, expected = dataset.train.x, self.experiment.federation.dataset.train.x
-        if (given.shape[1:], given.dtype) != (expected.shape[1:], expected.dtype):
-            found, wanted = (f"{x.dtype} {list(x.shape[1:])}" for x in (given, expected))
+        given = {name: named(y, known.classes) for name, y in arrays.items() if name in ("y", "y_test")}
+        if not labelled:  # all samples, not split into train and test
+            size = len(next(iter(by_name(arrays["x"]).values())))
+            y = given.get("y", known.train.y[np.zeros(size, np.int64)])
+            given = {"y": y, "x_test": arrays["x"], "y_test": y}
+            arrays = {name: array for name, array in arrays.items() if name in ("x", "y")}
+        dataset = from_arrays(**{**arrays, **given}, classes=known.classes, kind=known.kind, name=path.stem)
+        found, wanted = (shown(x) for x in (dataset.train.x, known.train.x))
+        if found != wanted:
             raise DataError(f"a sample of {path} is {found}, but one of the run is {wanted}")
-        last = self.experiment.task.classes - 1
-        if max(int(dataset.train.y.max()), int(dataset.test.y.max())) > last:
-            raise DataError(f"{path} has labels above {last}; the run has classes 0 to {last}")
         return dataset, "y" in arrays
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task, task_of
@@ -68,6 +69,7 @@ class Experiment:
         """The content of environment.json beside the versions."""
         layout, data, partition = self.task.layout, self.federation.dataset, self.federation.partition
         attackers = self.algorithm.attackers if isinstance(self.algorithm, Attacked) else ()
+        counts = partition.label_counts(data)  # without columns where targets are not classes
         return {
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
@@ -80,7 +82,7 @@ class Experiment:
             # For a reader without data and model: the trained tensors, and each client's samples by class.
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
-            "label_counts": [" ".join(map(str, row)) for row in partition.label_counts(data).tolist()],
+            "label_counts": [" ".join(map(str, row)) for row in counts.tolist() if row],
         }
 
     @property
@@ -96,7 +98,7 @@ class Experiment:
         del settings["run"]["rounds"]
         samples = hashlib.sha256()
         for split in (self.federation.train, self.federation.test):
-            for tensor in (split.x, split.y):
+            for tensor in tree.leaves((split.x, split.y)):
                 samples.update(tensor.cpu().numpy().tobytes())
         return {"settings": digest(settings), "samples": samples.hexdigest()[:16]}
 
@@ -128,6 +130,7 @@ def prepare(
         raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
+    dataset.check_test_classes()
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, settings)
         if validation:
@@ -156,7 +159,7 @@ def prepare(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
     if engine.name != "sequential":
-        samples = federation.train.rows([0]).x[0, : federation.train.sizes[0]]
+        samples = tree.each(lambda t: t[0, : federation.train.sizes[0]], federation.train.rows([0]).x)
         task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, samples)
     if precision == "bf16" and task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
@@ -227,7 +230,7 @@ def run(
     dataset: Any = "digits",
     *,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
-    partition: str | Path | Partition = "classes",
+    partition: str | Path | Partition | None = None,
     clients: int | None = None,
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
@@ -243,7 +246,7 @@ def run(
 
     A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an
     nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
-    Dataset, a pair (train, test) of torch Datasets, or arrays (x, y).
+    Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
 
     `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,

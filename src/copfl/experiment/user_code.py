@@ -22,7 +22,7 @@ from copfl.errors import CopflError, UsageError, unknown
 
 DATA = (
     "a copfl Dataset, a torch Dataset, a pair (train, test) of torch Datasets, arrays (x, y) or "
-    "(x, y, x_test, y_test), or a dict of such arrays"
+    "(x, y, x_test, y_test), a dict of such arrays, or a list of such data, one per client"
 )
 
 
@@ -136,6 +136,8 @@ def as_dataset(given: Any, name: str = "own") -> Dataset:
             if key not in takes(arrays.from_arrays):
                 raise unknown("array", key, takes(arrays.from_arrays))
         return arrays.from_arrays(**{"name": name, **given})
+    if isinstance(given, list) and given and not isinstance(given[0], np.ndarray | Tensor):
+        return arrays.joined([as_dataset(part, f"client {n}") for n, part in enumerate(given)], name)
     parts = list(given) if isinstance(given, tuple | list) else []
     if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in parts):
         parts = [*parts[0], *parts[1]]

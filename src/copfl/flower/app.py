@@ -92,7 +92,7 @@ def _sample_keys(data: str) -> dict[str, Any]:
     if not data:
         return {}
     dataset = load(data)
-    is_numbered = all(name.isdigit() for name in dataset.classes)
+    is_numbered = dataset.classes == tuple(map(str, range(len(dataset.classes))))
     return {
         "shape": ",".join(map(str, dataset.train.x.shape[1:])),
         "classes": str(len(dataset.classes)) if is_numbered else ",".join(dataset.classes),

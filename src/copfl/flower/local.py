@@ -184,8 +184,9 @@ def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()
         path.mkdir(parents=True, exist_ok=True)
-        x, y = dataset.train.x[train], dataset.train.y[train]
-        x_test, y_test = tested.x[test], tested.y[test]
+        names = np.array(dataset.classes)  # a node's file has the names of its classes, whatever their number
+        x, y = dataset.train.x[train], names[dataset.train.y[train]]
+        x_test, y_test = tested.x[test], names[tested.y[test]]
         np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)
         configs.append({"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")})
     return configs

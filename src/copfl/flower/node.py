@@ -59,13 +59,14 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     shape, classes = tuple(split.x.shape[1:]), settings.task.classes
     if shape != settings.shape:
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
-    y = torch.from_numpy(split.y)
-    if settings.classes and not all(name.isdigit() for name in dataset.classes):
-        if unknown := sorted(set(dataset.classes) - set(settings.classes)):
-            raise DataError(f"the federation has no class {unknown[0]!r}; known: {settings.classes}")
-        y = torch.tensor([settings.classes.index(name) for name in dataset.classes])[y]
-    if int(y.max()) >= classes:
-        raise DataError(f"there is a label {int(y.max())}, but the federation has {classes} classes")
+    known = settings.classes or tuple(map(str, range(classes)))
+    unknown = sorted(set(dataset.classes) - set(known))
+    if unknown and not all(name.isdigit() for name in dataset.classes):
+        raise DataError(f"the federation has no class {unknown[0]!r}; known: {settings.classes}")
+    numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
+    if max(numbers) >= classes:
+        raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
+    y = torch.tensor(numbers)[torch.from_numpy(split.y)]
     return Data(torch.from_numpy(split.x), y, torch.tensor(len(y)))
 
 

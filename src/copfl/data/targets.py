@@ -1,0 +1,157 @@
+"""Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION
+from copfl.errors import DataError, one_of
+
+MOST_CLASSES = 2**16  # more are taken for a mistake
+MOST_AMBIGUOUS = 20  # so many different whole numbers of a float array may be classes or values
+
+
+class Targets(NamedTuple):
+    """Targets, or groups, of one split or of train and test."""
+
+    parts: list[Any]  # arrays, or None for groups that are not given
+    names: tuple[str, ...]
+    kind: str
+    note: str = ""
+
+
+def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[str] | None) -> Targets:
+    """The targets of train, and of test if there are two, with their kind; without one, it is inferred.
+
+    Whole numbers and texts [n] are classes, and so are rows with one 1 [n, k]; other rows of 0 and 1 are
+    labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens.
+    """
+    if kind is not None:
+        one_of(KINDS, kind=kind)
+    parts = [_array(part, "y" if n == 0 else "y_test") for n, part in enumerate(given)]
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise DataError(
+            f"a target of y has shape {list(parts[0].shape[1:])}, of y_test {list(parts[1].shape[1:])}"
+        )
+    y, note = parts[0], ""
+    kind = kind or _inferred(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y)
+    if kind == CLASSIFICATION:
+        parts = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in parts]
+        if y.ndim == 2 and all(_is_one_hot(part) for part in parts):
+            parts, note = [part.argmax(axis=1) for part in parts], "one-hot labels are classes"
+            classes = classes or [str(k) for k in range(y.shape[1])]
+        found = numbered("label", parts, classes)
+        return found._replace(note="; ".join(filter(None, (note, found.note))))
+    if any(part.dtype.kind not in "biuf" for part in parts):
+        raise DataError(f"y has dtype {y.dtype}; {kind} needs numbers")
+    if kind == NEXT_TOKEN:
+        return _tokens(parts, classes)
+    for name, part in zip(("y", "y_test"), parts, strict=False):
+        if not np.isfinite(part).all():
+            first = int(np.argwhere(~np.isfinite(part))[0][0])
+            raise DataError(f"{name} has NaN or infinity, first in sample {first}; all values must be finite")
+        if kind == MULTILABEL and not (part.ndim == 2 and _is_binary(part)):
+            raise DataError(f"{name} has shape {list(part.shape)}; labels are 0 or 1 in an array [n, labels]")
+    outputs = y.shape[1] if y.ndim == 2 else 1
+    names = tuple(map(str, classes)) if classes else tuple(f"target {k}" for k in range(outputs))
+    if y.ndim > 2 or len(names) != outputs:
+        raise DataError(f"y has shape {list(y.shape)}, but there are {len(names)} names of targets")
+    return Targets([part.astype(np.float32) for part in parts], names, kind)
+
+
+def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
+    """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers count in `names` if there are any."""
+    parts = [_array(part, what) for part in given]
+    for part in parts:
+        if part.ndim != 1:
+            raise DataError(
+                f"a {what} must be one number or text per sample, not an array {list(part.shape)}"
+            )
+        if part.dtype.kind not in "biuU":
+            raise DataError(f"{what}s have dtype {part.dtype}; whole numbers or texts were expected")
+    values = np.unique(
+        np.concatenate([part.astype(np.int64) if part.dtype.kind == "b" else part for part in parts])
+    )
+    if names is not None:
+        return _found(what, parts, tuple(str(name) for name in names), values)
+    if len(values) > MOST_CLASSES:
+        found = f"there are {len(values):,} different {what}s, at most {MOST_CLASSES:,} are accepted"
+        remedy = "; numbers to predict are kind=regression" if what == "label" else ""
+        raise DataError(f"{found}: is it the right array or column?{remedy}")
+    numbers = [np.searchsorted(values, part).astype(np.int64) for part in parts]
+    shown = tuple(str(value) for value in values.tolist())
+    is_plain = values.dtype.kind != "U" and values[0] == 0 and values[-1] == len(values) - 1
+    few = ", ".join(shown[:3]) + (f", ..., {shown[-1]}" if len(shown) > 4 else ", ".join(("", *shown[3:])))
+    return Targets(numbers, shown, CLASSIFICATION, "" if is_plain else f"{what}s {few} are numbered from 0")
+
+
+def named(y: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
+    """Labels of a further file; whole numbers as texts where the names of the classes are whole numbers."""
+    are_numbers = all(name.removeprefix("-").isdigit() for name in names)
+    return y.astype(np.str_) if are_numbers and y.dtype.kind in "iu" and y.ndim == 1 else y
+
+
+def _found(what: str, parts: list[NDArray[Any]], names: tuple[str, ...], values: NDArray[Any]) -> Targets:
+    """Labels that are names, or numbers of names."""
+    if values.dtype.kind == "U":
+        if unknown := sorted(set(values.tolist()) - set(names)):
+            raise DataError(f"there is a {what} {unknown[0]!r}, but the names are {', '.join(names)}")
+        number = np.array([names.index(value) for value in values.tolist()], np.int64)
+        parts = [number[np.searchsorted(values, part)] for part in parts]
+    elif int(values[0]) < 0 or int(values[-1]) >= len(names):
+        wrong = values[0] if values[0] < 0 else values[-1]
+        raise DataError(f"there is a {what} {wrong}, but only {len(names)} names; name every {what}")
+    return Targets([part.astype(np.int64) for part in parts], names, CLASSIFICATION)
+
+
+def _array(given: ArrayLike, what: str) -> NDArray[Any]:
+    """The values as an array; texts among Python objects as texts."""
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise DataError(f"{what} must be an array: {error}") from error
+    if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):
+        array = array.astype(np.str_)
+    if not array.ndim or not array.size:
+        raise DataError(f"{what} has shape {list(array.shape)}; at least one sample was expected")
+    return array
+
+
+def _inferred(y: NDArray[Any]) -> str:
+    """The kind of these targets."""
+    if y.ndim == 1:
+        if y.dtype.kind != "f":
+            return CLASSIFICATION
+        different = np.unique(y)
+        if len(different) <= MOST_AMBIGUOUS and (different == np.round(different)).all():
+            raise DataError(
+                f"y has {len(different)} different whole numbers of dtype {y.dtype}: if they are classes, use "
+                "y.astype('int64'); if they are values to predict, set kind=regression"
+            )
+        return REGRESSION
+    if _is_binary(y):
+        return CLASSIFICATION if _is_one_hot(y) else MULTILABEL
+    return REGRESSION if y.dtype.kind == "f" else NEXT_TOKEN if y.dtype.kind in "iu" else CLASSIFICATION
+
+
+def _is_binary(y: NDArray[Any]) -> bool:
+    return y.dtype.kind in "biuf" and bool(np.isin(y, (0, 1)).all())
+
+
+def _is_one_hot(y: NDArray[Any]) -> bool:
+    return y.ndim == 2 and y.shape[1] > 1 and _is_binary(y) and bool((y.sum(axis=1) == 1).all())
+
+
+def _tokens(parts: list[NDArray[Any]], names: Sequence[str] | None) -> Targets:
+    """Tokens [n, T]; their number is that of the names, or the largest."""
+    if any(part.dtype.kind not in "iu" or part.ndim != 2 for part in parts):
+        raise DataError(f"y has {parts[0].dtype} {list(parts[0].shape)}; tokens are whole numbers [n, T]")
+    largest = max(int(part.max()) for part in parts)
+    shown = tuple(map(str, names or range(largest + 1)))
+    if largest >= len(shown):
+        raise DataError(f"there is a token {largest}, but only {len(shown)} names")
+    return Targets([part.astype(np.int64) for part in parts], shown, NEXT_TOKEN)

@@ -23,7 +23,7 @@ import pytest
 from copfl import __version__
 from copfl.algorithms import ALGORITHMS
 from copfl.data import datasets, download
-from copfl.data.partition import SCHEMES
+from copfl.data.schemes import SCHEMES
 from copfl.experiment import records
 from copfl.experiment.components import OPTIMIZERS
 from copfl.models import MODELS

@@ -14,19 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from copfl.data.partition import (
-    SCHEMES,
-    Partition,
-    by_group,
-    classes,
-    count_by,
-    dirichlet,
-    hold_out,
-    iid,
-    number_of_groups,
-    quantity,
-)
+from copfl.data.partition import Partition, count_by, hold_out
 from copfl.data.samples import Dataset, Samples
+from copfl.data.schemes import SCHEMES, by_group, classes, dirichlet, iid, number_of_groups, quantity
 from copfl.errors import DataError, RunError, UsageError
 
 Ints = NDArray[np.int64]

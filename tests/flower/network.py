@@ -12,7 +12,7 @@ import numpy as np
 from copfl.core import tree
 from copfl.data.datasets import load
 from copfl.data.federation import Federation
-from copfl.data.partition import SCHEMES
+from copfl.data.schemes import SCHEMES
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate

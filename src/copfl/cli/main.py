@@ -77,7 +77,7 @@ def list_(
     from copfl import models
     from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
-    from copfl.data.partition import SCHEMES
+    from copfl.data.schemes import SCHEMES
     from copfl.errors import one_of
     from copfl.experiment.components import OPTIMIZERS
 

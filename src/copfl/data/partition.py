@@ -1,16 +1,10 @@
-"""Partitions of a data set among clients, and the schemes that make them: by class, by group, or at random.
-
-    split = SCHEMES["classes"](dataset, clients=10, seed=0, per_client=2)
-
-A scheme is a function of (dataset, clients, seed, options); its randomness comes from the seed alone.
-"""
+"""A partition of a data set among clients, as a record and as a file. The schemes that make one: schemes.py."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, Dataset, Samples
-from copfl.errors import DataError, UsageError, at_least, one_of
+from copfl.errors import DataError, UsageError, at_least
 from copfl.files import write_bytes
 
 Indices = NDArray[np.int64]
@@ -152,7 +146,7 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
-    rng, strata = _generator(seed, 1), dataset.train.strata
+    rng, strata = generator(seed, 1), dataset.train.strata
     train, test = [], []
     for part in partition.train:
         size = len(part)
@@ -168,303 +162,7 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     return replace(partition, train=tuple(train), test=tuple(test), test_from="train", notes=notes)
 
 
-# The schemes
-
-Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
-SCHEMES: dict[str, Callable[..., Partition]] = {}
-
-
-def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
-    """The scheme of SCHEMES that records its options and gives every client sorted, distinct test samples."""
-
-    @functools.wraps(assign)
-    def scheme(dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
-        at_least(1, clients=clients)
-        keywords = {"seed": int(seed), **(assign.__kwdefaults__ or {}), **options}
-        available, minimum = len(dataset.train), keywords.get("minimum", 1)
-        if not available or not len(dataset.test):
-            sizes = f"{available} train and {len(dataset.test)} test samples"
-            raise DataError(f'"{dataset.name}" has {sizes}; both splits need at least one')
-        if clients * minimum > available:
-            needed = f"{clients} clients with at least {minimum} train samples each need {clients * minimum}"
-            limit = f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
-            raise DataError(f"{needed}, but {limit}")
-        train, test, notes = assign(dataset, clients, seed, **options)
-        for client, part in enumerate(test):
-            if not len(part):
-                missing = f"client {client} has no test samples of its classes or groups"
-                raise DataError(f"{missing}; use fewer clients or more data")
-        ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
-        return Partition(ours, theirs, assign.__name__, keywords, notes=tuple(notes))
-
-    SCHEMES[assign.__name__] = scheme
-    return scheme
-
-
-@_scheme
-def classes(
-    dataset: Dataset,
-    clients: int,
-    seed: int,
-    *,
-    per_client: int = 2,
-    train_per_class: int = 50,
-    test_per_class: int = 100,
-    distinct: bool = True,
-    group_per_client: bool = False,
-) -> Assigned:
-    """A few classes for each client; the clients per class differ by at most one.
-
-    No train image is assigned twice. Neither is a test image if a class has enough of them; otherwise all its
-    clients are tested on the same ones. With ``group_per_client`` client n has images of group n mod G only.
-    """
-    at_least(1, per_client=per_client, train_per_class=train_per_class, test_per_class=test_per_class)
-    _needs_classes(dataset, "classes")
-    kinds = len(dataset.classes)
-    if distinct and per_client > kinds:
-        limit = f'{kinds}, the number of classes of "{dataset.name}"'
-        raise UsageError(f"per_client={per_client} must be at most {limit}; or set distinct=false")
-    rng = _generator(seed)
-    # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has
-    # that; distinct=False restores it.
-    slots = _class_slots(rng, clients, per_client, kinds, distinct)
-    group = None
-    if group_per_client:
-        present = np.unique(_groups(dataset, dataset.train))
-        group = present[np.arange(clients) % len(present)]
-    train, train_notes = _fill_slots(rng, dataset, "train", slots, group, train_per_class)
-    test, test_notes = _fill_slots(rng, dataset, "test", slots, group, test_per_class)
-    return train, test, train_notes + test_notes
-
-
-@_scheme
-def dirichlet(
-    dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.3, minimum: int = 2, test: str = "same"
-) -> Assigned:
-    """Every class divided in Dirichlet(alpha) proportions; ``minimum`` train samples or more per client.
-
-    ``test``: "same" follows the client's train labels, "iid" is an equal part of the test split.
-    """
-    at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
-    at_least(1, minimum=minimum)
-    one_of(("same", "iid"), test=test)
-    _needs_classes(dataset, "dirichlet")
-    rng, shape = _generator(seed), (len(dataset.classes), clients)
-    train = _proportional(rng, dataset.train.y, _log_gamma(rng, alpha, shape), minimum)
-    if test == "iid":
-        return train, _equal(rng, np.arange(len(dataset.test)), clients), _test_note(dataset, clients)
-    counts = count_by(train, dataset.train.y, len(dataset.classes)).T
-    usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
-    if not len(usable):
-        raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" needs none')
-    parts = _proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
-    return train, [usable[part] for part in parts], _test_note(dataset, clients)
-
-
-@_scheme
-def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """Random parts of equal size; sizes differ by at most one sample."""
-    rng = _generator(seed)
-    train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
-    return train, test, _test_note(dataset, clients)
-
-
-@_scheme
-def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, minimum: int = 2) -> Assigned:
-    """Random parts whose sizes are in Dirichlet(alpha) proportions; ``minimum`` train samples or more each."""
-    at_least(1e-100, alpha=alpha)
-    at_least(1, minimum=minimum)
-    rng = _generator(seed)
-    log_weights = _log_gamma(rng, alpha, (1, clients))
-    train, test = (
-        _proportional(rng, np.zeros(len(split), np.int64), log_weights, least)
-        for split, least in ((dataset.train, minimum), (dataset.test, 1))
-    )
-    return train, test, _test_note(dataset, clients)
-
-
-@_scheme
-def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
-    """One group (client, source, domain) per client; groups are divided, or joined, if numbers differ."""
-    rng, splits = _generator(seed), (dataset.train, dataset.test)
-    present = np.unique(_groups(dataset, dataset.train))
-    train: list[list[Indices]] = [[] for _ in range(clients)]
-    test: list[list[Indices]] = [[] for _ in range(clients)]
-    notes: list[str] = []
-    if clients < len(present):
-        notes.append(
-            f"{len(present)} groups are joined to {clients} clients; leave out --clients for one each"
-        )
-    for position, group in enumerate(present):
-        members = range(position % clients, clients, len(present))  # may have other groups too
-        pools = [np.flatnonzero(_groups(dataset, split) == group) for split in splits]
-        name = dataset.groups[group]
-        if len(pools[0]) < len(members):
-            found = f'group "{name}" has {len(pools[0])} train samples for {len(members)} clients'
-            raise DataError(f"{found}; use fewer clients")
-        if not len(pools[1]) and clients >= len(present):
-            found = f'group "{name}" has {len(pools[0])} train samples and no test sample'
-            raise DataError(
-                f"{found}; give it one, leave the group out, or use another partition, such as iid"
-            )
-        if len(pools[1]) < len(members):
-            notes.append(f'test: {len(pools[1])} samples of group "{name}" serve {len(members)} client(s)')
-        for parts, pool in zip((train, test), pools, strict=True):
-            for client, part in zip(members, _equal(rng, pool, len(members)), strict=True):
-                parts[client].append(part)
-    return _joined(train), _joined(test), notes
-
-
-# Shared by the schemes
-
-
-def _generator(seed: int, *purpose: int) -> np.random.Generator:
+def generator(seed: int, *purpose: int) -> np.random.Generator:
+    """Draws that depend on the seed and the purpose alone."""
     at_least(0, seed=seed)
     return np.random.default_rng([seed, STREAM, *purpose])
-
-
-def _log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Logarithms of Gamma(alpha) draws, whose proportions are Dirichlet's."""
-    # Gamma(a) is Gamma(a + 1) times U^(1/a). The logarithm is finite at a = 1e-6, where a plain draw is 0.
-    drawn = np.log(rng.standard_gamma(alpha + 1, shape)) + np.log(1 - rng.random(shape)) / alpha
-    return np.asarray(drawn, np.float64)
-
-
-def _needs_classes(dataset: Dataset, scheme: str) -> None:
-    if dataset.kind != CLASSIFICATION:
-        others = "iid, quantity" + (", by_group" if dataset.groups else "")
-        raise DataError(
-            f'the partition "{scheme}" assigns classes, but the targets of "{dataset.name}" are of the kind '
-            f"{dataset.kind}; use --partition {others.replace(', ', ' or ')}"
-        )
-
-
-def number_of_groups(dataset: Dataset) -> int:
-    """The groups that have train samples, the number of clients of by_group."""
-    return len(np.unique(_groups(dataset, dataset.train)))
-
-
-def _groups(dataset: Dataset, split: Samples) -> Indices:
-    if split.group is None or not dataset.groups:
-        raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')
-    return split.group
-
-
-def _test_note(dataset: Dataset, clients: int) -> list[str]:
-    few = clients > len(dataset.test)
-    return [f"test: {clients} clients share {len(dataset.test)} samples"] if few else []
-
-
-def _joined(parts: Sequence[Sequence[Indices]]) -> list[Indices]:
-    return [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in parts]
-
-
-def _shuffled_by(rng: np.random.Generator, key: Indices, count: int) -> list[Indices]:
-    """For each key 0..count-1 its positions, in random order."""
-    shuffled = rng.permutation(len(key))
-    order = shuffled[np.argsort(key[shuffled], kind="stable")]
-    return np.split(order, np.cumsum(np.bincount(key, minlength=count))[:-1])
-
-
-def _equal(rng: np.random.Generator, pool: Indices, parts: int) -> list[Indices]:
-    """Random parts of equal size; a pool with fewer samples than parts is used several times."""
-    copies = max(1, -(-parts // max(len(pool), 1)))
-    return np.array_split(rng.permutation(np.tile(pool, copies)), parts)
-
-
-def _class_slots(
-    rng: np.random.Generator, clients: int, per_client: int, kinds: int, distinct: bool
-) -> Indices:
-    """The number of times each class is assigned to each client, [clients, classes]."""
-    rounds, rest = divmod(clients * per_client, kinds)
-    labels = np.concatenate([np.tile(np.arange(kinds), rounds), rng.permutation(kinds)[:rest]])
-    slots = np.zeros((clients, kinds), np.int64)
-    np.add.at(slots, (np.repeat(np.arange(clients), per_client), rng.permutation(labels)), 1)
-    # Each swap lowers the number of repeated classes, and a swap exists as long as there is one: no class has
-    # more slots than there are clients, so some client lacks it and has a class that is new here or repeated.
-    while distinct and len(repeated := np.argwhere(slots > 1)):
-        for client, surplus in repeated:
-            if slots[client, surplus] > 1:
-                other = rng.choice(np.flatnonzero(slots[:, surplus] == 0))
-                useful = (slots[other] > 1) | ((slots[other] > 0) & (slots[client] == 0))
-                wanted = rng.choice(np.flatnonzero(useful))
-                slots[[client, other], [surplus, wanted]] -= 1
-                slots[[client, other], [wanted, surplus]] += 1
-    return slots
-
-
-def _fill_slots(
-    rng: np.random.Generator, dataset: Dataset, side: str, slots: Indices, group: Indices | None, size: int
-) -> tuple[list[Indices], list[str]]:
-    """Each client's samples of its classes (in its group), ``size`` per class or all there are; and notes."""
-    split = dataset.train if side == "train" else dataset.test
-    client, label = np.repeat(np.argwhere(slots), slots[slots > 0], axis=0).T  # of each slot
-    groups, sample_key, slot_key, kind = 1, split.y, label, "classes"
-    if group is not None:
-        groups, kind = len(dataset.groups), "classes of a group"
-        sample_key, slot_key = split.y * groups + _groups(dataset, split), label * groups + group[client]
-    count = slots.shape[1] * groups
-    pools, slots_of = _shuffled_by(rng, sample_key, count), _shuffled_by(rng, slot_key, count)
-    parts: list[list[Indices]] = [[] for _ in slots]
-    short, shared = [], 0
-    for key, (pool, members) in enumerate(zip(pools, slots_of, strict=True)):
-        if not len(members):
-            continue
-        available = len(pool) // len(members)
-        common = side == "test" and available < size
-        taken = min(size, len(pool) if common else available)
-        shared += common and len(members) > 1
-        if taken < size:
-            short.append((taken, len(pool), len(members), key))
-        for rank, slot in enumerate(members):
-            start = 0 if common else rank * taken
-            parts[client[slot]].append(pool[start : start + taken])
-    notes = []
-    if shared:
-        notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
-    if short:
-        taken, available, many, key = min(short)
-        what = f'class "{dataset.classes[key // groups]}"'
-        if group is not None:
-            found = f'{available} {side} samples of {what} in group "{dataset.groups[key % groups]}"'
-            remedy = f"lower {side}_per_class to {taken}" if taken else "use fewer clients"
-            raise DataError(f"{found} are too few for {many} client(s) with {size} each; {remedy}")
-        few = f"{len(short)} {kind} have fewer than {size} samples per client"
-        notes.append(f"{side}: {few}, {what} only {taken}")
-    return _joined(parts), notes
-
-
-def _proportional(
-    rng: np.random.Generator, y: Indices, log_weights: NDArray[np.float64], minimum: int
-) -> list[Indices]:
-    """Every sample assigned to one client: ``minimum`` each, then the rest in proportion to the weights.
-
-    ``log_weights`` is [classes, clients]. The first samples are drawn in proportion to the client's weights,
-    too, as far as possible. If there are fewer samples than the minimum takes, each is used several times.
-    """
-    kinds, clients = log_weights.shape
-    copies = max(1, -(-clients * minimum // len(y)))
-    pools = [np.tile(pool, copies) for pool in _shuffled_by(rng, y, kinds)]
-    sizes = np.array([len(pool) for pool in pools])
-    log_fraction = log_weights - log_weights.max(axis=1, keepdims=True)
-    log_fraction -= np.log(np.exp(log_fraction).sum(axis=1, keepdims=True))  # of each class, for each client
-    # The first samples: each client draws classes with its own probabilities, as long as samples are left.
-    probability = log_fraction + np.log(np.maximum(sizes, 1e-300))[:, None]
-    probability = np.exp(probability - probability.max(axis=0))
-    cumulative = np.cumsum(probability / probability.sum(axis=0), axis=0)
-    draws = rng.random((minimum, clients))
-    wanted = (draws[None] > cumulative[:-1, None]).sum(axis=0).ravel()
-    by_class = _shuffled_by(rng, wanted, kinds)
-    unmet = np.concatenate([positions[size:] for positions, size in zip(by_class, sizes, strict=True)])
-    left = sizes - np.minimum(np.bincount(wanted, minlength=kinds), sizes)
-    wanted[unmet] = rng.permutation(np.repeat(np.arange(kinds), left))[: len(unmet)]
-    counts = np.bincount(wanted * clients + np.tile(np.arange(clients), minimum), minlength=kinds * clients)
-    counts = counts.reshape(kinds, clients)
-    for kind, rest in enumerate(sizes - counts.sum(axis=1)):
-        order = rng.permutation(clients)  # or rounding would favour the same clients in every class
-        cuts = np.minimum(np.rint(np.cumsum(np.exp(log_fraction[kind, order])) * rest), rest).astype(np.int64)
-        cuts[-1] = rest
-        counts[kind, order] += np.diff(cuts, prepend=0)
-    owner = np.repeat(np.tile(np.arange(clients), kinds), counts.ravel())
-    samples = np.concatenate(pools)[np.argsort(owner, kind="stable")]
-    return np.split(samples, np.cumsum(counts.sum(axis=0))[:-1])

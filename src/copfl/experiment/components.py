@@ -25,8 +25,9 @@ from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
 from copfl.data.federation import Federation
-from copfl.data.partition import SCHEMES, Partition, number_of_groups
+from copfl.data.partition import Partition
 from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Tables

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from copfl.data.datasets import load
-from copfl.data.partition import SCHEMES
+from copfl.data.schemes import SCHEMES
 from copfl.errors import RunError, UsageError, one_of
 from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key

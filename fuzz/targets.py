@@ -30,8 +30,9 @@ from copfl.core.algorithm import received
 from copfl.data import datasets, reading
 from copfl.data.arrays import from_arrays
 from copfl.data.federation import Federation
-from copfl.data.partition import SCHEMES, Partition
+from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
+from copfl.data.schemes import SCHEMES
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import components, config, records

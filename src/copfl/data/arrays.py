@@ -230,7 +230,7 @@ def _input(x: Any, what: str) -> NDArray[Any]:
         x = x[:, None]
     elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(x)
+    return np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
 
 
 def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:

@@ -14,6 +14,7 @@ from copfl.core import tree
 from copfl.core.task import Data
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Inputs, Samples, Shape, each, shape_of
+from copfl.errors import UsageError
 
 
 class Split:
@@ -85,4 +86,10 @@ def _blank(samples: Samples) -> Samples:
 
 def tensors(x: Inputs, device: torch.device | str = "cpu") -> Any:
     """The array, or each of several, as a tensor on the device."""
-    return each(lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(device), x)
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        if array.dtype.kind == "U":
+            raise UsageError("the samples are texts; use a model that tokenises them (`copfl list models`)")
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return each(tensor, x)

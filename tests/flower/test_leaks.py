@@ -8,6 +8,7 @@ every client, and are not searched.
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Iterable
@@ -127,6 +128,7 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
     message: Any = Server(settings, DirectTransport(settings, {}), folder).down(0)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
+    monkeypatch.setattr("os.getppid", os.getpid)  # its worker ends with this process
     monkeypatch.setattr(client_app, "content_of", lambda message: message)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)

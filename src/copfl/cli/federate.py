@@ -121,10 +121,48 @@ def join(
     print(f"accuracy {before:.4f} before, {after:.4f} after {updates} local updates")
 
 
-def _local() -> Any:
-    """The module of local federations; UsageError without Flower."""
+@app.command(cls=options.Command)
+def node(
+    *,
+    superlink: Annotated[str, option(FEDERATION, "Address of the server, HOST:PORT.")],
+    data: Annotated[
+        str | None, option(DATA, "The node's data: a file, a folder or module:function.", "--data", "-d")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, option(OUTPUT, "Folder of the node's state, its personal model.")
+    ] = None,
+    client: Annotated[
+        int | None, option(FEDERATION, "The client's number; default: the server's choice.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, option(FEDERATION, "The authority's ca.pem; default: without TLS.")
+    ] = None,
+    key: Annotated[Path | None, option(FEDERATION, "The node's private key.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        option(TRAINING, "Another key of the node, such as threads=4; repeatable.", "--set", "-s"),
+    ] = None,
+    allow_app_code: Annotated[
+        bool, option(TRAINING, "Execute modules that the server's app contains.", "--allow-app-code")
+    ] = False,
+) -> None:
+    """Connect this machine to a federation as a node, until the command is ended."""
+    _require_flower()
+    from copfl.flower.supernode import Address, serve
+
+    state = None if state_dir is None else str(state_dir.expanduser().absolute())
+    config = _config(settings, data=data, client=client) | ({"state-dir": state} if state else {})
+    serve(Address(superlink, root_certificates, key), config, allow_app_code=allow_app_code)
+
+
+def _require_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError('Flower is not installed: pip install "copfl[flower]"')
+
+
+def _local() -> Any:
+    """The module of local federations."""
+    _require_flower()
     return importlib.import_module("copfl.flower.local")
 
 
@@ -145,6 +183,6 @@ def _show(rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends."""
     from copfl.flower.state import as_text
 
-    print("Starting a SuperLink and the nodes; the first round takes a minute.", file=sys.stderr)
+    print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)
     for record in rounds:
         print(as_text(record), flush=True)

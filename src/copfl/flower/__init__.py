@@ -4,7 +4,8 @@
     resume(folder)    continue after a crash       join(folder)    personalise the model for a new client
 
 `settings` checks the run config, `server` runs the rounds over a `transport`, and `node` answers for
-a client. Only `transport`, `client_app` and `server_app` import Flower.
+a client, in the resident process of `worker`. `supernode` is the process that stays connected to the server.
+Only `transport`, `client_app`, `server_app` and `supernode` import Flower.
 """
 
 from __future__ import annotations

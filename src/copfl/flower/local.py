@@ -38,8 +38,9 @@ MAX_RECONNECTS = 10  # how often the log of a run is opened again
 class LocalFederation:
     """The processes of a federation on this machine; all of them end with the context."""
 
-    def __init__(self, folder: Path, *, secure: bool = False) -> None:
+    def __init__(self, folder: Path, *, secure: bool = False, supernode: bool = False) -> None:
         self.folder, self.secure = folder.resolve(), secure
+        self.supernode = supernode  # Flower's own nodes instead of those of copfl
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.port = _free_port()
@@ -137,11 +138,17 @@ class LocalFederation:
         self.start_node(name, node_config)
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
-        """Starts a SuperNode; a second start is the node's return."""
-        command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
-        keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
-        options = f"{command} {keys if self.secure else '--insecure'}".split()
-        self.start(name, [*options, "--node-config", _as_text(node_config)])
+        """Starts a node; a second start is the node's return."""
+        if self.supernode:
+            command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
+            keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
+            options = f"{command} {keys if self.secure else '--insecure'}".split()
+            self.start(name, [*options, "--node-config", _as_text(node_config)])
+            return
+        command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port} --allow-app-code"
+        keys = f"--root-certificates keys/ca.pem --key keys/{name}" if self.secure else ""
+        settings = [f"--set={key}={json.dumps(value)}" for key, value in node_config.items()]
+        self.start(name, [*f"{command} {keys}".split(), *settings])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""

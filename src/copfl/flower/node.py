@@ -7,7 +7,7 @@ an upload that arrived too late has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,9 @@ class NodeData(NamedTuple):
 
     train: Data
     test: Data
+
+
+LoadData = Callable[[Settings, NodeConfig], NodeData]
 
 
 def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
@@ -91,9 +94,11 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple
     return head, opened.record, opened.about
 
 
-def local_update(settings: Settings, node_config: NodeConfig, packet: Packet) -> Packet:
+def local_update(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
     """The client's upload for one round; its record is written before."""
-    (head, down, about), data = decode(settings, node_config, packet), node_data(settings, node_config)
+    (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
     algorithm, task = settings.algorithm, settings.task
     counted = int(about.get(Field.COUNTED, -1))
     records = ClientRecords(state_dir(node_config), head.run)
@@ -151,11 +156,13 @@ def _start(settings: Settings, records: ClientRecords, head: Head, counted: int)
     return records.load(head._replace(kind="client", round=counted), initial), ""
 
 
-def personalise(settings: Settings, node_config: NodeConfig, packet: Packet) -> Packet:
+def personalise(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
     """A new client's accuracy before and after local updates of the global model. No weights are sent."""
     if (client := known_client(node_config, "")) >= 0:
         raise WireError(f"this node is client {client}; only a new client, without a number, can join")
-    (head, down, about), data = decode(settings, node_config, packet), node_data(settings, node_config)
+    (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
     algorithm, task = settings.algorithm, settings.task
     record = algorithm.client_init(task)
     with torch.no_grad():

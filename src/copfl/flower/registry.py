@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, WireError
-from copfl.flower.transport import HELLO, MAX_TEXT, Reply, Transport, parsed
+from copfl.flower.transport import HELLO, MAX_TEXT, Content, Reply, Transport, parsed
 
 Log = Callable[[str], None]
 PATIENCE = 600.0  # seconds that a node has for its answer
@@ -26,6 +26,12 @@ def known_client(node_config: Mapping[str, Any], run: str) -> int:
         return int(json.loads((state_dir(node_config) / run / "client.json").read_text())["client"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
+
+
+def greeting(node_config: Mapping[str, Any], content: Content) -> Content:
+    """A node's answer to the server's greeting: the number of its client."""
+    client = known_client(node_config, str(parsed(content[0]).get("run", "")))
+    return json.dumps({"client": client}), b""
 
 
 def state_dir(node_config: Mapping[str, Any]) -> Path:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
-from copfl.errors import WireError
+from copfl.errors import CopflError, DataError, WireError
 from copfl.experiment.migration import NEW_CLIENT_MESSAGE
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
 MAX_TEXT = 500  # characters of a node's text that the server keeps
+ONE_OBJECT = (
+    2**20
+)  # bytes of a body that travels with its head: Flower sends every object in a request of its own
 STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
 
 Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
@@ -68,11 +72,23 @@ def parsed(head: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def refusal(error: CopflError) -> Content:
+    """The answer of a node that cannot do what it is asked; the whole error is in the node's log."""
+    logging.getLogger("flwr").error("copfl: %s", error)
+    # Such errors may describe samples or contain paths: the server receives only that there is one.
+    is_file = isinstance(error.__cause__, OSError)
+    private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
+    reason = f"its {private} cannot be used; see the node's log" if private else str(error)
+    return json.dumps({Field.REFUSED: reason}), b""
+
+
 def as_record(content: Content) -> Any:
     """The content of a Flower message."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     head, body = content
+    if len(body) <= ONE_OBJECT:
+        return RecordDict({"head": ConfigRecord({"copfl": head, "body": body})})
     array = Array(dtype="uint8", shape=(len(body),), stype=STYPE, data=body)
     return RecordDict({"head": ConfigRecord({"copfl": head}), "body": ArrayRecord({"copfl": array})})
 
@@ -80,9 +96,11 @@ def as_record(content: Content) -> Any:
 def content_of(message: Any) -> Content:
     """The head and the body in a Flower message; WireError if another program wrote it."""
     try:
-        head, array = message.content["head"]["copfl"], message.content["body"]["copfl"]
-        if isinstance(head, str) and array.stype == STYPE:
-            return head, array.data
+        head, body = message.content["head"]["copfl"], message.content["head"].get("body")
+        if body is None and message.content["body"]["copfl"].stype == STYPE:
+            body = message.content["body"]["copfl"].data
+        if isinstance(head, str) and isinstance(body, bytes):
+            return head, body
     except (KeyError, TypeError, AttributeError):
         pass
     raise WireError("the message does not carry a copfl packet")
@@ -92,7 +110,11 @@ class FlowerTransport:
     """Flower's grid."""
 
     def __init__(self, grid: Any) -> None:
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
         self.grid = grid
+        # A reply may be found while its objects are still on their way. Flower then waits a whole second.
+        (pull_objects.__kwdefaults__ or {})["initial_backoff"] = 0.1
 
     def nodes(self) -> list[int]:
         return [int(node) for node in self.grid.get_node_ids()]

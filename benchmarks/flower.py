@@ -1,0 +1,90 @@
+"""Seconds per round over Flower: with resident workers, and with a process per message. Prints JSON.
+
+`flower.py --rounds 9`: three nodes on this machine, digits, MLP, CO-PFL. The same run with
+
+    node       nodes of copfl (`copfl federate node`), each with its resident worker
+    worker     Flower's SuperNodes, each with a resident worker: a process per message, without torch
+    process    Flower's SuperNodes without workers: a process per message that loads torch, data and model
+
+A result is the median of the rounds after the first, and the processor time per round of all processes of the
+federation. The servers' final weights must be equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from copfl import wire
+from copfl.flower import init
+from copfl.flower.local import LocalFederation, follow, partition_nodes
+from copfl.flower.state import ServerFolder
+
+WAYS = ("node", "worker", "process")
+
+
+def processor_seconds(pids: list[int]) -> dict[int, float]:
+    """The processor time of each process, with that of its children that have ended."""
+    found = {}
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
+    """One federation, from its start to its end."""
+    app = init(folder / way, model="mlp", config={"rounds": rounds, "min-replies": 3})
+    nodes = partition_nodes(app, "digits", 3, "dirichlet", 0)
+    started, marks = time.monotonic(), list[tuple[float, float]]()
+    with LocalFederation(app, supernode=way != "node") as federation:
+        federation.start_superlink()
+        for client, config in enumerate(nodes):
+            federation.add_node(f"node-{client}", config | ({"worker": False} if way == "process" else {}))
+        runs = ServerFolder(str(app / "runs"), "benchmark", resume=True)
+        process = federation.start_run({"run": "benchmark", "runs": str(app / "runs")})
+        records = []
+        for record in follow(federation, process, runs, rounds, pause=0.2):
+            records.append(record)
+            marks.append((time.monotonic(), sum(processor_seconds(federation.alive()).values())))
+    seconds = [record["seconds"] for record in records]
+    return {
+        "start_s": round(marks[0][0] - started - seconds[0], 2),
+        "first_s": seconds[0],
+        "median_s": round(statistics.median(seconds[1:]), 2),
+        "rounds_s": seconds,
+        "processor_s_per_round": round((marks[-1][1] - marks[0][1]) / (rounds - 1), 2),
+        "accuracy": records[-1]["mean"]["accuracy"],
+        "server": wire.from_bytes((runs.path / "server.copfl").read_bytes()).body,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in args.ways:
+            results[way] = measured(way, args.rounds, Path(folder))
+            load = os.getloadavg()[0]
+            shown = {key: value for key, value in results[way].items() if key != "server"}
+            print(json.dumps({way: shown, "load": round(load, 2), "cores": os.cpu_count()}), flush=True)
+    servers = {result["server"] for result in results.values()}
+    print(json.dumps({"equal": len(servers) == 1}))
+    if len(servers) != 1:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

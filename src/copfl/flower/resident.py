@@ -1,0 +1,82 @@
+"""What a node keeps in memory between messages, and its answers to them: the functions of `node`, with torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from copfl.errors import CopflError
+from copfl.flower import node
+from copfl.flower.node import NodeConfig, NodeData
+from copfl.flower.settings import Settings, settings_of
+from copfl.flower.transport import Content, refusal
+from copfl.flower.worker import Request
+from copfl.wire import Packet
+
+FUNCTIONS: dict[str, Callable[..., Packet]] = {
+    "local_update": node.local_update,
+    "personalise": node.personalise,
+}
+
+
+class Resident:
+    """The settings of the last run config, and the samples of the last node configuration."""
+
+    def __init__(self) -> None:
+        self._settings: tuple[str, Settings] | None = None
+        self._data: tuple[object, NodeData] | None = None
+        self._random = torch.random.get_rng_state()
+
+    def answer(self, request: Request) -> Content:
+        """The answer to a message: that of a new process, bit for bit. An error becomes a refusal."""
+        torch.set_num_threads(int(request.node_config.get("threads", 1)))
+        torch.random.set_rng_state(self._random)  # a custom model may draw from it
+        try:
+            settings = self.settings(request.run_config)
+            function = FUNCTIONS[request.function]
+            return function(settings, request.node_config, Packet(*request.content), self.data)
+        except CopflError as error:
+            return refusal(error)
+        except Exception as error:  # it may describe samples: its text stays on the node
+            logging.getLogger("flwr").exception("copfl: the local update failed")
+            return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
+
+    def settings(self, run_config: Mapping[str, Any]) -> Settings:
+        """The settings of this run config."""
+        key = json.dumps(dict(run_config), sort_keys=True)
+        if self._settings is None or self._settings[0] != key:
+            self._settings = key, settings_of(run_config)
+        return self._settings[1]
+
+    def data(self, settings: Settings, node_config: NodeConfig) -> NodeData:
+        """The node's samples; read again if the files have changed since."""
+        source = str(node_config.get("data"))
+        key = (id(settings), json.dumps(dict(node_config), sort_keys=True), _version(Path(source)))
+        if self._data is None or self._data[0] != key:
+            self._data = None  # not both in memory
+            self._data = key, node.node_data(settings, node_config)
+        return self._data[1]
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """The number of files, their bytes and the time of the last change: they differ if files have changed."""
+    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names] or [path]
+    states = [file.stat() for file in found if file.exists()]
+    return len(states), sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)
+
+
+def resident_memory() -> int:
+    """The bytes of memory that this process has now; on other systems than Linux, the most that it had."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,170 @@
+"""A node that stays connected: it receives messages over Flower's connection and passes them to its worker.
+
+Flower's own SuperNode starts a Python process for every message, and asks for messages every three seconds.
+This one answers in its own process, and asks often while rounds are short. It executes no code of the app
+unless it is allowed to. Without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from copfl.errors import CopflError, UsageError
+from copfl.flower import worker
+from copfl.flower.registry import greeting, state_dir
+from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, as_record, content_of, refusal
+from copfl.flower.worker import Request
+
+FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
+SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
+FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
+
+
+class Address(NamedTuple):
+    """Where the server is, and how both sides prove who they are."""
+
+    superlink: str  # HOST:PORT
+    root_certificates: Path | None = None  # None: without TLS
+    key: Path | None = None  # the node's private key
+
+
+class Connection(NamedTuple):
+    """Flower's functions of a connected node, in Flower's order."""
+
+    node_id: int
+    receive: Callable[[], tuple[Any, Any] | None]
+    send: Callable[[Any, Any, float], tuple[set[str], str]]
+    get_run: Callable[[int], Any]
+    get_fab: Callable[[str, int], Any]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm: Callable[[int, str], None]
+
+
+class App(NamedTuple):
+    """The app of a run."""
+
+    run_config: Mapping[str, Any]
+    path: tuple[str, ...]  # its folder, if the node may execute its code
+
+
+def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: bool = False) -> NoReturn:
+    """Answers the server's messages until the process is ended."""
+    from flwr.supernode.fleet_http_connection import http_request_response
+
+    state_dir(node_config)  # UsageError without one, before anything is sent
+    keys = None if address.key is None else _keys(address.key)
+    certificates = None if address.root_certificates is None else _read(address.root_certificates)
+    with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
+        Node(Connection(*functions), node_config, allow_app_code).serve()
+    raise CopflError(f"the connection to {address.superlink} ended; start the node again")
+
+
+class Node:
+    """A connected node."""
+
+    def __init__(self, connection: Connection, node_config: Mapping[str, Any], allow_app_code: bool) -> None:
+        self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
+        self.run, self.app = 0, App({}, ())  # of the last message
+
+    def serve(self) -> NoReturn:
+        """Answers messages, one at a time."""
+        from flwr.supercore.run import RunNotRunningException
+
+        last = time.monotonic()  # when there was a message
+        while True:
+            try:
+                is_message = self._receive()
+            except RunNotRunningException:  # its answer is not wanted any more
+                is_message = False
+            now = time.monotonic()
+            last = now if is_message else last
+            if not is_message:
+                time.sleep(min(max(FRACTION * (now - last), SHORTEST), LONGEST))
+
+    def _receive(self) -> bool:
+        """Answers the next message; False if there is none."""
+        from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+        received = self.connection.receive()
+        if received is None:
+            return False
+        envelope, tree = received
+        run, started = envelope.metadata.run_id, time.monotonic()
+        if run != self.run:
+            self.app, self.run = self._app(run), run
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            partial(self.connection.pull_object, run),
+            partial(self.connection.confirm, run),
+            return_type=Message,
+            initial_backoff=SHORTEST,
+        )
+        message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
+        self._send(message, self._answer(message), started)
+        return True
+
+    def _app(self, run: int) -> App:
+        """The app of a run, as Flower sends it."""
+        from flwr.cli.install import install_from_fab
+        from flwr.common.config import get_fused_config_from_fab
+
+        about = self.connection.get_run(run)
+        fab = self.connection.get_fab(about.fab_hash, run)
+        path = (str(install_from_fab(fab.content, skip_prompt=True)),) if self.allow_app_code else ()
+        return App(get_fused_config_from_fab(fab.content, about), path)
+
+    def _answer(self, message: Any) -> Content:
+        request = message.metadata.message_type.partition(".")[0]
+        try:
+            content = content_of(message)
+            if request == HELLO:
+                return greeting(self.node_config, content)
+            if request not in FUNCTIONS:
+                raise UsageError(f"a node of copfl does not answer {request[:40]!r}")
+            return worker.answer(
+                Request(FUNCTIONS[request], self.app.run_config, self.node_config, content, self.app.path),
+                node=os.getpid(),
+            )
+        except CopflError as error:
+            return refusal(error)
+
+    def _send(self, message: Any, content: Content, started: float) -> None:
+        from flwr.app import Message
+        from flwr.supercore.inflatable import inflatable_object as objects
+        from flwr.supercore.inflatable.inflatable_utils import push_objects
+
+        reply, run = Message(as_record(content), reply_to=message), message.metadata.run_id
+        with objects.no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            tree = objects.get_object_tree(reply)
+            missing, session = self.connection.send(reply, tree, time.monotonic() - started)
+            push = partial(self.connection.push_object, run, session)
+            push_objects(objects.get_all_nested_objects(reply), push, object_ids_to_push=missing)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.expanduser().read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; name a file that this user can read") from error
+
+
+def _keys(path: Path) -> Any:
+    """The node's private and public key."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        private = load_ssh_private_key(_read(path), None)
+    except ValueError as error:
+        raise UsageError(f"{path} is not a private key without a password ({error})") from error
+    if not isinstance(private, EllipticCurvePrivateKey):
+        raise UsageError(f"{path} is not an elliptic-curve key; create one with `ssh-keygen -t ecdsa -b 384`")
+    return private, private.public_key()

@@ -1,0 +1,221 @@
+"""A resident process per node: torch, the samples and the model are loaded once, not for every message.
+
+The caller imports no torch. It sends a request through a Unix socket in `state-dir/.worker`, a folder that only
+this user can open, and starts the worker if none listens. The worker ends with its node, after an idle hour,
+above its limit of memory, or when the node's program changes; the next request starts another. What a kill
+leaves is what a kill of the process per message left: the client's records are files that appear by rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from copfl.errors import RunError
+from copfl.flower.registry import state_dir
+from copfl.flower.transport import Content
+
+FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
+IDLE = 3600.0  # seconds without a request after which the worker ends
+MEMORY = 4.0  # GiB: a worker that has more after an answer ends
+ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
+_started: list[subprocess.Popen[bytes]] = []  # the last worker that this process started
+SIZES = struct.Struct(">QQQ")  # of the three parts of a request or an answer
+
+
+class Request(NamedTuple):
+    """A message of the server, and what the node needs to answer it."""
+
+    function: str  # of `resident.FUNCTIONS`
+    run_config: Mapping[str, Any]
+    node_config: Mapping[str, Any]
+    content: Content
+    path: tuple[str, ...] = ()  # of Python: where the modules of the app are
+
+
+# -- the caller ----------------------------------------------------------------------------------------------
+
+
+def answer(request: Request, node: int) -> Content:
+    """The answer to a request: the worker's, or computed here if the node is configured without one."""
+    if request.node_config.get("worker", True):
+        return call(request, node)
+    from copfl.flower.resident import Resident
+
+    return Resident().answer(request)
+
+
+def call(request: Request, node: int) -> Content:
+    """The worker's answer. `node` is the process with which the worker ends."""
+    folder = private_folder(state_dir(request.node_config) / FOLDER)
+    fields = request._asdict() | {"content": None}
+    head, body = request.content
+    for _ in range(ATTEMPTS):
+        try:
+            with contextlib.closing(_connection(folder, node)) as connection:
+                send(connection, json.dumps(fields).encode(), head.encode(), body)
+                _, head_of_answer, body_of_answer = receive(connection)
+                return head_of_answer.decode(), body_of_answer
+        except (ConnectionError, FileNotFoundError):  # it ended before it answered
+            time.sleep(0.05)
+    raise RunError(f"its worker process ended {ATTEMPTS} times before it answered; see the node's log")
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, which only this user can open; RunError if it is another's."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise RunError(f"cannot create {path}: {error.strerror}; choose another state-dir") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise RunError(f"{path} is not a folder of this user; remove it, or choose another state-dir")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _connection(folder: Path, node: int) -> socket.socket:
+    """A connection to the worker, which is started if it does not listen. Two callers start one worker."""
+    with _opened(folder) as (handle, short):
+        with contextlib.suppress(ConnectionError, FileNotFoundError):
+            return _connected(short)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # released when the handle is closed
+        with contextlib.suppress(ConnectionError, FileNotFoundError):
+            return _connected(short)
+        (folder / SOCKET).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            # The worker inherits the socket: requests wait in it while the worker starts.
+            listener.bind(f"{short}/{SOCKET}")
+            listener.listen()
+            number = str(listener.fileno())
+            command = [sys.executable, "-m", "copfl.flower.worker", str(folder), number, str(node)]
+            process = subprocess.Popen(command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL)
+            for ended in _started:
+                ended.poll()  # else it stays in the list of processes
+            _started[:] = [process, *(other for other in _started if other.returncode is None)]
+            return _connected(short)
+
+
+def _connected(short: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f"{short}/{SOCKET}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[tuple[int, str]]:
+    """A handle of the folder, and a path by which a socket in it has a short address: at most 107 bytes."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield handle, f"/proc/self/fd/{handle}" if sys.platform == "linux" else str(folder)
+    finally:
+        os.close(handle)
+
+
+def send(connection: socket.socket, *parts: bytes) -> None:
+    """Sends three parts, after their sizes."""
+    connection.sendall(SIZES.pack(*map(len, parts)))
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket) -> tuple[bytes, bytes, bytes]:
+    """The three parts of a request or an answer; ConnectionError if the other side ended."""
+    with connection.makefile("rb") as stream:
+
+        def exactly(size: int) -> bytes:
+            part = stream.read(size)
+            if len(part) < size:
+                raise ConnectionResetError("the other side has closed the connection")
+            return part
+
+        first, second, third = SIZES.unpack(exactly(SIZES.size))
+        return exactly(first), exactly(second), exactly(third)
+
+
+# -- the worker ----------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """The process that answers, one request at a time."""
+
+    def __init__(self, folder: Path, listener: socket.socket) -> None:
+        self.folder, self.listener = folder, listener
+        self.inode = (folder / SOCKET).lstat().st_ino
+
+    def end(self) -> NoReturn:
+        """Removes the socket, unless another worker has replaced it, and ends this process at once."""
+        with contextlib.suppress(OSError):
+            if (self.folder / SOCKET).lstat().st_ino == self.inode:
+                (self.folder / SOCKET).unlink()
+        os._exit(0)  # from any thread, and while torch computes
+
+    def end_with(self, node: int) -> None:
+        """Waits for the end of the node's process, and ends this one."""
+        try:
+            handle = os.pidfd_open(node)
+            select.select([handle], [], [])
+        except (AttributeError, OSError):  # there is no pidfd here, or no such process
+            with contextlib.suppress(OSError):
+                while True:
+                    os.kill(node, 0)  # an error if it has ended
+                    time.sleep(1)
+        self.end()
+
+    def serve(self) -> NoReturn:
+        """Answers until there is a reason to end."""
+        from copfl.flower.resident import Resident, resident_memory
+
+        resident = Resident()
+        self.listener.settimeout(IDLE)
+        path: list[str] | None = None
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except TimeoutError:
+                self.end()
+            with connection, contextlib.suppress(ConnectionError):  # the caller may have been killed
+                connection.settimeout(None)
+                fields, head, body = receive(connection)
+                given = json.loads(fields)
+                if path not in (None, given["path"]):
+                    self.end()  # modules of another app may have the same names
+                path = given["path"]
+                sys.path[:0] = [entry for entry in path if entry not in sys.path]
+                request = Request(**given | {"content": (head.decode(), body)})
+                answer_head, answer_body = resident.answer(request)
+                send(connection, b"", answer_head.encode(), answer_body)
+            if resident_memory() > float(given["node_config"].get("memory", MEMORY)) * 2**30:
+                self.end()
+
+
+def main() -> NoReturn:
+    folder, listener, node = sys.argv[1:]
+    worker = Worker(Path(folder), socket.socket(fileno=int(listener)))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: worker.end())
+    threading.Thread(target=worker.end_with, args=[int(node)], daemon=True).start()
+    worker.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -56,7 +56,21 @@ RUN_OPTIONS = {
         Row("--partition", "partition.name", "classes, dirichlet, iid, by_group or file; default: classes."),
     ),
     MODEL: (
-        Row("--model -m", "model.name", "A name or module:Class; default: cnn on digits, else resnet18."),
+        Row(
+            "--model -m",
+            "model.name",
+            "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME; default: cnn on digits, else resnet18.",
+        ),
+        Row(
+            "--weights", "model.weights", "Of a pretrained model: default, none or a file; default: default."
+        ),
+        Row("--adapter", "adapter.name", "lora, or lora:r=8,alpha=16,targets=query+value; default: none."),
+        Row(
+            "--train", "model.train", "Parameters to train: parts or patterns, as head,*.bias; default: all."
+        ),
+        Row(
+            "--freeze", "model.freeze", "Parameters to keep as they are, as body or *.lora_A*; default: none."
+        ),
     ),
     TRAINING: (
         Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's."),

@@ -29,6 +29,11 @@ def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     }
     if result.get("run", {}).get("precision") in USUAL_PRECISIONS:
         del result["run"]["precision"]
+    if "sha256" in (
+        model := result.get("model", {})
+    ):  # the content of a pretrained model counts, not its place
+        del model["weights"]
+        model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
     plain: Tables = json.loads(json.dumps(result, default=str))
     return plain
 

@@ -131,19 +131,25 @@ def prepare(
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
+    dataset = components.tokenized(dataset, tables["model"])
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, settings)
         if validation:
             partition = hold_out(partition, validation, dataset, settings.seed)
     federation = Federation(dataset, partition, device)
     shape, classes = federation.shape, len(dataset.classes)
+    adapter = tables.get("adapter")
     if model is None:
-        model = components.build_model(tables["model"], shape, classes, settings.seed)
+        module = components.build_model(tables["model"], shape, classes, settings.seed, adapter)
+    else:
+        module = user_code.model_of(model, shape, classes, settings.seed, {})
+        module = components.adapted(module, tables["model"], settings.seed, adapter)
+    mean, std = getattr(module, "normalization", None) or (dataset.mean, dataset.std)
     task = task_of(
-        user_code.model_of(model, shape, classes, settings.seed, {}),
+        module,
         classes,
-        mean=dataset.mean,
-        std=dataset.std,
+        mean=mean if dataset.mean else (),
+        std=std if dataset.std else (),
         head=tables["model"].get("head"),
         buffers=settings.buffers,
         device=device,

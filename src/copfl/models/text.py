@@ -1,0 +1,96 @@
+"""Sentences as arrays of token numbers, by the tokenizer of a pretrained model."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.errors import UsageError
+from copfl.files import write_bytes
+from copfl.models.pretrained import explained, library, quiet, read_json
+
+Arrays = dict[str, NDArray[np.int64]]
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+UNLIMITED = 10**6  # a tokenizer without a limit reports a larger number
+
+
+class Tokenizer:
+    """The tokenizer in a folder, for a model with that folder's config.json or with `vocabulary` words."""
+
+    def __init__(self, folder: Path, max_length: int = 0, model: Path | None = None) -> None:
+        transformers = library("transformers")
+        self.folder, self.max_length = folder, max_length
+        with (
+            quiet(),
+            explained(f"the tokenizer in {folder}", "a folder with tokenizer.json, or name another one"),
+        ):
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        config = read_json((model or folder) / "config.json")
+        self.vocabulary = int(config.get("vocab_size", len(self.tokenizer)))
+        positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
+        self.limit = int(min(self.tokenizer.model_max_length, positions))
+
+    def __call__(self, texts: Sequence[str]) -> Arrays:
+        """input_ids and attention_mask [n, length], padded to the longest; with max_length, cut to it.
+
+        Sentences that the model does not take are an error: to cut them is the user's decision.
+        """
+        if self.max_length > self.limit:
+            raise UsageError(f"max_length={self.max_length}, but the model takes {self.limit} tokens at most")
+        limit = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
+        lists = self.tokenizer(list(texts), return_attention_mask=False, verbose=False, **limit)["input_ids"]
+        lengths = [len(ids) for ids in lists]
+        if (longest := max(lengths, default=0)) > self.limit:
+            count = sum(length > self.limit for length in lengths)
+            raise UsageError(
+                f"{count:,} of {len(lists):,} sentences have more than the {self.limit} tokens that the model takes, "
+                f"the longest {longest:,}; cut them with --set model.max_length={self.limit}"
+            )
+        if (largest := max((max(ids, default=0) for ids in lists), default=0)) >= self.vocabulary:
+            raise UsageError(
+                f"the tokenizer in {self.folder} does not fit the model: it has a token {largest:,}, but the model "
+                f"has {self.vocabulary:,} words; take the tokenizer that was saved with the model"
+            )
+        pad = self.tokenizer.pad_token_id or 0
+        ids = np.full((len(lists), max(longest, 1)), pad, np.int64)
+        mask = np.zeros_like(ids)
+        for row, tokens in enumerate(lists):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def fingerprint(self, texts: Sequence[str]) -> str:
+        """A hash of the sentences and of everything that determines their tokens."""
+        digest = hashlib.sha256(f"1 {self.max_length} {self.limit} {self.vocabulary}".encode())
+        for path in sorted({path for pattern in TOKENIZER_FILES for path in self.folder.glob(pattern)}):
+            digest.update(path.name.encode() + path.read_bytes())
+        for text in texts:
+            digest.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+        return digest.hexdigest()[:24]
+
+    def cached(self, texts: Sequence[str], cache: Path | None = None) -> Arrays:
+        """`__call__`, computed once: the result is kept in the cache folder."""
+        path = (cache or cache_folder()) / "tokens" / f"{self.fingerprint(texts)}.npz"
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        arrays = self(texts)
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+        write_bytes(path, content.getvalue(), durable=False)
+        return arrays
+
+
+def cache_folder() -> Path:
+    """COPFL_CACHE, or copfl in the user's cache folder."""
+    if given := os.environ.get("COPFL_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "copfl"

@@ -5,23 +5,17 @@ A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [m
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import datetime
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import nn
 
-from copfl import models
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm, example_upload
 from copfl.core.optim import Adam, Optimizer, Sgd
@@ -33,20 +27,17 @@ from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Component, Table, Tables, without
+from copfl.experiment.model_tables import MODEL_KEYS, resolve_adapter, resolve_model, shared_keys
 from copfl.experiment.run_settings import RunSettings
-from copfl.models import adapters, pretrained, text
 from copfl.parts.mamo import Mamo
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
 from copfl.wrappers.privacy import Private, check_sums
 from copfl.wrappers.robust import ROBUST_RULES
 
-Table = dict[str, Any]
-
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
-MODEL_KEYS = ("head", "train", "freeze", "tokenizer", "max_length")  # of every model, however it is made
 
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.
@@ -69,39 +60,9 @@ PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 # Components
 
 
-@dataclass(frozen=True)
-class Component:
-    """A choice among factories by name, whose keyword arguments are the options of the table."""
-
-    kind: str
-    factories: Mapping[str, Callable[..., Any]]  # without a name where there is nothing to choose
-    context: tuple[str, ...] = ()  # parameters that do not come from the table
-
-    def factory(self, table: Mapping[str, Any]) -> Callable[..., Any]:
-        name = table.get("name", "")
-        if name not in self.factories:
-            if not name:
-                raise UsageError(f"[{self.kind}] needs a name: {', '.join(self.factories)}")
-            raise unknown(self.kind, name, self.factories)
-        return self.factories[name]
-
-    def resolve(self, table: Mapping[str, Any]) -> Table:
-        """The table with its options checked and every default filled in."""
-        factory = self.factory(table)
-        name = {"name": table["name"]} if "name" in table else {}
-        options = config.checked(table.get("name", self.kind), factory, without(table, "name"), self.context)
-        return {**name, **config.keywords_of(factory, self.context), **options}
-
-    def build(self, table: Mapping[str, Any], **context: Any) -> Any:
-        """The value that a resolved table describes."""
-        return config.built(self.factory(table), {**context, **without(table, "name")})
-
-
 ALGORITHM = Component("algorithm", ALGORITHMS, ("optimizer",))
 OPTIMIZER = Component("optimizer", OPTIMIZERS)
 PARTITION = Component("partition", SCHEMES, ("dataset", "clients", "seed"))
-MODEL = Component("model", models.MODELS, ("shape", "classes"))
-ADAPTER = Component("adapter", adapters.ADAPTERS, ("model",))
 ROBUST = Component("robust", ROBUST_RULES, ("algorithm",))
 WRAPPERS = {  # around the algorithm, from the inside out; only if given
     "addons": Component("addons", {"": with_addons}, ("algorithm",)),
@@ -165,127 +126,6 @@ def _read_once(table: str) -> Dataset:
     return build_data(json.loads(table))
 
 
-def resolve_model(table: Mapping[str, Any]) -> Table:
-    """The table of a model by name, of a pretrained one, or of the user's: module:attribute."""
-    name, shared = table["name"], _shared(table)
-    options = without(table, "name", "code", *MODEL_KEYS)
-    if pretrained.is_pretrained(name):
-        return {**_resolve_pretrained(name, options), **shared}
-    if not user_code.is_reference(name):
-        if name not in models.MODELS:
-            raise unknown("model", name, [*models.MODELS, "mymodule:MyNet", *models.SOURCES])
-        return {**MODEL.resolve({"name": name, **options}), **shared}
-    factory = user_code.attribute("model", name, table.get("code"))
-    if callable(factory) and not user_code.takes_any(factory):
-        options = config.checked(name, factory, options, tuple(user_code.given_by_copfl(factory)))
-    return {"name": name, **options, **shared, "code": user_code.folder_of(name)}
-
-
-def _shared(table: Mapping[str, Any]) -> Table:
-    """The keys of the table that every model has, checked."""
-    shared = config.checked("model", _every_model, {k: v for k, v in table.items() if k in MODEL_KEYS})
-    if os.path.isdir(shared.get("tokenizer", "")):
-        shared["tokenizer"] = str(Path(shared["tokenizer"]).absolute())
-    return shared
-
-
-def _every_model(*, head: str, train: str, freeze: str, tokenizer: str, max_length: int) -> None:
-    """The signature of MODEL_KEYS."""
-
-
-def _resolve_pretrained(name: str, options: Table) -> Table:
-    """The table with absolute paths and the SHA-256 of the base, which a given one must equal."""
-    source, _, place = name.partition(":")
-    skip = ("name", "classes", "seed", *(() if source == "hf" else ("task",)))
-    given = config.checked(name, pretrained.build, without(options, "sha256"), skip)
-    table = {"name": name, **config.keywords_of(pretrained.build, skip), **given}
-    if source == "hf" and os.path.isdir(place):
-        table["name"] = f"hf:{Path(place).absolute()}"
-    if table["weights"] not in ("default", "none"):
-        table["weights"] = str(Path(table["weights"]).absolute())
-    base = pretrained.base_of(table["name"], table["weights"])
-    if source == "hf":
-        table["task"] = pretrained.task_of(base, table["task"])
-    if (expected := options.get("sha256")) not in (None, base.sha256):
-        raise UsageError(
-            f"the base {table['name']} has the SHA-256 {base.sha256}, but this run is of a base with {expected}; "
-            "put that one back, or start a new run without model.sha256"
-        )
-    return {**table, "sha256": base.sha256}
-
-
-def resolve_adapter(table: Mapping[str, Any]) -> Table:
-    """The table of an adapter, whose name may contain options: lora:r=8,alpha=16,targets=query+value."""
-    name, _, words = str(table.get("name", "")).partition(":")
-    options = {}
-    for word in filter(None, words.split(",")):
-        _, key, value = config.setting(f"adapter.{word}")
-        options[key] = value
-    return ADAPTER.resolve({**options, **table, "name": name})
-
-
-def build_model(
-    table: Mapping[str, Any],
-    shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    adapter: Mapping[str, Any] | None = None,
-) -> nn.Module:
-    """The model that the tables [model] and [adapter] describe, with the initial weights of this seed."""
-    name, options = table["name"], without(table, "name", "code", "sha256", *MODEL_KEYS)
-    if pretrained.is_pretrained(name):
-        model: nn.Module = pretrained.build(name, classes, seed, **options)
-    elif user_code.is_reference(name):
-        given = user_code.attribute("model", name, table.get("code"))
-        model = user_code.model_of(given, shape, classes, seed, options, name)
-    else:
-        model = models.build(name, shape, classes, seed, **options)
-    return adapted(model, table, seed, adapter)
-
-
-def adapted(
-    model: nn.Module, table: Mapping[str, Any], seed: int, adapter: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """The model with its adapter, in which only the chosen parameters require a gradient."""
-    train, freeze = table.get("train", ""), table.get("freeze", "")
-    if pretrained.wrapped(model) is model and not (adapter or train or freeze):
-        return model
-    model = pretrained.wrapped(copy.deepcopy(model))
-    if adapter:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = ADAPTER.build(adapter, model=model)
-    adapters.select(model, head=table.get("head"), train=train, freeze=freeze, adapted=bool(adapter))
-    return model
-
-
-def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer:
-    """The tokenizer of the model that the table describes."""
-    name = str(table.get("name", ""))
-    model = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
-    folder = Path(table["tokenizer"]) if "tokenizer" in table else model
-    if folder is None:
-        raise UsageError(
-            "the data set has sentences, and the model has no tokenizer; take a model of transformers, such as "
-            "--model hf:FOLDER, or name a folder with the tokenizer of yours: --set model.tokenizer=FOLDER"
-        )
-    return text.Tokenizer(folder, table.get("max_length", 0), model)
-
-
-def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
-    """The data set with token numbers in place of sentences; any other data set unchanged."""
-    splits = (dataset.train, dataset.test)
-    if not all(isinstance(split.x, np.ndarray) and split.x.dtype.kind in "UO" for split in splits):
-        return dataset
-    texts = [str(sentence) for split in splits for sentence in split.x]
-    arrays: dict[str, Any] = dict(tokenizer_of(table).cached(texts))
-    train = len(dataset.train)
-    rows = (slice(0, train), slice(train, None))
-    inputs: list[Any] = [{name: a[some] for name, a in arrays.items()} for some in rows]
-    parts = [dataclasses.replace(split, x=x) for split, x in zip(splits, inputs, strict=True)]
-    return dataclasses.replace(dataset, train=parts[0], test=parts[1])
-
-
 def build_partition(table: Mapping[str, Any], dataset: Dataset, settings: RunSettings) -> Partition:
     """The partition that the table describes, by a scheme or from a file."""
     if table["name"] not in SCHEMES:
@@ -317,11 +157,6 @@ def build_wrappers(
         total = algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
         algorithm.server_update(task, server, total)
     return algorithm
-
-
-def without(table: Mapping[str, Any], *keys: str) -> Table:
-    """The table without these keys."""
-    return {k: v for k, v in table.items() if k not in keys}
 
 
 # All tables of a run
@@ -378,7 +213,7 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
     if model is None:
         tables["model"] = resolve_model(merged["model"])
     else:
-        shared = {**merged["model"], **_shared(merged["model"])}
+        shared = {**merged["model"], **shared_keys(merged["model"])}
         tables["model"] = _value_table("model", shared, type(model).__name__, *MODEL_KEYS)
     if merged["adapter"]:
         tables["adapter"] = resolve_adapter(merged["adapter"])

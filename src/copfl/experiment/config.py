@@ -19,6 +19,7 @@ from copfl.experiment.migration import Tables as Tables
 from copfl.experiment.migration import migrated
 
 LARGEST = 1e30  # of a number that is set by name: ten times as much must still fit into float32
+Table = dict[str, Any]
 TYPES = {
     bool: "true or false",
     int: "a whole number",
@@ -113,6 +114,39 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
         if (option is type(None) and value is None) or option not in TYPES:
             return value  # the factory checks other types
     raise UsageError(f"{name}={value!r} must be {' or '.join(TYPES[o] for o in options)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """A choice among factories by name, whose keyword arguments are the options of the table."""
+
+    kind: str
+    factories: Mapping[str, Callable[..., Any]]  # without a name where there is nothing to choose
+    context: tuple[str, ...] = ()  # parameters that do not come from the table
+
+    def factory(self, table: Mapping[str, Any]) -> Callable[..., Any]:
+        name = table.get("name", "")
+        if name not in self.factories:
+            if not name:
+                raise UsageError(f"[{self.kind}] needs a name: {', '.join(self.factories)}")
+            raise unknown(self.kind, name, self.factories)
+        return self.factories[name]
+
+    def resolve(self, table: Mapping[str, Any]) -> Table:
+        """The table with its options checked and every default filled in."""
+        factory = self.factory(table)
+        name = {"name": table["name"]} if "name" in table else {}
+        options = checked(table.get("name", self.kind), factory, without(table, "name"), self.context)
+        return {**name, **keywords_of(factory, self.context), **options}
+
+    def build(self, table: Mapping[str, Any], **context: Any) -> Any:
+        """The value that a resolved table describes."""
+        return built(self.factory(table), {**context, **without(table, "name")})
+
+
+def without(table: Mapping[str, Any], *keys: str) -> Table:
+    """The table without these keys."""
+    return {k: v for k, v in table.items() if k not in keys}
 
 
 def setting(text: str) -> tuple[str, str, Any]:

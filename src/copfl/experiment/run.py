@@ -27,7 +27,7 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError, unknown
-from copfl.experiment import components, divergence, records, user_code
+from copfl.experiment import components, divergence, model_tables, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
@@ -131,7 +131,7 @@ def prepare(
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
-    dataset = components.tokenized(dataset, tables["model"])
+    dataset = model_tables.tokenized(dataset, tables["model"])
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, settings)
         if validation:
@@ -140,10 +140,10 @@ def prepare(
     shape, classes = federation.shape, len(dataset.classes)
     adapter = tables.get("adapter")
     if model is None:
-        module = components.build_model(tables["model"], shape, classes, settings.seed, adapter)
+        module = model_tables.build_model(tables["model"], shape, classes, settings.seed, adapter)
     else:
         module = user_code.model_of(model, shape, classes, settings.seed, {})
-        module = components.adapted(module, tables["model"], settings.seed, adapter)
+        module = model_tables.adapted(module, tables["model"], settings.seed, adapter)
     mean, std = getattr(module, "normalization", None) or (dataset.mean, dataset.std)
     task = task_of(
         module,

@@ -11,8 +11,7 @@ from typing import Any
 
 from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError
-from copfl.experiment.components import without
-from copfl.experiment.config import Tables, as_toml
+from copfl.experiment.config import Tables, as_toml, without
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
 from copfl.flower.settings import DEFAULTS, TABLES, settings_of
 

@@ -16,7 +16,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.errors import DataError, UsageError, above, at_least, one_of
-from copfl.experiment import components, migration
+from copfl.experiment import components, migration, model_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
 
@@ -112,14 +112,14 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     if config.robust:
         tables["robust"] = components.ROBUST.resolve({"name": config.robust, **given["robust"]})
         algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
-    tables["model"] = components.resolve_model({"name": config.model, **given["model"]})
+    tables["model"] = model_tables.resolve_model({"name": config.model, **given["model"]})
     shape = _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
     classes = len(names) or _numbers("classes", config.classes, int)[0]
     at_least(1, classes=classes, shape=min(shape))
     public = _public(config.public, shape) if config.public else None
     task = task_of(
-        components.build_model(tables["model"], shape, classes, config.seed),
+        model_tables.build_model(tables["model"], shape, classes, config.seed),
         classes,
         mean=_channels("mean", config.mean, shape),
         std=_channels("std", config.std, shape),

@@ -46,7 +46,7 @@ def test_a_classifier_equals_the_librarys_own(kind: str, tmp_path: Path) -> None
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert model.fresh == ()
     more = pretrained.build(f"hf:{folder}", 5, seed=0)
-    assert more.fresh == ("net.classifier.weight", "net.classifier.bias")
+    assert more.fresh == ("net.classifier.bias", "net.classifier.weight")
     assert more(BATCH).shape[-1] == 5
 
 

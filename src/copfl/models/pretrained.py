@@ -335,7 +335,7 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
                 local_files_only=True,
                 **options,
             )
-            fresh = [*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])]
+            fresh = sorted({*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])})
         else:
             net = factory.from_config(config, **options)
             fresh = _filled(net, base.weights[0]) if base.weights else []

@@ -18,15 +18,15 @@ ROWS = [
     "copfl:score=gradient",  # the gradient score alone
     "copfl:score=prediction",  # the prediction score alone
     "copfl:rate=0.0001",  # nearly without PWPM: hardly any entry becomes personal
-    "copfl:optimizer=adam",  # without MAMO: Adam with unmasked moments
+    "copfl:optimizer=mamo",  # with MAMO in place of Adam, whose moments are not masked
     "local",  # local training
 ]
 
 
 def main(rows: list[str] = ROWS, rounds: int = 20, seeds: tuple[int, ...] = (0, 1)) -> copfl.Comparison:
-    """The comparison, as of `copfl compare -a copfl,copfl:score=none,...`."""
+    """The comparison, as of `copfl compare -a copfl,copfl:score=none,... --no-tune`."""
     with tempfile.TemporaryDirectory() as folder:  # in a permanent folder, finished runs are reused
-        return copfl.compare(rows, seeds=seeds, base_tables={"run": {"rounds": rounds}}, out=folder)
+        return copfl.compare(rows, seeds=seeds, base_tables={"run": {"rounds": rounds}}, out=folder, tune={})
 
 
 if __name__ == "__main__":

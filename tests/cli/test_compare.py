@@ -22,10 +22,10 @@ Capture = pytest.CaptureFixture[str]
 def test_compare_prints_and_writes_the_table(tmp_path: Path, data: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     rows = ("-a", "copfl,local:lr=0.05", "--seeds", "0,1", "--reference", "local lr=0.05")
-    words = line(data, out, *rows, "--jobs", "1")
+    words = line(data, out, *rows, "--jobs", "1", "--no-tune")
     answer = called(capsys, *words)
     assert answer.code == 0
-    assert answer.out.startswith("clouds.npz, 2 clients, 3 rounds, seeds 0, 1: accuracy in %")
+    assert answer.out.startswith("clouds.npz, 2 clients, 3 rounds, seeds 0, 1; unequal learning rates: acc")
     assert "Difference to local lr=0.05" in answer.out
     assert "[4/4 runs] local lr=0.05, seed 1: done" in answer.err
     assert (out / "table.txt").read_text().strip() in answer.out

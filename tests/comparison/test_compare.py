@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import signal
 import subprocess
@@ -27,6 +28,9 @@ def data(tmp_path: Path) -> Path:
     return clouds(tmp_path / "clouds.npz")
 
 
+untuned = functools.partial(compare, tune={})
+
+
 def folders(out: Path, part: str) -> dict[str, int]:
     """The run folders, and when each was last written to."""
     return {p.parent.name: p.stat().st_mtime_ns for p in sorted((out / part).glob("*/rounds.jsonl"))}
@@ -34,17 +38,17 @@ def folders(out: Path, part: str) -> dict[str, int]:
 
 def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_path: Path, data: Path) -> None:
     rows, said = ["copfl:score=none", "local"], list[str]()
-    first = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
+    first = untuned(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
     assert len(said) == 4
     before = folders(tmp_path / "a", "runs")
     assert len(before) == 4
     assert {path.name for path in (tmp_path / "a").glob("table.*")} == {*FILES}
-    again = compare(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
+    again = untuned(rows, [0, 1], base(data), tmp_path / "a", reference="local", log=said.append)
     assert said[4:] == ["4 of 4 runs are there already"]
     assert folders(tmp_path / "a", "runs") == before
-    elsewhere = compare(rows, [0, 1], base(data), tmp_path / "b", reference="local")
+    elsewhere = untuned(rows, [0, 1], base(data), tmp_path / "b", reference="local")
     assert numbers(first) == numbers(again) == numbers(elsewhere)
-    more = compare(
+    more = untuned(
         [*rows, "fedavg"], [0, 1, 2], base(data), tmp_path / "a", reference="local", log=said.append
     )
     assert "4 of 9 runs are there already" in said
@@ -52,12 +56,22 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
-    found = compare(["copfl", "local"], [0, 1], base(data), tmp_path / "a", last=2)
+    found = untuned(["copfl", "local"], [0, 1], base(data), tmp_path / "a", last=2)
     assert found.reference == "copfl"  # the first, where none is named
     copfl_row, local_row = found.rows
     size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 8}
+    size |= {"model": "mlp", "partition": "iid", "mlp": {"width": 4}}
     alone = [
-        copfl.run("local", str(data), model="mlp", partition="iid", mlp={"width": 4}, seed=seed, **size)
+        copfl.run(
+            "local",
+            str(data),
+            model="mlp",
+            partition="iid",
+            mlp={"width": 4},
+            optimizer={"name": "adam"},
+            seed=seed,
+            **size,
+        )
         for seed in (0, 1)
     ]
     expected = [result.accuracy[-2:].mean() for result in alone]
@@ -71,7 +85,7 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
 
 
 def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path) -> None:
-    found = compare(
+    found = untuned(
         ["fedavg", "local"], [0, 1], base(data, eval_models="final"), tmp_path / "a", reference="local"
     )
     row = numbers(found)["rows"][0]
@@ -80,7 +94,7 @@ def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path)
     assert row["per_seed"]["accuracy_global"] == [None, None]
     assert row["differences"].keys() == {"accuracy"}
     line = next(
-        line for line in (tmp_path / "a/table.txt").read_text().splitlines() if line.startswith("fedavg  ")
+        line for line in (tmp_path / "a/table.txt").read_text().splitlines() if line.startswith("fedavg (")
     )
     assert "  -  " in line
 
@@ -125,7 +139,7 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
         best = max(trial.accuracy for trial in row.tuned.trials)
         assert [t.accuracy for t in row.tuned.trials] == [pytest.approx(t.accuracy) for t in row.tuned.trials]
         assert row.tuned.trials[1].accuracy == best
-    plain = compare(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
+    plain = untuned(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
     assert found.notes == [
         "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
@@ -140,13 +154,56 @@ def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path:
     assert found.notes[-1].startswith("The rows did not try equally many settings (local 0, copfl 3)")
 
 
+def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
+    tmp_path: Path, data: Path
+) -> None:
+    found = compare(["copfl", "fedrep", "local"], [0], base(data), tmp_path / "a", reference="local")
+    for row in found.rows:
+        tried = [trial.settings["optimizer"]["lr"] for trial in row.tuned.trials]
+        assert tried == [3e-4, 1e-4, 1e-3]
+        assert row.optimizer["name"] == "adam"
+        assert row.optimizer["lr"] == row.tuned.chosen["optimizer"]["lr"]
+        assert f"{row.label} (adam {row.optimizer['lr']:g})" in str(found)
+    assert "unequal" not in found.title
+    assert len(folders(tmp_path / "a", "tuning")) == 9
+    csv = (tmp_path / "a" / "table.csv").read_text().splitlines()
+    assert csv[1].startswith(f"copfl,copfl,adam,{found.rows[0].optimizer['lr']},")
+
+
+@pytest.mark.parametrize(
+    ("rows", "optimizer", "ending"),
+    [
+        (["copfl", "local"], {}, "seed 0"),
+        (["copfl", "local"], {"lr": 0.01}, "seed 0"),
+        (["copfl", "local"], {"name": "own"}, "seed 0; unequal optimizers"),
+        (["copfl:optimizer=mamo", "local"], {}, "seed 0; unequal optimizers"),
+        (["copfl", "local:optimizer.beta1=0.5"], {}, "seed 0; unequal optimizers"),
+        (["copfl:lr=0.01", "local"], {}, "seed 0; unequal learning rates"),
+    ],
+)
+def test_a_comparison_of_unequal_optimizers_says_so_in_its_title(
+    tmp_path: Path, data: Path, rows: list[str], optimizer: dict[str, object], ending: str
+) -> None:
+    found = untuned(rows, [0], {**base(data, rounds=1), "optimizer": optimizer}, tmp_path / "a")
+    assert found.title.endswith(ending)
+    assert str(found).startswith(found.title)
+
+
+def test_a_rate_that_a_row_names_is_not_tuned(tmp_path: Path, data: Path) -> None:
+    tables = base(data, rounds=1)
+    found = compare(["copfl:lr=0.02", "local"], [0], tables, tmp_path / "a", tune={"lr": [0.1, 0.01]})
+    assert (found.rows[0].optimizer["lr"], found.rows[0].tuned.trials) == (0.02, [])
+    assert len(found.rows[1].tuned.trials) == 2
+    assert found.title.endswith("unequal learning rates")
+
+
 def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
     over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [4, 8]}
     found = sweep(over, [0, 1], base(data), tmp_path / "a")
     assert [row.label for row in found.rows] == [
         "rate=0.1 run.batch=4", "rate=0.1 run.batch=8", "rate=0.3 run.batch=4", "rate=0.3 run.batch=8",
     ]  # fmt: skip
-    same = compare(["copfl:rate=0.3"], [0, 1], base(data), tmp_path / "b")
+    same = untuned(["copfl:rate=0.3:optimizer=mamo"], [0, 1], base(data), tmp_path / "b")
     assert same.rows[0].per_seed()["accuracy"] == found.rows[3].per_seed()["accuracy"]
     assert "copfl.rate down, run.batch across" in str(found)
     assert found.title.startswith("copfl on clouds.npz, 2 clients, 3 rounds")
@@ -168,11 +225,11 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (["copfl:raet=0.1"], {}, 'no copfl option "raet"; did you mean "rate"?'),
         (["copfl"], {"reference": "fedavg"}, 'no row to be the reference: "fedavg".* Known: copfl'),
         (["copfl"], {"tune": {"learning_rate": [1]}}, 'the key "learning_rate" must be lr'),
-        (["copfl"], {"tune": {"optimizer.lrr": [1]}}, 'no mamo option "lrr"; did you mean "lr"?'),
+        (["copfl"], {"tune": {"optimizer.lrr": [1]}}, 'no adam option "lrr"; did you mean "lr"?'),
         (
             ["copfl"],
             {"tune": {"fedavg.epochs": [1, 2]}},
-            'settings of "fedavg" are for no entry; those use copfl, mamo',
+            'settings of "fedavg" are for no entry; those use adam, copfl',
         ),
         (["copfl"], {"tune": {"optimzer.lr": [1, 2]}}, 'no table "optimzer"; did you mean "optimizer"?'),
         (["copfl"], {"tune": {"run.seed": [1, 2]}}, "run.seed is the same for every row"),
@@ -224,9 +281,10 @@ def wait_for_free(out: Path) -> None:
 def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Path) -> None:
     """In two processes, killed with runs finished, running and to come; then in this one."""
     rows, tables = ["copfl", "fedavg", "local"], base(data, rounds=12)
-    expected = numbers(compare(rows, [0, 1], tables, tmp_path / "whole"))
+    expected = numbers(untuned(rows, [0, 1], tables, tmp_path / "whole"))
     out = tmp_path / "killed"
     words = line(data, out, "--rounds", "12", "--algorithms", ",".join(rows), "--seeds", "0,1", "--jobs", "2")
+    words.append("--no-tune")
     with subprocess.Popen(command(*words), env=environment(), stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while len(folders(out, "runs")) < 3 and process.poll() is None and time.monotonic() < deadline:
@@ -238,7 +296,7 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     wait_for_free(out)  # the workers notice that they are alone, and go
     # One that had just written its last round may leave its lock's file, which nobody holds, in a folder that is done.
     done = {p.parent for p in out.rglob("rounds.jsonl") if len(p.read_text().splitlines()) == 12}
-    assert numbers(compare(rows, [0, 1], tables, out, log=said.append)) == expected
+    assert numbers(untuned(rows, [0, 1], tables, out, log=said.append)) == expected
     assert {path.parent for path in out.rglob(".lock")} <= done
     wait_for_free(out)
     assert said

@@ -67,12 +67,12 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
     found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
     gain = 100 * (found[1].last("accuracy") - found[0].last("accuracy"))
-    assert list(sections.gains(found)) == ["local", "fedavg"]
-    assert sections.gains(found)["local"] == pytest.approx(gain)
+    assert list(sections.gains(found)) == ["local, sgd 0.1", "fedavg, sgd 0.1"]
+    assert sections.gains(found)["local, sgd 0.1"] == pytest.approx(gain)
     table = page._pairs(found)
     assert table is not None
     label, mean, bounds, *counts = table.rows[0]
-    assert (label, mean) == ("local", f"{gain.mean():+.1f}")
+    assert (label, mean) == ("local, sgd 0.1", f"{gain.mean():+.1f}")
     assert counts == [str((gain > 0).sum()), str((gain == 0).sum()), str((gain < 0).sum())]
     low, high = map(float, bounds.split(" to "))
     assert low <= gain.mean() <= high

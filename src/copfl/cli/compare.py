@@ -39,8 +39,16 @@ def compare(
     seeds: Seeds = None,
     tune: Annotated[
         list[str] | None,
-        option(TRAINING, "Values to try on validation samples, as KEY=VALUE,VALUE; repeatable.", "--tune"),
+        option(
+            TRAINING,
+            "Values to try on validation samples, as KEY=VALUE,VALUE; repeatable; default: three learning "
+            "rates.",
+            "--tune",
+        ),
     ] = None,
+    no_tune: Annotated[
+        bool, option(TRAINING, "Tune nothing: each row at its learning rate; default: off.", "--no-tune")
+    ] = False,
     tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
     validation: Annotated[
         float | None,
@@ -60,15 +68,22 @@ def compare(
     quiet: options.Quiet = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare algorithms on the same clients, each tuned alike. Finished runs are used again."""
+    """Compare algorithms on the same clients, with one optimizer and the same tuning for every row.
+
+    The optimizer is Adam by default; `--optimizer own` gives each algorithm its own. Finished runs are used
+    again.
+    """
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
+    from copfl.errors import UsageError
 
+    if no_tune and tune:
+        raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
     file = entries.File([], {}, {}) if config is None else entries.read_file(config)
     rows = file.entries if not algorithms else entries.entries_of(algorithms)
     given = {
         "seeds": seeds and entries.seeds_of(seeds),
-        "tune": tune and entries.values_of(tune, "--tune"),
+        "tune": {} if no_tune else tune and entries.values_of(tune, "--tune"),
         "tune_seeds": tune_seeds and entries.seeds_of(tune_seeds, "--tune-seeds"),
         "validation": validation,
         "reference": reference,

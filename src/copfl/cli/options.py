@@ -73,7 +73,7 @@ RUN_OPTIONS = {
         ),
     ),
     TRAINING: (
-        Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's."),
+        Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's; in compare adam."),
         Row("--lr", "optimizer.lr", "Learning rate, above 0; default: the optimizer's.", float),
         Row("--batch", "run.batch", "Samples per training step; default: 8 on digits, 32 elsewhere.", int),
         Row("--device", "run.device", "cpu, cuda, cuda:N or auto; default: cpu."),

@@ -22,13 +22,16 @@ from copfl.comparison.results import Outcome, Trial, Tuned, outcome_of, start_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.errors import UsageError, at_least, unknown
-from copfl.experiment.components import resolve
+from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.run import prepare
 from copfl.stats import Difference, difference
 
 BaseTables = Mapping[str, Mapping[str, Any]]
 VALIDATION = 0.2  # of each client's training samples
+OPTIMIZER = "adam"  # of every row, where none is named
+OWN = "own"  # in place of a name: each algorithm's own optimizer
+RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
 def compare(
@@ -52,11 +55,12 @@ def compare(
     >>> print(found)  # doctest: +SKIP
 
     The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
-    every run, as in run.toml. `tune` has the values to try, such as {"lr": [0.1, 0.01]}. With several `jobs`,
-    runs have processes of their own, so a script needs the usual `if __name__ == "__main__":`.
+    every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has the
+    values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned. With
+    several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
-    base, out, log = dict(base_tables or {}), Path(out), log or _silent
+    base, out, log = _with_optimizer(base_tables or {}), Path(out), log or _silent
     seeds, grid = check_seeds(seeds), reading.grid_of(tune or {}, "--tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
     labels = _checked(rows, base, grid, last, jobs)
@@ -71,29 +75,28 @@ def compare(
         parts = [*layers(entry, base), cell]
         return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
-    grids = [
-        {place: values for place, values in grid.items() if reading.concerns(entry, base, place[0])}
-        for entry in rows
-    ]  # without the keys of other algorithms
+    grids = [_default_grid(entry, base) if tune is None else _own_grid(entry, base, grid) for entry in rows]
     trials = [
         [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
         for entry, own in zip(rows, grids, strict=True)
     ]
     for entry in rows:  # an error now, and not after the tuning
         resolve(layers(entry, base), {})
-    prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if grid else 0.0)
-    if grid:
-        all_done([job for plan in trials for _, tests in plan for job in tests], jobs, log, "tuning runs")
+    tuning = [job for plan in trials for _, tests in plan for job in tests]
+    prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if tuning else 0.0)
+    if tuning:
+        all_done(tuning, jobs, log, "tuning runs")
     found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
     outcomes = _outcomes(final, jobs, log)
     against = outcomes[labels.index(chosen)]
     table = [
-        Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
-        for entry, own, best in zip(rows, outcomes, found, strict=True)
+        Row(entry, own, best, {} if entry.label == chosen else _differences(own, against), optimizer_of(plan))
+        for entry, own, best, plan in zip(rows, outcomes, found, final, strict=True)
     ]
     notes = _notes(table) + _tuning_notes(table, grids)
-    result = Comparison(_title(final[0][0], seeds), table, seeds, last, chosen, notes=notes)
+    title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
+    result = Comparison(title, table, seeds, last, chosen, notes=notes)
     write(result, out)
     return result
 
@@ -128,7 +131,10 @@ def sweep(
     ]
     prepare([final[0][0].tables])
     outcomes = _outcomes(final, jobs, log or _silent)
-    table = [Row(entry, runs) for entry, runs in zip(rows, outcomes, strict=True)]
+    table = [
+        Row(entry, runs, optimizer=optimizer_of(plan))
+        for entry, runs, plan in zip(rows, outcomes, final, strict=True)
+    ]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
     write(result, Path(out))
@@ -147,6 +153,50 @@ def job_of(
     """The run of these layers of settings and this seed."""
     tables = resolve([*layers, {"run": {"seed": seed}}], {})
     return placed(Job(label, tables, validation=validation, last=last), folder)
+
+
+def optimizer_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    """The optimizer of these runs of one row, with every option."""
+    return dict(jobs[0].tables["optimizer"])
+
+
+def unequal(rows: Sequence[Row]) -> list[str]:
+    """A remark for the title if the rows differ in the optimizer, or in the learning rates that they tried."""
+    kinds = {
+        repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
+    }
+    tried = [{t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None} for row in rows]
+    rates = {frozenset(of_row or {row.optimizer["lr"]}) for of_row, row in zip(tried, rows, strict=True)}
+    if len(kinds) > 1:
+        return ["unequal optimizers"]
+    return ["unequal learning rates"] if len(rates) > 1 else []
+
+
+def _with_optimizer(base: BaseTables) -> Tables:
+    """The tables with one optimizer for every row, or with none for each algorithm's own."""
+    table = {"name": OPTIMIZER, **base.get("optimizer", {})}
+    if table["name"] == OWN:
+        del table["name"]
+    return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
+
+
+def _default_grid(entry: Entry, base: BaseTables) -> Grid:
+    """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
+    name = reading.applies(entry, base)[1]
+    titles = ("optimizer", name)
+    if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
+        return {}
+    usual = default_rate(name, str(base.get("data", {}).get("name", "digits")))
+    return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
+
+
+def _own_grid(entry: Entry, base: BaseTables, grid: Grid) -> Grid:
+    """The grid without the keys of other algorithms, and without those that the entry sets."""
+    return {
+        (title, key): values
+        for (title, key), values in grid.items()
+        if reading.concerns(entry, base, title) and key not in entry.settings.get(title, {})
+    }
 
 
 def _silent(line: str) -> None:

@@ -37,7 +37,7 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
 
 def curves(comparison: Comparison) -> Lines:
     """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
-    lines = [curve(row.label, *curve_of(row), place) for place, row in enumerate(comparison.rows)]
+    lines = [curve(row.title, *curve_of(row), place) for place, row in enumerate(comparison.rows)]
     return Lines("curves", comparison.title, "", [], ACCURACY, lines)
 
 
@@ -58,15 +58,15 @@ def curve_of(row: Row) -> tuple[list[int], Any]:
 
 def clients(comparison: Comparison) -> list[Swarm]:
     """A dot per client and seed: its accuracy, and its gain over the reference if there is one."""
-    labels = [row.label for row in comparison.rows]
+    labels, titles = [row.label for row in comparison.rows], [row.title for row in comparison.rows]
     accuracy = [[100 * run.clients["accuracy"] for run in row.outcomes] for row in comparison.rows]
-    panels = [Swarm(labels, ACCURACY, _by_seed(comparison, accuracy), title="A dot per client and seed")]
+    panels = [Swarm(titles, ACCURACY, _by_seed(comparison, accuracy), title="A dot per client and seed")]
     if comparison.reference is not None:
         base = accuracy[labels.index(comparison.reference)]
         gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
         x_title = f"difference to {comparison.reference}, points"
         panels.append(
-            Swarm(labels, x_title, _by_seed(comparison, gains), zero=True, title="The same, paired")
+            Swarm(titles, x_title, _by_seed(comparison, gains), zero=True, title="The same, paired")
         )
     return panels
 

@@ -14,6 +14,7 @@ from copfl import tables
 from copfl.comparison.entries import Entry, Grid, described
 from copfl.comparison.jobs import ACCURACIES
 from copfl.comparison.results import Outcome, Tuned
+from copfl.experiment.components import optimizer_text
 from copfl.files import write_bytes
 from copfl.stats import LEVEL, Difference, Spread, spread_of
 from copfl.tables import Table, interval, percent, percent_with_spread, plain
@@ -27,10 +28,17 @@ class Row:
     outcomes: list[Outcome]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
     differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference
+    optimizer: dict[str, Any] = field(default_factory=dict)  # its table, with every option
 
     @property
     def label(self) -> str:
         return self.entry.label
+
+    @property
+    def title(self) -> str:
+        """The label, with optimizer and learning rate: "copfl (adam 0.001)"."""
+        optimizer = optimizer_text({"optimizer": self.optimizer})
+        return f"{self.label} ({optimizer})" if optimizer else self.label
 
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
@@ -87,7 +95,7 @@ def _metrics(comparison: Comparison) -> Table:
     rows = []
     for row in comparison.rows:
         metrics = row.metrics()
-        rows.append([row.label, *(show(*metrics[name]) for name, (_, show) in COLUMNS.items())])
+        rows.append([row.title, *(show(*metrics[name]) for name, (_, show) in COLUMNS.items())])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
         f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
@@ -105,7 +113,7 @@ def _differences(comparison: Comparison) -> Table:
         gain = row.differences.get("accuracy")
         if gain is not None:
             bounds = [interval(100 * low, 100 * high) for low, high in (gain.seeds, gain.clients)]
-            rows.append([row.label, percent(gain.mean, "+.1f"), *bounds, gain.verdict])
+            rows.append([row.title, percent(gain.mean, "+.1f"), *bounds, gain.verdict])
     level = f"{100 * LEVEL:.0f} %"
     note = (
         "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
@@ -124,7 +132,10 @@ def _tuning(comparison: Comparison) -> Table:
         silent = "optimizer", row.entry.name
         tried = [f"{described(t.settings, *silent)}: {percent(t.accuracy)}" for t in row.tuned.trials]
         rows.append([row.label, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])
-    note = "No test sample was used; the chosen settings then trained on all training samples."
+    note = (
+        "No test sample was used; the chosen settings then trained on all training samples. "
+        "--tune KEY=VALUE,VALUE tries others, --no-tune none."
+    )
     head = ["", "chosen", "validation accuracy in %"]
     return Table("Tuning, on a part of the clients' training samples", head, rows, [note])
 
@@ -153,13 +164,14 @@ def as_markdown(comparison: Comparison) -> str:
 def as_csv(comparison: Comparison) -> str:
     """The comparison as CSV: a line per row, every number in full."""
     ends = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")
-    head = ["label", "algorithm", "settings", "chosen", "trials", "seeds"]
+    head = ["label", "algorithm", "optimizer", "lr", "settings", "chosen", "trials", "seeds"]
     head += [f"{name}_{what}" for name in COLUMNS for what in ("mean", "spread")]
     head += [f"{name}_difference_{end}" for name in ACCURACIES for end in ends] + ["verdict"]
     rows = []
     for row in comparison.rows:
         metrics, gains = row.metrics(), row.differences
-        line = [row.label, row.entry.name, described(row.entry.settings), described(row.tuned.chosen)]
+        line = [row.label, row.entry.name, *(str(row.optimizer.get(key, "")) for key in ("name", "lr"))]
+        line += [described(row.entry.settings), described(row.tuned.chosen)]
         line += [str(len(row.tuned.trials)), str(len(comparison.seeds))]
         line += [_cell(number) for name in COLUMNS for number in metrics[name]]
         for name in ACCURACIES:
@@ -192,6 +204,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "label": row.label,
         "algorithm": row.entry.name,
+        "optimizer": row.optimizer,
         "settings": row.entry.settings,
         "chosen": row.tuned.chosen,
         "trials": [{"settings": t.settings, "validation_accuracy": t.accuracy} for t in row.tuned.trials],

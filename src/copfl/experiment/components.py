@@ -79,6 +79,18 @@ def default_optimizer(algorithm: str) -> Any:
     return config.keywords_of(ALGORITHMS[algorithm])["optimizer"] if algorithm in ALGORITHMS else None
 
 
+def default_rate(optimizer: str, data: str) -> float:
+    """The learning rate of an optimizer on a data set where none is given."""
+    usual = config.keywords_of(OPTIMIZER.factory({"name": optimizer}))["lr"]
+    return float(DEFAULTS.get(data, {}).get(optimizer, {}).get("lr", usual))
+
+
+def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Such as "adam 0.001", the optimizer and its learning rate; "" where an algorithm was a value."""
+    table = tables.get("optimizer", {})
+    return f"{table['name']} {table['lr']:g}" if "name" in table and "lr" in table else ""
+
+
 def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Tables:
     """The tables of an algorithm and of its optimizer, which without a name is the algorithm's own."""
     resolved = ALGORITHM.resolve(table)

@@ -72,8 +72,17 @@ def _title(runs: Runs) -> str:
     tables = [run.tables.get("data", {}) for run in runs]
     data = {Path(str(table.get("name", table.get("value", "data")))).name for table in tables}
     *first, last = [run.label for run in runs]
-    names = f"{', '.join(first)} and {last}" if first else last
-    return f"{names} on {', '.join(sorted(data))}"
+    names = f"{'; '.join(first)} and {last}" if first else last
+    return f"{names} on {', '.join(sorted(data))}{_unequal(runs)}"
+
+
+def _unequal(runs: Runs) -> str:
+    """A remark for the title if the runs differ in the optimizer or its learning rate."""
+    tables = [run.tables.get("optimizer", {}) for run in runs]
+    for key, what in (("name", "optimizers"), ("lr", "learning rates")):
+        if len({table.get(key) for table in tables}) > 1:
+            return f" (unequal {what})"
+    return ""
 
 
 def _progress(run: RunData, several: bool) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
+from copfl.experiment.components import optimizer_text
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import ENVIRONMENT, renamed
@@ -93,10 +94,16 @@ def algorithm_of(tables: Tables) -> str:
 
 
 def read_all(paths: Sequence[Path]) -> list[RunData]:
-    """The runs, each with a unique label: the algorithm's name, and the folder's where that is ambiguous."""
+    """The runs, each with a unique label: the algorithm, of several runs also its optimizer, and the folder.
+
+    The folder is named where the rest is ambiguous.
+    """
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a run was named twice; name each run folder once")
-    names = [algorithm_of(RunFolder(path).tables()) for path in paths]
+    tables = [RunFolder(path).tables() for path in paths]
+    names = [algorithm_of(own) for own in tables]
+    if len(paths) > 1:
+        names = [", ".join(filter(None, (algorithm_of(own), optimizer_text(own)))) for own in tables]
     folders = [path.resolve() for path in paths]
     labels = names
     for details in ([folder.name for folder in folders], folders):

@@ -66,6 +66,12 @@ def test_every_algorithm_has_a_page(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"fedavg", "fedper", "local"}))
+def test_a_departure_from_the_paper_is_marked_in_the_code(name: str) -> None:
+    """The three others have none."""
+    assert "Paper:" in (ROOT / "src" / "copfl" / "algorithms" / f"{name}.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_fits_two_screens(name: str) -> None:
     lines = (ROOT / "src" / "copfl" / "algorithms" / f"{name}.py").read_text(encoding="utf-8").splitlines()

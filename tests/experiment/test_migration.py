@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from copfl import run
+from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.errors import RunError, UsageError
 from copfl.experiment import migration, records
 from copfl.experiment.components import resolve
@@ -74,6 +77,22 @@ def test_an_old_folder_whose_settings_were_changed_is_refused(folder: Path) -> N
     (folder / "run.toml").write_text(text.replace("rate = 0.25", "rate = 0.2"))
     with pytest.raises(RunError, match=r"the settings of .* are not those of its checkpoint"):
         resume(folder, rounds=4)
+
+
+def test_a_folder_that_is_older_than_an_option_is_resumed_with_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Older(FedAvg):
+        weights: ClassVar[str] = "samples"  # type: ignore[misc]
+
+    with monkeypatch.context() as patched:
+        patched.setitem(ALGORITHMS, "fedavg", Older)
+        run("fedavg", rounds=2, checkpoint_every=1, out=tmp_path / "run")
+    assert "weights" not in (tmp_path / "run" / "run.toml").read_text()
+    resumed = resume(tmp_path / "run", rounds=3)
+    assert resumed.records == run("fedavg", rounds=3).records
+    assert 'weights = "samples"' in (tmp_path / "run" / "run.toml").read_text()
 
 
 @pytest.mark.parametrize("line", (OLD / "tables.jsonl").read_text().splitlines())

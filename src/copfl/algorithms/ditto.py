@@ -28,6 +28,7 @@ class Ditto(Averaging):
     FedAvg.
     """
 
+    # Paper: the released code averages w evenly; weights="equal" restores it.
     lam: float = 1.0  # lambda
     personal_epochs: int = 1
 

@@ -9,4 +9,4 @@ from copfl.parts.averaging import Averaging
 
 @dataclass(frozen=True)
 class FedAvg(Averaging):
-    """The mean of all models, weighted by their numbers of samples."""
+    """The mean of all models, weighted by their numbers of samples, or equally: `weights`."""

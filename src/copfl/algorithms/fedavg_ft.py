@@ -17,6 +17,7 @@ class FedAvgFT(Averaging):
     is neither uploaded nor stored, so the federation is FedAvg's to the last bit.
     """
 
+    # Paper: papers fine-tune once, after the last round; here in every round that is evaluated.
     tune_epochs: int = 0
     tune: str = "all"  # the part that the further epochs train: "all", "head", "body"
 

@@ -17,6 +17,9 @@ class FedBABU(Averaging):
     the whole model.
     """
 
+    # Paper: fine-tunes once, after the last round; here in every round, to have a curve. The released code
+    # averages participants evenly (weights="equal" restores it), and batch-norm statistics with the body
+    # (buffers="average" of the task).
     tune_epochs: int = 5
     tune: str = "all"  # the part that fine-tuning trains: "all", "head", "body"
 

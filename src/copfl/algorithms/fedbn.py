@@ -14,4 +14,6 @@ class FedBN(Averaging):
     The statistics are personal even where the task would average them. Without such layers this is FedAvg.
     """
 
+    # Paper: covers batch norm alone; here group and layer norms are personal too. The released code averages
+    # evenly; weights="equal" restores it.
     personal = ("norms", "buffers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class FedCALM(PartlyPersonal):
     margin: float = 0.01
     limit: float = 1.0  # C: the tolerance; 0 leaves stage 1 alone
 
+    weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: stage 1 is a plain mean
     minimum = (("margin", 0), ("limit", 0))
 
     def server_init(self, task: Task, clients: int) -> Server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,9 +51,10 @@ class Total(NamedTuple):
 class FedCE(Averaging):
     """The mean weighted by 1 - cosine with the others' update and the error of the model without the client.
 
-    Both are running means over the rounds. Paper: the server compares the updates of this round. Here a
-    client compares its last update with the rest of the server's last step: the same number one round later,
-    out of sums alone. The error is that on the training samples: nothing is held out.
+    Both are running means over the rounds. Paper: the server compares the updates of this round, before it
+    weighs them. Here a client compares its last update with the rest of the server's last step, out of sums
+    alone: a round's comparison has an effect one round later. The error is that on the training samples:
+    nothing is held out.
 
     combine  "times": the product of both (published); "plus": the mean of both, each normalised first;
     "equal": 1 error    "accuracy": 1 - accuracy, as the paper's 1 - Dice; "loss": cross-entropy
@@ -61,6 +62,8 @@ class FedCE(Averaging):
 
     combine: str = "times"
     error: str = "accuracy"
+
+    weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: the scores are the weights
 
     def __post_init__(self) -> None:
         one_of(COMBINE, combine=self.combine)

@@ -107,9 +107,12 @@ class FedPAC(Averaging):
         )
         after, body = class_sums(task, w, data), shared_of(task, self.personal, w)
         means, spread = prior_means(before, n)
-        upload = Upload(body, n, task.layout.entries(w, "head"), means, spread, after.features, after.counts)
+        weight = self.weight(data, w)
+        upload = Upload(
+            body, weight, task.layout.entries(w, "head"), means, spread, after.features, after.counts
+        )
         client = Client(personal_of(task, (), w), *states)
-        return ClientOutput(client, upload, w, {"loss": loss, "weight": n})
+        return ClientOutput(client, upload, w, {"loss": loss, "weight": weight})
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         rows = (upload.head, upload.means, upload.spread, torch.ones_like(upload.spread))

@@ -12,6 +12,8 @@ from copfl.parts.averaging import Averaging, Client, Down
 class FedProx(Averaging):
     """FedAvg with local training of f(w) + mu / 2 * |w - global model|^2; mu=0 is FedAvg."""
 
+    # Paper: draws clients in proportion to their samples and averages them evenly; here they are drawn evenly
+    # and weighed by samples. Slow clients may make fewer epochs there; here all make `epochs`.
     mu: float = 0.1  # the authors name no default and tune over 0.001, 0.01, 0.1, 0.5, 1
 
     minimum = (("mu", 0),)

@@ -26,6 +26,8 @@ class FedRep(Averaging):
     the body.
     """
 
+    # Paper: one optimizer for both phases. After the last round it trains the heads for ten epochs more, and
+    # shows the mean of ten rounds. The released code averages evenly; weights="equal" restores it.
     head_epochs: int = 10
 
     personal = ("head",)

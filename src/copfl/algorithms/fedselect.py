@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class FedSelect(Averaging):
     interval: int = 3  # rounds between growths
     count: str = "all"  # "moving": rate and budget count only the entries that training changes
 
+    weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: sharers always weigh the same
     phases = ("epochs", "epochs")
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class KTpFL(Averaging):
     batch: int = 32  # public samples in a step
     public: int = 500  # how many public samples a run sets aside, out of those that no client holds
 
+    weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: nothing is averaged
     minimum = (("epochs", 0), ("distil_epochs", 0), ("penalty", 0), ("batch", 1), ("public", 1))
 
     def __post_init__(self) -> None:

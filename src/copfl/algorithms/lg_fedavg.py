@@ -15,4 +15,5 @@ class LGFedAvg(PartlyPersonal):
     """
 
     # Paper: starts from a model that FedAvg trained first; here from scratch, as FedPAC and PFLlib run it.
+    # The released code averages evenly; weights="equal" restores it.
     personal: tuple[str, ...] = ("body", "buffers")  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from copfl.parts.averaging import Averaging
 
@@ -11,4 +12,5 @@ from copfl.parts.averaging import Averaging
 class Local(Averaging):
     """Each client trains a model of its own on its own data; the messages are empty."""
 
+    weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: nothing is averaged
     personal = ("head", "body", "buffers")

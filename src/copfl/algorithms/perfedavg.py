@@ -24,6 +24,7 @@ class PerFedAvg(Averaging):
     """
 
     # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, does not.
+    # It draws clients evenly and averages them evenly; weights="equal" restores it.
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 

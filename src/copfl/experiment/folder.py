@@ -39,6 +39,7 @@ from copfl.engine.rounds import State
 from copfl.errors import RunError
 from copfl.experiment import config, migration, records
 from copfl.experiment.config import Tables
+from copfl.experiment.identity import settings_digest
 
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
@@ -125,13 +126,15 @@ class RunFolder:
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """The records and seconds up to the checkpoint; the state is set to it and the files are cut to it.
 
-        A checkpoint of version 0.1 is written anew, before run.toml gets today's names.
+        An older checkpoint is written anew, before run.toml gets today's names and options.
         """
         lines = records.read(self.path / "rounds.jsonl")
         if self._state.exists():
             trees, header = checkpoint.load(self._state, _trees(state), migration.renamed_tensor)
             raw = tomllib.loads((self.path / "run.toml").read_text("utf-8"))
-            old = header.get("settings") == migration.settings_fingerprint(raw, contents)
+            # The settings as written count: an option that is younger than the folder has its default.
+            written = settings_digest(raw, contents), migration.settings_fingerprint(raw, contents)
+            old = header.get("settings") != fingerprints["settings"] and header.get("settings") in written
             header |= {"settings": fingerprints["settings"]} if old else {}
             self._check(header, fingerprints, len(lines))
             state.server, state.known_masks = trees["server"], trees["known_masks"]

@@ -47,6 +47,13 @@ def identity(tables: Mapping[str, Mapping[str, Any]], *more: Any) -> str:
     return digest([kept, *more])
 
 
+def settings_digest(tables: Mapping[str, Mapping[str, Any]], contents: Tables) -> str:
+    """Of the settings that a continued run and its checkpoint share, with the contents of the data."""
+    settings = essential({**tables, **contents})
+    del settings["run"]["rounds"]
+    return digest(settings)
+
+
 def digest(value: Any) -> str:
     """Twelve hexadecimal digits of a value that JSON can express."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

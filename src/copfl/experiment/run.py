@@ -31,7 +31,7 @@ from copfl.experiment import components, divergence, model_tables, records, user
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import digest, essential
+from copfl.experiment.identity import settings_digest
 from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.wrappers.attacks import Attacked
 
@@ -94,13 +94,11 @@ class Experiment:
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes that a checkpoint must share with the run that continues from it."""
-        settings = essential({**self.tables, **self.contents})
-        del settings["run"]["rounds"]
         samples = hashlib.sha256()
         for split in (self.federation.train, self.federation.test):
             for tensor in tree.leaves((split.x, split.y)):
                 samples.update(tensor.cpu().numpy().tobytes())
-        return {"settings": digest(settings), "samples": samples.hexdigest()[:16]}
+        return {"settings": settings_digest(self.tables, self.contents), "samples": samples.hexdigest()[:16]}
 
 
 def prepare(

@@ -18,7 +18,9 @@ from copfl.core.layout import Runs, cut, put_together, runs
 from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.core.train import Trained, fresh, train
-from copfl.errors import at_least
+from copfl.errors import at_least, one_of
+
+WEIGHTS = ("samples", "equal")
 
 
 class Server(NamedTuple):
@@ -36,7 +38,7 @@ class Client(NamedTuple):
 
 class Upload(NamedTuple):
     w: Tensor  # [s]
-    size: Tensor  # [], the number of training samples
+    size: Tensor  # [], the client's weight: its number of training samples, or 1
 
 
 class Total(NamedTuple):
@@ -104,10 +106,14 @@ def weighted_mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The mean of the shared entries, weighted by samples; a subclass overrides what it changes."""
+    """The mean of the shared entries; a subclass overrides what it changes.
+
+    weights  "samples": a client weighs as much as it has training samples. "equal": all clients weigh the same
+    """
 
     optimizer: Optimizer = field(default_factory=Sgd)
     epochs: int = 1
+    weights: str = field(default="samples", kw_only=True)
 
     personal: ClassVar[tuple[str, ...]] = ()  # the parts of the model that stay with the client
     minimum: ClassVar[tuple[tuple[str, float], ...]] = ()  # options and their smallest allowed values
@@ -116,6 +122,7 @@ class Averaging:
     def __post_init__(self) -> None:
         for name, low in {"epochs": 1, **dict(self.minimum)}.items():
             at_least(low, **{name: getattr(self, name)})
+        one_of(WEIGHTS, weights=self.weights)
 
     @property
     def total_epochs(self) -> int:
@@ -146,7 +153,7 @@ class Averaging:
         return Total(upload.size * upload.w, upload.size)
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
-        """The mean weighted by the number of samples; a round without uploads changes nothing."""
+        """The mean by the clients' weights; a round without uploads changes nothing."""
         w = weighted_mean(total.w, total.size, server.w)
         return Server(w), {"shared": (~task.where(*self.parts(task)))[: task.d].to(w.dtype).mean()}
 
@@ -162,13 +169,18 @@ class Averaging:
         w, state, loss = train(task, self.optimizer, w, state, data, epochs, **options)
         return Trained(w, kept(self.optimizer, state), loss)
 
+    def weight(self, data: Data, like: Tensor) -> Tensor:
+        """The client's weight in the mean, see `weights`."""
+        samples = data.size.to(like.dtype)
+        return samples if self.weights == "samples" else torch.ones_like(samples)
+
     def output(
         self, task: Task, trained: Trained, data: Data, predicts: Personal | None = None
     ) -> ClientOutput:
         """The output after this training; `predicts` is the evaluated model if not the trained one."""
         w, state, loss = trained
         client = Client(personal_of(task, self.parts(task), w), kept(self.optimizer, state))
-        upload = Upload(shared_of(task, self.parts(task), w), data.size.to(w.dtype))
+        upload = Upload(shared_of(task, self.parts(task), w), self.weight(data, w))
         metrics = {"loss": loss, "weight": upload.size}
         return ClientOutput(client, upload, w if predicts is None else predicts, metrics)
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import FedAvg, FedSelect
+from copfl.algorithms import COPFL, FedAvg, FedSelect
 from copfl.algorithms.fedselect import Total
-from copfl.core import Optimizer, Sgd, tree
+from copfl.core import Adam, Optimizer, Sgd, tree
+from copfl.errors import UsageError
 from copfl.parts import Mamo
 from copfl.parts.averaging import Server
 from copfl.testing import small_federation
@@ -159,3 +160,19 @@ def test_a_newly_personal_entry_starts_mamo_afresh() -> None:
     assert not steps[fresh].any()
     assert steps[~clients.mask[:, : task.d]].all()
     assert tree.leaves(clients.moments)
+
+
+def test_with_a_state_per_phase_the_shared_epoch_begins_with_a_whole_adam_step() -> None:
+    """Nothing is personal in the first round, so its personal epoch only counts a step."""
+    task, federation = slopes(0.0, 0.0), federation_of(([(1.0, 2.0)], [1]))
+    for state_per_phase, part in ((True, 1.0), (False, 0.1 / 0.19 * math.sqrt(1.999))):
+        algorithm = FedSelect(Adam(0.01, eps=1e-12), state_per_phase=state_per_phase)
+        state, _ = rounds_of(algorithm, task, federation, 1)
+        assert state.server.w.tolist() == pytest.approx([0.01 * part] * 2, rel=1e-6)
+
+
+def test_a_state_per_phase_needs_an_optimizer_that_keeps_none() -> None:
+    with pytest.raises(UsageError, match="keep=false"):
+        FedSelect(Mamo(), state_per_phase=True)
+    with pytest.raises(UsageError, match="keep=false"):
+        COPFL(Mamo(), state_per_phase=True)

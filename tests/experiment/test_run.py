@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import json
 import sys
@@ -18,6 +19,7 @@ import copfl
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
 from copfl.data import arrays
+from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, RunError, UsageError
 from copfl.experiment import run as experiment
@@ -94,6 +96,13 @@ def test_one_seed_one_result_and_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert runs[0].records == runs[1].records
     assert runs[0].records != runs[2].records
+
+
+def test_augmentation_can_be_switched_off() -> None:
+    image = dataclasses.replace(load("digits"), augment=True)
+    for augment in (True, False):
+        made = prepare([{"run": {"clients": 2, "augment": augment}}], data=image)
+        assert made.federation.dataset.augment == augment
 
 
 def test_a_partition_is_the_same_for_every_algorithm() -> None:

@@ -68,6 +68,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
     "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
     "cnn with batch norm": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5, norm="batch"), (2, 8, 8)),
+    "cnn with frozen batch norm": (
+        lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5, norm="frozen"),
+        (2, 8, 8),
+    ),
     "cnn with group norm": (lambda: SmallCNN((2, 8, 8), 4, width=4, hidden=5, norm="group"), (2, 8, 8)),
     "tied weights": (Tied, (1, 4, 4)),
     "resnet": (lambda: ResNet18((3, 32, 32), 4, width=4), (3, 32, 32)),

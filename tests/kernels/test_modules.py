@@ -155,3 +155,20 @@ def test_a_resnets_gradient_is_that_of_torchs_own_layers() -> None:
         torch.testing.assert_close(found, model.get_parameter(name).grad)
     for name, found in task.layout.split(after, buffers=True).items():
         torch.testing.assert_close(found, model.get_buffer(name))
+
+
+def test_a_frozen_batch_norm_normalises_with_its_running_statistics_in_training_too() -> None:
+    """A user's own layer stays frozen as well: its `train` leaves it in evaluation mode."""
+    layer = models.FrozenBatchNorm(2)
+    layer.running_mean, layer.running_var = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 1.0])
+    frozen = ours(layer).train()
+    x = torch.randn(5, 2, 3, 3)
+    expected = (x - torch.tensor([1.0, 2.0])[:, None, None]) / torch.tensor([2.0, 1.0])[:, None, None]
+    torch.testing.assert_close(frozen(x), expected, rtol=1e-4, atol=1e-4)
+    assert frozen.running_mean.tolist() == [1.0, 2.0]
+    assert ours(nn.BatchNorm2d(2)).train().training
+    task = task_of(models.SmallCNN((1, 8, 8), 2, norm="frozen"), 2)
+    w, images, labels = task.initial, torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 0, 1])
+    gradient, _, after = task.gradient(w[: task.d], w[task.d :], images, labels)
+    assert after.tolist() == w[task.d :].tolist()
+    assert gradient.abs().sum() > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,22 @@ def test_the_head_alone_moves_as_it_does_within_the_whole(optimizer: Optimizer) 
     done = head_then_body(task, (optimizer, optimizer), task.initial, moments, data, order, head_epochs=2)
     torch.testing.assert_close(done.w, w, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(done.loss, loss)
+
+
+@pytest.mark.parametrize("state_per_phase", [True, False])
+def test_with_a_state_per_phase_the_first_adam_step_of_the_shared_phase_is_the_rate(
+    state_per_phase: bool,
+) -> None:
+    """With one state, the means of the entry's first gradient are divided by the corrections of a later step.
+
+    After one step of the personal phase they are 1 - 0.9^2 and 1 - 0.999^2, which makes 0.744 of the rate.
+    """
+    task, mask, adam = chain(1.0, 2.0), torch.tensor([True, False]), Adam(lr=0.01)
+    for epochs, step in ((1, 0.1 / 0.19 * math.sqrt(1.999)), (2, 0.1 / 0.271 * math.sqrt(2.997001))):
+        order = one_at_a_time([0] * epochs, [1])
+        done = personal_then_shared(task, adam, task.initial, (), DATA, order, mask, state_per_phase)
+        expected = 0.01 if state_per_phase else 0.01 * step
+        assert abs(float(done.w[1]) - 2.0) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_head_without_parameters_learns_nothing() -> None:

@@ -77,8 +77,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The records of one column, made in one batch of runs; nobody writes here."""
     here = tmp_path_factory.mktemp("whole")
     made = new_batch(here)
-    assert batch.count_left(cells(), [0, 1, 2], made.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
-    assert made.run(cells(), [0, 1, 2]) == (0, [])
+    assert batch.count_left(cells(), made.store) == 8  # 2 tuning runs, 3 of FedAvg, 3 of CO-PFL
+    assert made.run(cells()) == (0, [])
     return here
 
 
@@ -92,9 +92,7 @@ def test_one_run_gives_two_rows_and_only_the_tuned_rows_are_tuned(whole: Path) -
 
 def test_a_record_is_small_and_has_the_metrics_of_the_run_folder(whole: Path) -> None:
     made = new_batch(whole)
-    for job in ready(
-        [job for plan in cells() for job in plan.jobs({"optimizer": {"lr": 0.1}}, [0, 1, 2])], made
-    ):
+    for job in ready([job for plan in cells() for job in plan.jobs({"optimizer": {"lr": 0.1}})], made):
         record = made.store.get(job)
         if record is None:
             continue  # the other learning rate
@@ -154,7 +152,7 @@ def test_batched_seeds_give_the_same_records(
 
     monkeypatch.setattr(seed_batching, "run_batched", noted)
     made, known = new_batch(tmp_path, batch_seeds=True), records.opened(whole / "results")
-    for job, error, _ in made.runner.run(ready(cells()[2].jobs({}, [0, 1, 2]), made)):
+    for job, error, _ in made.runner.run(ready(cells()[2].jobs({}), made)):
         expected = known.get(job)
         assert error is None
         assert expected is not None
@@ -178,7 +176,7 @@ def test_seeds_that_do_not_fit_on_the_gpu_in_one_batch_train_one_after_another(
 
     monkeypatch.setattr(seed_batching, "run_chunks", full)
     made, known = new_batch(tmp_path, batch_seeds=True), records.opened(whole / "results")
-    done = list(made.runner.run(ready(cells()[2].jobs({}, [0, 1, 2]), made)))
+    done = list(made.runner.run(ready(cells()[2].jobs({}), made)))
     assert len(rounds) == 2  # the second failed; the rounds that it left in the folders are not continued
     assert [(one.job.seed, one.error) for one in done] == [(0, None), (1, None), (2, None)]
     for job, _, _ in done:
@@ -199,7 +197,7 @@ def test_a_run_without_a_record_does_not_affect_those_of_its_batch(
 
     monkeypatch.setattr(batch, "record_of", record_of)
     made = new_batch(tmp_path, batch_seeds=True)
-    left, problems = made.run(cells()[2:], [0, 1, 2])
+    left, problems = made.run(cells()[2:])
     assert left == 1
     assert ["seed 0: no fraction" in problem for problem in problems] == [True]
 
@@ -277,7 +275,7 @@ def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
 
 
 def test_a_run_does_not_start_if_the_last_of_its_kind_took_longer_than_there_is() -> None:
-    jobs, one = cells()[2].jobs({}, [0]), Runner()
+    jobs, one = cells()[2].jobs({})[:1], Runner()
     assert one.expected(jobs) == 0  # nothing is known
     one.seconds = {"digits 3 fedavg 1": 2.0}
     assert one.expected(jobs) == 8.0  # as the slowest kind so far
@@ -369,7 +367,7 @@ def test_a_record_that_lacks_what_a_row_shows_is_made_again(whole: Path) -> None
     """Another experiment may have evaluated fewer models of the same run."""
     store = records.opened(whole / "results")
     plan = cells()[0]
-    (job,) = plan.jobs(findings.tuned(plan, store)[1] or {}, [0])
+    job = plan.jobs(findings.tuned(plan, store)[1] or {})[0]
     less = job._replace(tables=experiments.joined(job.tables, {"run": {"eval_models": "final"}}))
     assert less.id == job.id
     record = store.get(job)
@@ -475,7 +473,7 @@ def cell_of(
     """A cell with these accuracies per seed and client."""
     row = experiments.Row(label, "copfl", {"paper": experiments.Recipe()}, ours=ours)
     budget = experiments.Budget("full", 3, 4, 1, 2, 2, 1, 1, 0.2)
-    plan = experiments.Plan(experiments.Column("c", "C"), "paper", row, {}, budget)
+    plan = experiments.Plan(experiments.Column("c", "C"), "paper", row, {}, budget, [0, 1, 2])
     curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
     runs = {
         seed: records.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
@@ -488,9 +486,7 @@ def judged(kind: str, *cells: findings.Cell, **how: Any) -> list[str]:
     rows = [cell.row for cell in cells]
     column = cells[0].plan.column
     experiment = experiments.Experiment("x", "X", "", [column], rows, {"paper": ""})
-    seen = findings.Findings(
-        experiment, [0, 1, 2], ["paper"], {("paper", "c", c.row.label): c for c in cells}
-    )
+    seen = findings.Findings(experiment, ["paper"], {("paper", "c", c.row.label): c for c in cells})
     claim = experiments.Claim("", kind, how)
     return [verdict.word for verdict in findings.verdicts(claim, seen, "paper")]
 
@@ -566,7 +562,7 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
         columns = [c.plan.column for c in cells]
         experiment = experiments.Experiment("x", "X", "", columns, [row], {"paper": ""})
         seen = findings.Findings(
-            experiment, [0, 1, 2], ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
+            experiment, ["paper"], {("paper", c.plan.column.name, "a"): c for c in cells}
         )
         claim = experiments.Claim("", "all_rise", {"steps": [["p", "q"]]})
         (verdict,) = findings.verdicts(claim, seen, "paper")

@@ -14,7 +14,7 @@ from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
 from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import personal_then_shared
+from copfl.parts.phases import check_state_per_phase, personal_then_shared
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
 
 MERGES = ("sharers", "union")
@@ -61,6 +61,8 @@ class COPFL:
     merge       "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1,
                 line 6): an entry that is personal for any client is never averaged again
     epochs      for each phase
+    state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
+                entries, such as Adam, otherwise takes smaller steps in the second phase; MAMO counts per entry
     max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported
                 scores too, so it does not depend on honest clients
     """
@@ -71,10 +73,12 @@ class COPFL:
     merge: str = "sharers"
     epochs: int = 1
     max_weight: float = 1.0
+    state_per_phase: bool = False
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
         at_least(1, epochs=self.epochs)
+        check_state_per_phase(self.optimizer, self.state_per_phase)
         fraction_of("the weight", max_weight=self.max_weight)
         if self.merge == "union" and self.growth.candidates == "reselect":
             raise UsageError(
@@ -108,7 +112,9 @@ class COPFL:
         d, start = task.d, self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
         # MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
-        local = personal_then_shared(task, self.optimizer, start, client.moments, data, plan, client.mask)
+        local = personal_then_shared(
+            task, self.optimizer, start, client.moments, data, plan, client.mask, self.state_per_phase
+        )
         # PWPM: the entries that changed most become personal, Eqs. (6)-(8).
         benefit = self.growth.benefit(task, local.w, local.update, data, down.round)
         grown = self.growth.grow(task.layout, client.mask[:d], local.update, down.round, benefit)

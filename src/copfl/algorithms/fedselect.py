@@ -11,6 +11,7 @@ from torch import Tensor
 from copfl.core import Data, Masked, Plan, State, Task, begin, descend, fresh, kept
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.parts.averaging import Averaging, Down, Server, weighted_mean
+from copfl.parts.phases import check_state_per_phase
 from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
@@ -49,12 +50,14 @@ class FedSelect(Averaging):
     budget: float = 0.8  # a mask above this fraction of a tensor grows no more
     interval: int = 3  # rounds between growths
     count: str = "all"  # "moving": rate and budget count only the entries that training changes
+    state_per_phase: bool = False  # the personal and the shared epochs have an optimizer state each
 
     weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: sharers always weigh the same
     phases = ("epochs", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_state_per_phase(self.optimizer, self.state_per_phase)
         _ = self.growth  # its options are checked where it is built
 
     @property
@@ -82,16 +85,16 @@ class FedSelect(Averaging):
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w, mask = self.personal_model(task, client, down), client.mask
         personal = mask[: task.d]
-        moments = begin(self.optimizer, client.moments, w[: task.d])
+        states = [begin(self.optimizer, client.moments, w[: task.d])] * (2 if self.state_per_phase else 1)
         losses: list[Tensor] = []
         for number, batches in enumerate(plan):  # personal, shared, ... each continues the last
-            active = ~personal if number % 2 else personal
-            w, moments, loss = descend(task, self.optimizer, w, moments, data, batches, active=active)
+            active, own = ~personal if number % 2 else personal, number % len(states)
+            w, states[own], loss = descend(task, self.optimizer, w, states[own], data, batches, active=active)
             losses.append(loss)
         change = w[: task.d] - client.reference
         grown = self.growth.grow(task.layout, personal, change, client.rounds)
         reference = torch.where(self.growth.due(client.rounds), w[: task.d], client.reference)
-        moments = kept(self.optimizer, self.optimizer.forget(moments, grown & ~personal))
+        moments = kept(self.optimizer, self.optimizer.forget(states[0], grown & ~personal))
         after = Client(w, mask, torch.cat([grown, mask[task.d :]]), moments, reference, client.rounds + 1)
         metrics = {"loss": torch.stack(losses).mean(), "weight": torch.ones_like(losses[0])}
         metrics |= personal_fraction(personal, change)

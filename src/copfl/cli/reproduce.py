@@ -17,7 +17,7 @@ from copfl.cli.options import DATA, OUTPUT, TRAINING, option
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
 NAMES = (
     "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, "
-    "plus, plus-others"
+    "differences, equal-states, equal-steps, plus, plus-others"
 )
 
 
@@ -97,16 +97,16 @@ def reproduce(
             known = ", ".join(chosen.protocols)
             raise UsageError(f"{experiment} is not run under the {protocol} protocol; it is under {known}")
         size = chosen.budget(budget)
-        wanted = _seeds(seeds, size.seeds, size.first_seed)
-        plans = list(experiments.plans(chosen, size, protocols))
-        missing = 0 if from_records else count_left(plans, wanted, store)
+        wanted = _seeds(seeds, size.first_seed)
+        plans = list(experiments.plans(chosen, size, protocols, wanted))
+        missing = 0 if from_records else count_left(plans, store)
         if plan:
             print(f"{chosen.name}: {missing} runs are missing")
             continue
         if missing:
             device_of(device)  # an error now, and not one for every run
             with stoppable(AGAIN):
-                missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans, wanted)
+                missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans)
             left, problems = left + missing, problems + failed
         found = findings.found(chosen, budget, protocols, wanted, store)
         if from_records:
@@ -122,13 +122,14 @@ def reproduce(
         log(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
 
 
-def _seeds(given: str | None, usual: int, first: int) -> list[int]:
-    """A number of seeds from the experiment's first one on, or the seeds that are named."""
+def _seeds(given: str | None, first: int) -> list[int]:
+    """A number of seeds from the experiment's first one on, or the seeds that are named; none: its own."""
     from copfl.comparison.entries import seeds_of
     from copfl.errors import at_least
 
-    if given is not None and not given.strip().isdecimal():
+    if given is None:
+        return []
+    if not given.strip().isdecimal():
         return seeds_of(given)
-    count = usual if given is None else int(given)
-    at_least(1, seeds=count)
-    return list(range(first, first + count))
+    at_least(1, seeds=int(given))
+    return list(range(first, first + int(given)))

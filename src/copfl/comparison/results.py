@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
     bytes_down: float
     seconds: float  # of a round, the median
     broken: int  # evaluations of a model whose output is not finite; they count as accuracy 0
+    highest: Mapping[str, Numbers] = {}  # by accuracy, the highest evaluation of each client, [clients]
     curves: Mapping[str, list[float]] = {}  # by metric, its mean over the clients at each evaluation
 
     def mean(self, accuracy: str) -> float:
@@ -77,6 +78,7 @@ def outcome_of(job: Job) -> Outcome:
     means = [evaluations[place]["mean"] for place in np.flatnonzero(shown)]
     return Outcome(
         clients={name: last_evaluations(values, job.last) for name, values in tables.items()},
+        highest={name: np.fmax.reduce(values) for name, values in tables.items()},  # nan if there is none
         rounds=np.array([line["round"] for line in evaluations])[shown],
         curves={name: [mean.get(name, math.nan) for mean in means] for name in (*ACCURACIES, "loss")},
         curve=np.nanmean(tables["accuracy"][shown], 1),

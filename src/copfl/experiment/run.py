@@ -130,6 +130,7 @@ def prepare(
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
     dataset = model_tables.tokenized(dataset, tables["model"])
+    dataset = dataset if settings.augment else dataclasses.replace(dataset, augment=False)
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, settings)
         if validation:

@@ -43,6 +43,7 @@ class RunSettings:
     eval_models: str = "all"  # "personal": without the global model; "final": only after local training
     checkpoint_every: int = 10
     buffers: str = "local"
+    augment: bool = True  # random crops and flips of images, on data sets that have them; False: none
     device: str = "cpu"
     engine: str = "auto"
     chunk: int = 0  # clients in one batch; 0: the engine's choice

@@ -64,6 +64,10 @@ class BatchedConv2d(Batched):
 
 
 class BatchedBatchNorm(Batched):
+    def train(self, mode: bool = True) -> BatchedBatchNorm:
+        """In training mode, unless it is frozen."""
+        return super().train(mode and not self.like[0].frozen)
+
     def forward(self, x: Tensor) -> Tensor:
         like: Any = self.like[0]
         n, channels = self.clients(), x.shape[1]
@@ -90,6 +94,7 @@ class BatchedBatchNorm(Batched):
         else:
             scale = weight * torch.rsqrt(var + like.eps)
             y = torch.addcmul((bias - mean * scale)[:, None], rows, scale[:, None])
+            self.after = {"running_mean": mean, "running_var": var}
         y = y.reshape(inside.shape)
         return y if x.dim() == 2 else y.movedim(-1, 1)
 

@@ -144,7 +144,8 @@ class BatchNorm(nn.Module):
     """Batch norm over the valid samples of a batch.
 
     Clients of unequal size are batched with padding, which must not count in the statistics. The Task sets
-    `valid` around each call; None: all samples are valid.
+    `valid` around each call; None: all samples are valid. A frozen one, whose `train` leaves it in evaluation
+    mode, stays frozen: it always normalises with its running statistics, and never changes them.
     """
 
     running_mean: Tensor
@@ -157,10 +158,17 @@ class BatchNorm(nn.Module):
                 "a batch norm without running statistics cannot be evaluated; leave track_running_stats on"
             )
         self.weight, self.bias, self.eps = like.weight, like.bias, like.eps
-        self.momentum = 0.1 if like.momentum is None else like.momentum
+        mode = like.training
+        self.frozen = not like.train().training
+        like.train(mode)
+        self.momentum = 0.0 if self.frozen else 0.1 if like.momentum is None else like.momentum
         self.register_buffer("running_mean", like.running_mean)
         self.register_buffer("running_var", like.running_var)
         self.valid: Tensor | None = None
+
+    def train(self, mode: bool = True) -> BatchNorm:
+        """In training mode, unless it is frozen."""
+        return super().train(mode and not self.frozen)
 
     def forward(self, x: Tensor) -> Tensor:
         values = x.numel() // x.shape[1]

@@ -168,10 +168,18 @@ class ResNet18(Model):
         return result.mean((2, 3))
 
 
+class FrozenBatchNorm(nn.BatchNorm2d):
+    """Batch norm that trains in evaluation mode: with its initial statistics, mean 0 and variance 1."""
+
+    def train(self, mode: bool = True) -> FrozenBatchNorm:
+        """In evaluation mode, always."""
+        return super().train(False)
+
+
 def _norm(kind: str, channels: int) -> nn.Module:
-    one_of(("batch", "group", "none"), norm=kind)
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
+    one_of(("batch", "frozen", "group", "none"), norm=kind)
+    if kind in ("batch", "frozen"):
+        return (FrozenBatchNorm if kind == "frozen" else nn.BatchNorm2d)(channels)
     return nn.GroupNorm(math.gcd(32, channels), channels) if kind == "group" else nn.Identity()
 
 
@@ -181,9 +189,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": SmallCNN, "mlp": MLP, "res
 def describe() -> dict[str, str]:
     """One line per model."""
     return {
-        "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|group)",
+        "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|frozen|group)",
         "mlp": "two hidden layers over flattened input",
-        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|group, kernels=full|pruned)",
+        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|frozen|group, kernels=full|pruned)",
     }
 
 

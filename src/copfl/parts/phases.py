@@ -11,6 +11,7 @@ from torch import Tensor
 from copfl.core.optim import Optimizer, State, begin, kept
 from copfl.core.task import Batch, Data, Objective, Plan, Task, cross_entropy
 from copfl.core.train import train
+from copfl.errors import UsageError
 from copfl.kernels.fused import elementwise
 
 
@@ -78,17 +79,35 @@ class Halves(NamedTuple):
     loss: Tensor  # [], of the shared phase
 
 
+def check_state_per_phase(optimizer: Optimizer, state_per_phase: bool) -> None:
+    """Nothing, unless each phase is to have a new optimizer state and the optimizer keeps one over rounds."""
+    if state_per_phase and optimizer.keep:
+        raise UsageError(
+            "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps its "
+            "state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
+        )
+
+
 def personal_then_shared(
-    task: Task, optimizer: Optimizer, start: Tensor, moments: State, data: Data, plan: Plan, mask: Tensor
+    task: Task,
+    optimizer: Optimizer,
+    start: Tensor,
+    moments: State,
+    data: Data,
+    plan: Plan,
+    mask: Tensor,
+    state_per_phase: bool = False,
 ) -> Halves:
     """w after half of the plan on the personal entries and half on the shared ones, Eqs. (3)-(5).
 
     Both phases start from the same point, and their results are put together (Paper: Algorithm 2, lines
-    1-13).
+    1-13). With `state_per_phase` the second phase starts with a new optimizer state, as the first does.
     """
     epochs, personal = len(plan) // 2, mask[: task.d]
     moments = begin(optimizer, moments, start[: task.d])
     p, moments, _ = train(task, optimizer, start, moments, data, plan[:epochs], active=personal)
+    if state_per_phase:
+        moments = optimizer.init(start[: task.d])
     g, moments, loss = train(task, optimizer, start, moments, data, plan[epochs:], active=~personal)
     trained = torch.arange(len(start), device=start.device) < task.d
     w, update = elementwise(_merged, mask & trained, p, g, start)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from copfl.comparison.jobs import ACCURACIES, Job, Start, placed
 from copfl.comparison.results import outcome_of, start_of
 from copfl.comparison.runner import Runner, TimeIsUp
@@ -53,7 +55,7 @@ class Batch:
         title = f"{job.title} ({note})" if note else job.title
         self.store.starts.check(title, job.tables, job.validation, start)
 
-    def run(self, plans: Sequence[Plan], seeds: Sequence[int]) -> tuple[int, list[str]]:
+    def run(self, plans: Sequence[Plan]) -> tuple[int, list[str]]:
         """How many jobs are left when all are done or time is up, and the errors.
 
         Cells are finished one after another, over all seeds, so that an incomplete table is of use.
@@ -62,18 +64,18 @@ class Batch:
         waiting, tried = list(plans), -1
         try:
             while waiting and len(waiting) != tried:  # as long as other processes finish their cells
-                tried, waiting = len(waiting), [p for p in waiting if not self._cell(p, seeds, problems)]
+                tried, waiting = len(waiting), [p for p in waiting if not self._cell(p, problems)]
             if waiting:
                 self.runner.log(f"{len(waiting)} cells are left to other processes, which work on them")
         except TimeIsUp:
             self.runner.log("the time is up")
-        return count_left(plans, seeds, self.store), list(problems.values())
+        return count_left(plans, self.store), list(problems.values())
 
-    def _cell(self, plan: Plan, seeds: Sequence[int], problems: dict[str, str]) -> bool:
+    def _cell(self, plan: Plan, problems: dict[str, str]) -> bool:
         """Whether every job of the cell was run, or tried; not, if another process works on one of them."""
         for _ in range(2):  # the tuning jobs, then those with the settings that they chose
             self.store.refresh()
-            jobs = [job for job in missing(plan, seeds, self.store) if job.id not in problems]
+            jobs = [job for job in missing(plan, self.store) if job.id not in problems]
             ready = [placed(job._replace(tables=joined(job.tables, self.place)), self.folder) for job in jobs]
             for job, error, seconds in self.runner.run(ready):
                 if isinstance(error, Busy):
@@ -97,19 +99,19 @@ class Batch:
         return None
 
 
-def missing(plan: Plan, seeds: Sequence[int], store: Store) -> list[Job]:
+def missing(plan: Plan, store: Store) -> list[Job]:
     """The jobs of a cell that have no record; the tuning jobs first, for the others depend on them."""
     best = tuned(plan, store)[1]
-    jobs = [trial.job for trial in plan.trials()] if best is None else plan.jobs(best, seeds)
+    jobs = [trial.job for trial in plan.trials()] if best is None else plan.jobs(best)
     return [job for job in jobs if store.get(job) is None]
 
 
-def count_left(plans: Sequence[Plan], seeds: Sequence[int], store: Store) -> int:
+def count_left(plans: Sequence[Plan], store: Store) -> int:
     """The number of missing jobs, those that wait for tuning included."""
     left: set[str] = set()
     for plan in plans:
-        jobs = missing(plan, seeds, store)
-        waiting = plan.jobs({}, seeds) if any(job.validation for job in jobs) else []
+        jobs = missing(plan, store)
+        waiting = plan.jobs({}) if any(job.validation for job in jobs) else []
         left |= {job.id for job in (*jobs, *waiting)}
     return len(left)
 
@@ -133,6 +135,7 @@ def record_of(job: Job) -> Record:
         rounds=found.rounds.tolist(),
         curves={name: _short(values) for name, values in found.curves.items()},
         clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
+        best={name: _short(own.tolist()) for name, own in found.highest.items() if not np.isnan(own).all()},
         cost={name: round(getattr(found, name), digits) for name, digits in COST.items()},
         start=start_of(job),
         data="; ".join(note for note in notes if note),

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.comparison import entries
-from copfl.comparison.entries import Entry, Grid, cells, described, grid_of
+from copfl.comparison.entries import Entry, Grid, cells, concerns, described, grid_of
 from copfl.comparison.jobs import Job, accuracies
 from copfl.errors import UsageError, one_of, unknown
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.presets import preset
+from copfl.reproduction.records import STATISTICS
 
 PROTOCOLS = {
     "paper": "Paper protocol: CO-PFL with MAMO at the paper's rates, baselines with SGD tuned over its grid",
@@ -53,6 +54,8 @@ class Column(NamedTuple):
     note: str = ""  # how the data differ from the paper's
     settings: Mapping[str, Any] = {}
     rounds: int = 0  # at most so many, where more would take hours; 0: as the budget says
+    seeds: int = 0  # 0: as the budget says
+    statistic: str = "last"  # what a cell shows of its runs, see records.STATISTICS
     tuned: Any = None  # the Column whose tuning this one uses; None: its own
 
 
@@ -127,6 +130,7 @@ class Plan(NamedTuple):
     row: Row
     base: Tables
     budget: Budget
+    seeds: list[int]
 
     @property
     def choices(self) -> list[Tables]:
@@ -147,17 +151,19 @@ class Plan(NamedTuple):
             trials.append(Trial(settings, job))
         return trials
 
-    def jobs(self, chosen: Tables, seeds: Sequence[int]) -> list[Job]:
+    def jobs(self, chosen: Tables) -> list[Job]:
         """The jobs whose results the cell shows."""
         rounds, every = self.budget.rounds, self.budget.eval_every
         if self.column.rounds:
             rounds = min(rounds, self.column.rounds)
             every = min(every, max(1, rounds // 8))  # eight evaluations at least
-        return [self._job(rounds, every, chosen, seed) for seed in seeds]
+        return [self._job(rounds, every, chosen, seed) for seed in self.seeds]
 
     def _job(self, rounds: int, eval_every: int, chosen: Tables, seed: int) -> Job:
         row = self.row
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
+        own = {title: table for title, table in entry.settings.items() if concerns(entry, {}, title)}
+        entry = entry._replace(settings=own)  # a recipe may have options of several algorithms
         *below, settings = entries.layers(entry, joined(self.base, self.column.settings))
         named = [preset(row.preset)] if row.preset else []
         run = {"run": {"rounds": rounds, "eval_every": eval_every}}
@@ -179,12 +185,19 @@ def _complete(layers: str) -> Tables:
     return resolve(json.loads(layers), {})
 
 
-def plans(experiment: Experiment, budget: Budget, protocols: Sequence[str]) -> Iterator[Plan]:
-    """Every cell of the experiment; a column is complete before the next one begins."""
+def plans(
+    experiment: Experiment, budget: Budget, protocols: Sequence[str], seeds: Sequence[int] = ()
+) -> Iterator[Plan]:
+    """Every cell of the experiment; a column is complete before the next one begins.
+
+    Without `seeds`, a cell has as many as its column or else the budget says.
+    """
     for column in experiment.columns:
+        count = column.seeds or budget.seeds
+        own = list(seeds or range(budget.first_seed, budget.first_seed + count))
         for protocol in protocols:
             for row in experiment.rows_of(protocol):
-                yield Plan(column, protocol, row, experiment.base, budget)
+                yield Plan(column, protocol, row, experiment.base, budget, own)
 
 
 def joined(*parts: Mapping[str, Mapping[str, Any]]) -> Tables:
@@ -246,7 +259,8 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
     common = [row for group in content.get("rows", []) for row in setup[group]]
     map = grid_of({grid[k]["key"]: grid[k]["values"] for k in ("down", "across") if grid}, "grid")
     given = [*common, *content.get("row", []), *(_grid_rows(grid, map) if grid else [])]
-    rows = [_row(row, recipes, protocols) for row in given]
+    left_out = content.get("leave_out", [])
+    rows = [_row(row, recipes, protocols) for row in given if row["label"] not in left_out]
     return Experiment(
         name=name,
         title=content["title"],
@@ -275,6 +289,7 @@ def _column(name: str, known: Mapping[str, Any]) -> Column:
     parent = _column(own.pop("extends"), known) if "extends" in own else Column(name)
     tuned = _column(own.pop("tuned_on"), known) if "tuned_on" in own else None
     settings = joined(parent.settings, own.pop("settings", {}))
+    one_of(STATISTICS, statistic=own.get("statistic", "last"))
     return parent._replace(name=name, settings=settings, tuned=tuned, **own)
 
 

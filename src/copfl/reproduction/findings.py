@@ -40,7 +40,9 @@ class Cell:
 
     def per_seed(self) -> PerSeed:
         """In %."""
-        return {seed: 100 * record.mean(self.row.value) for seed, record in self.runs.items()}
+        statistic = self.plan.column.statistic
+        values = {seed: record.mean(self.row.value, statistic) for seed, record in self.runs.items()}
+        return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
 
     def per_seed_within(self, rounds: tuple[int, int]) -> PerSeed:
         """In %, by the evaluations of these rounds; without seeds that have none."""
@@ -58,7 +60,6 @@ class Findings:
     """All cells of an experiment."""
 
     experiment: Experiment
-    seeds: list[int]
     protocols: list[str]
     cells: dict[tuple[str, str, str], Cell]  # by protocol, column, row
 
@@ -71,20 +72,20 @@ def found(
 ) -> Findings:
     """The cells, as far as there are records."""
     cells = {}
-    for plan in plans(experiment, experiment.budget(budget), protocols):
+    for plan in plans(experiment, experiment.budget(budget), protocols, seeds):
         trials, best = tuned(plan, store)
-        jobs = [] if best is None else plan.jobs(best, seeds)
+        jobs = [] if best is None else plan.jobs(best)
         runs = {job.seed: record for job in jobs if (record := store.get(job)) is not None}
         cells[plan.protocol, plan.column.name, plan.row.label] = Cell(plan, best, trials, runs)
-    return Findings(experiment, list(seeds), list(protocols), cells)
+    return Findings(experiment, list(protocols), cells)
 
 
 def tuned(plan: Plan, store: Store) -> tuple[list[Trial], Tables | None]:
-    """The settings that were tried, and the best of them; None: not all are tried."""
+    """The settings that were tried, and the best of them by the value that the row shows; None: not all are."""
     trials = []
     for settings, job in plan.trials():
         record = store.get(job)
-        trials.append(Trial(settings, math.nan if record is None else record.mean()))
+        trials.append(Trial(settings, math.nan if record is None else record.mean(plan.row.value)))
     if any(math.isnan(trial.accuracy) for trial in trials):
         return trials, None
     return trials, Tuned(trials).chosen if trials else plan.choices[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -56,7 +57,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
         ]
         head = ["claim", "column", "verdict", "difference"]
         parts.append(as_markdown(Table(experiment.protocols[protocol], head, rows, numeric=False)))
-    tried = [cell for cell in findings.cells.values() if cell.trials and cell.plan.column.tuned is None]
+    own = [cell for cell in findings.cells.values() if cell.plan.column.tuned is None]
+    tried = [cell for cell in own if not all(math.isnan(trial.accuracy) for trial in cell.trials)]
     if tried:
         head = ["column", "protocol", "row", "chosen", "tried"]
         table = as_markdown(Table("", head, [_trials(cell) for cell in tried], numeric=False))
@@ -82,8 +84,9 @@ def _method(findings: Findings, budget: Budget) -> str:
 
 def _complete_cells(findings: Findings, protocol: str) -> str:
     cells = [cell for (own, _, _), cell in findings.cells.items() if own == protocol]
-    complete = sum(len(cell.runs) == len(findings.seeds) for cell in cells)
-    return f"{complete} of {len(cells)} cells have all {len(findings.seeds)} seeds."
+    complete = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
+    counts = sorted({len(cell.plan.seeds) for cell in cells})
+    return f"{complete} of {len(cells)} cells have all {' or '.join(map(str, counts))} seeds."
 
 
 def _table(findings: Findings, protocol: str) -> str:
@@ -100,11 +103,12 @@ def _table(findings: Findings, protocol: str) -> str:
 
 def shown(cell: Cell, findings: Findings) -> str:
     """Such as "75.5 ± 2.1 (74.60)", with the number of seeds if some are missing."""
-    metric, wanted = cell.metric(), len(findings.seeds)
+    metric, wanted = cell.metric(), len(cell.plan.seeds)
     numbers = findings.experiment.numbers.get(cell.plan.column.name, {})
     number = numbers.get(cell.row.paper_row or cell.row.label)
     paper = "" if number is None else f" ({number:.2f})"
-    few = "" if len(cell.runs) in (0, wanted) else f", {len(cell.runs)} of {wanted} seeds"
+    have = len(cell.per_seed())
+    few = "" if have in (0, wanted) else f", {have} of {wanted} seeds"
     return f"{with_spread(*metric) if metric else NOT_YET}{few}{paper}"
 
 
@@ -166,12 +170,13 @@ def _trials(cell: Cell) -> list[str]:
 
 def _seeds(findings: Findings) -> str:
     rows = []
+    seeds = sorted({seed for cell in findings.cells.values() for seed in cell.plan.seeds})
     for cell in findings.cells.values():
         values = cell.per_seed()
-        numbers = [f"{values[seed]:.2f}" if seed in values else "–" for seed in findings.seeds]
+        numbers = [f"{values[seed]:.2f}" if seed in values else "–" for seed in seeds]
         if values:
             rows.append([cell.plan.column.title, cell.plan.protocol, cell.row.label, *numbers])
-    head = ["", "protocol", "row", *(f"seed {seed}" for seed in findings.seeds)]
+    head = ["", "protocol", "row", *(f"seed {seed}" for seed in seeds)]
     return as_markdown(Table("", head, rows, numeric=False))
 
 

@@ -30,6 +30,11 @@ from copfl.tables import plain
 
 FORMAT = "copfl record 2"
 SUFFIX = ".jsonl.gz"
+STATISTICS = {
+    "last": "the mean of each client's last evaluations",
+    "best_round": "the round with the highest mean over clients",
+    "best_per_client": "the best round of each client",
+}
 ADVICE = "use the data and the kind of processor of the other records, or another folder with --results DIR"
 
 
@@ -46,6 +51,9 @@ class Record(NamedTuple):
     start: dict[str, str]  # fingerprints of the partition, the samples and the initial weights
     data: str  # the data set's own note
     where: dict[str, str]
+    best: Mapping[
+        str, list[float]
+    ] = {}  # by accuracy, each client's highest evaluation; none in older records
 
     @property
     def seed(self) -> int:
@@ -63,8 +71,12 @@ class Record(NamedTuple):
         clients = self.tables["run"]["clients"]
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
-    def mean(self, accuracy: str = "accuracy") -> float:
-        return float(np.nanmean(self.clients[accuracy]))
+    def mean(self, accuracy: str = "accuracy", statistic: str = "last") -> float:
+        """The mean over the clients; nan where the record does not have what the statistic needs."""
+        if statistic == "best_round":
+            return max(self.curves[accuracy], default=math.nan)
+        values = self.clients if statistic == "last" else self.best
+        return float(np.nanmean(values[accuracy])) if accuracy in values else math.nan
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -205,6 +217,7 @@ def from_json(text: str) -> Record:
     content = json.loads(text)
     if content.pop("format", None) != FORMAT:
         raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')
-    for part in ("curves", "clients"):
-        content[part] = {n: [math.nan if v is None else v for v in own] for n, own in content[part].items()}
+    for part in ("curves", "clients", "best"):
+        lists = content.get(part, {}).items()
+        content[part] = {n: [math.nan if v is None else v for v in own] for n, own in lists}
     return Record(**{**content, "tables": migrated(content["tables"])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ def test_a_frozen_batch_norm_normalises_with_its_running_statistics_in_training_
     """A user's own layer stays frozen as well: its `train` leaves it in evaluation mode."""
     layer = models.FrozenBatchNorm(2)
     layer.running_mean, layer.running_var = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 1.0])
-    frozen = ours(layer).train()
+    frozen: Any = ours(layer).train()
     x = torch.randn(5, 2, 3, 3)
     expected = (x - torch.tensor([1.0, 2.0])[:, None, None]) / torch.tensor([2.0, 1.0])[:, None, None]
     torch.testing.assert_close(frozen(x), expected, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,7 @@ from copfl.core.task import task_of
 from copfl.kernels import modules
 from copfl.kernels.fused import mapped
 from copfl.kernels.modules import FEW, LARGE, Convolution, MaxPool, positions_of
+from copfl.models.networks import FrozenBatchNorm
 
 
 def ours(layer: nn.Module) -> nn.Module:
@@ -160,7 +161,7 @@ def test_a_resnets_gradient_is_that_of_torchs_own_layers() -> None:
 
 def test_a_frozen_batch_norm_normalises_with_its_running_statistics_in_training_too() -> None:
     """A user's own layer stays frozen as well: its `train` leaves it in evaluation mode."""
-    layer = models.FrozenBatchNorm(2)
+    layer = FrozenBatchNorm(2)
     layer.running_mean, layer.running_var = torch.tensor([1.0, 2.0]), torch.tensor([4.0, 1.0])
     frozen: Any = ours(layer).train()
     x = torch.randn(5, 2, 3, 3)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,8 +14,11 @@ import torch
 from safetensors import safe_open
 
 import copfl
+from copfl.core.optim import Adam
+from copfl.data.samples import Dataset
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment import export, inference
+from copfl.experiment.personalize import Training, fine_tuned, nearest, vector_of
 from copfl.models import build
 from tests.commands import called, files
 
@@ -53,23 +57,64 @@ def test_using_a_run_changes_nothing_in_its_folder(run: Path, data: dict[str, An
     assert files(run) == before
 
 
-def test_a_new_client_starts_from_the_global_model_and_learns(run: Path) -> None:
+def test_a_new_client_gets_the_global_model(run: Path) -> None:
     found = inference.load(run)
     result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
-    dataset = found.experiment.federation.dataset
-    fitted = found.personalize(dataset, epochs=3, lr=0.01)
-    assert len(fitted.accuracy) == 4
-    assert fitted.accuracy[-1] > fitted.accuracy[0] + 0.3
-    assert found.predict(found.new_client(), dataset.test.x, dataset.test.y).accuracy == pytest.approx(
-        fitted.accuracy[0]
-    )
     split = result.experiment.federation
     own = split.dataset.test.x[split.partition.test[2]], split.dataset.test.y[split.partition.test[2]]
     assert found.predict(found.new_client(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
-    again = found.personalize(dataset, epochs=3, lr=0.01)
-    assert isinstance(again.model, torch.Tensor)
+
+
+def newcomer(found: inference.RunModels, classes: tuple[int, ...], train: int = 40) -> Dataset:
+    """A data set of these classes: some train samples, and all test samples."""
+    dataset = found.experiment.federation.dataset
+    parts = [split.take(np.isin(split.y, classes)) for split in (dataset.train, dataset.test)]
+    return dataclasses.replace(dataset, train=parts[0].take(np.arange(train)), test=parts[1])
+
+
+def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(run: Path) -> None:
+    found = inference.load(run)
+    data = newcomer(found, (1, 4, 7))
+    fitted = found.personalize(data)
+    start = found.predict(found.new_client(), data.test.x, data.test.y).accuracy
+    assert start is not None
+    assert fitted.accuracy[-1] > start + 0.3
+    assert len(fitted.accuracy) == fitted.epochs + 1
+    assert fitted.lr in (0.001, 0.003, 0.01)
+    assert fitted.alone[-1] > 0.6  # it has a fair chance too
+    assert found.predict(fitted.model, data.test.x, data.test.y).accuracy == pytest.approx(
+        fitted.accuracy[-1]
+    )
+    # The choice depends on the train samples alone.
+    other = found.personalize(dataclasses.replace(data, test=data.test.take(np.arange(5))))
+    assert (other.start, other.lr, other.epochs) == (fitted.start, fitted.lr, fitted.epochs)
+    assert isinstance(other.model, torch.Tensor)
     assert isinstance(fitted.model, torch.Tensor)
-    assert torch.equal(again.model, fitted.model)
+    assert torch.equal(other.model, fitted.model)
+
+
+def test_the_nearest_client_is_the_one_with_the_same_digits(run: Path) -> None:
+    found = inference.load(run)
+    federation = found.experiment.federation
+    own = federation.dataset.train.take(federation.partition.train[1])
+    models = {n: vector_of(found.client(n)) for n in range(3)}
+    models[1] = fine_tuned(
+        Training(found.experiment.task, Adam(lr=0.01), 8, 0, 9), models[1], own, epochs=20
+    )[-1]
+    assert nearest(found.experiment.task, models, own) == 1
+
+
+def test_a_single_sample_is_not_split(run: Path) -> None:
+    found = inference.load(run)
+    fitted = found.personalize(newcomer(found, (1, 4), train=1))
+    assert (fitted.start, fitted.lr, fitted.epochs) == ("the global model", 0.001, 1)
+
+
+@pytest.mark.parametrize("algorithm", ["apfl", "ktpfl"])
+def test_mixtures_and_messages_of_their_own_serve_a_new_client_too(algorithm: str, tmp_path: Path) -> None:
+    copfl.run(algorithm, **SETTINGS, out=tmp_path / "run")
+    found = inference.load(tmp_path / "run")
+    assert found.personalize(newcomer(found, (1, 4)), epochs=1, lr=0.01).epochs == 1
 
 
 def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str, Any]) -> None:
@@ -151,6 +196,9 @@ def test_the_commands(
         "--format", "torch", "--json",
     )  # fmt: skip
     assert len(json.loads(answer.out)["accuracy"]) == 3
+    answer = called(capsys, "personalize", run, "--data", tmp_path / "xy.npz", "--lr", 0.01, "--epochs", 1)
+    assert "training alone: " in answer.out
+    assert "start: the " in answer.out
     assert (tmp_path / "new.pt").is_file()
 
 
@@ -174,9 +222,3 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
     shutil.rmtree(tmp_path / "run" / "models")
     with pytest.raises(RunError, match="models are saved when a run ends"):
         inference.load(tmp_path / "run").client(0)
-
-
-def test_a_server_with_nothing_for_new_clients_says_so(tmp_path: Path) -> None:
-    copfl.run("apfl", **SETTINGS, out=tmp_path / "run")
-    with pytest.raises(UsageError, match="mixture of models"):
-        inference.load(tmp_path / "run").new_client()

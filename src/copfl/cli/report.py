@@ -142,14 +142,18 @@ def personalize(
     data: Annotated[
         Path, option(DATA, "An .npz file with x and y; a fifth is for testing; required.", "--data")
     ],
-    epochs: Annotated[int, option(TRAINING, "Passes over the new client's data; default: 5.")] = 5,
-    lr: Annotated[float | None, option(TRAINING, "Learning rate, above 0; default: the run's.")] = None,
+    epochs: Annotated[
+        int | None, option(TRAINING, "Passes over the new client's data; default: by validation, up to 30.")
+    ] = None,
+    lr: Annotated[
+        float | None, option(TRAINING, "Learning rate, above 0; default: by validation.", "--lr")
+    ] = None,
     seed: Annotated[int, option(TRAINING, "Seed of the order of the samples, from 0; default: 0.")] = 0,
     out: Annotated[Path | None, options.out("A file for the model; default: it is not written.")] = None,
     format: Format = "safetensors",
     as_json: AsJson = False,
 ) -> None:
-    """Train a model for a new client on its data, starting from the server's model for new clients."""
+    """Train a model for a new client on its data; start, rate and epochs by validation within them."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
@@ -159,9 +163,12 @@ def personalize(
     if out is not None:
         exporting.write(found, fitted.model, format, out)
     if as_json:
-        print(json.dumps({"accuracy": fitted.accuracy, "train": fitted.train, "test": fitted.test}))
+        content = {name: value for name, value in fitted._asdict().items() if name != "model"}
+        print(json.dumps(content))
         return
-    before, *_, after = fitted.accuracy
-    how = f"{epochs} epochs on {fitted.train} samples, tested on {fitted.test} others"
-    model = "" if out is None else f"; model: {out}"
-    print(f"accuracy {100 * before:.1f} % before, {100 * after:.1f} % after {how}{model}")
+    before, after, alone = (100 * x for x in (fitted.accuracy[0], fitted.accuracy[-1], fitted.alone[-1]))
+    print(
+        f"accuracy {after:.1f} % on {fitted.test} test samples; training alone: {alone:.1f} %\n"
+        f"start: {fitted.start} ({before:.1f} %), then {fitted.epochs} epochs on {fitted.train} samples at "
+        f"learning rate {fitted.lr:g}{'' if out is None else f'; model: {out}'}"
+    )

@@ -77,6 +77,24 @@ def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
     return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
 
 
+def message_to_new_client(algorithm: AnyAlgorithm, server: Any, clients: int) -> Any:
+    """The message that a client which has never taken part receives: the mean of those to all clients.
+
+    Where all clients receive the same, it is that. Of what is not a number, such as a mask, the first counts.
+    """
+    rows = algorithm.downlink(server, torch.arange(clients, device=_device(server)))
+
+    def mean(t: Tensor) -> Tensor:
+        alike = t.stride(0) == 0 or clients == 1 or bool((t == t[:1]).all())
+        return t[0] if alike or not t.is_floating_point() else t.mean(0)
+
+    return tree.each(mean, rows)
+
+
+def _device(record: Any) -> torch.device:
+    return next((t.device for t in tree.leaves(record)), torch.device("cpu"))
+
+
 def example_upload(
     algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
 ) -> Any:

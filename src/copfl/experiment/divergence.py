@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.federation import Federation
+from copfl.data.samples import CLASSIFICATION
 from copfl.engine.rounds import Round
 from copfl.errors import RunError
 from copfl.experiment import records
@@ -91,6 +92,8 @@ def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
 
 def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float, float] | None:
     """The mean accuracy and that of constant answers, where they are within two standard errors."""
+    if federation.dataset.kind != CLASSIFICATION:
+        return None
     classes, partition = len(federation.dataset.classes), federation.partition
     labels = partition.tested(federation.dataset).y
     accuracy = latest(records.table(lines, "accuracy", federation.clients))

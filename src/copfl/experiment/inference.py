@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from copfl.core import tree
-from copfl.core.batches import plan
-from copfl.core.optim import Optimizer, begin
-from copfl.core.task import Data, Experts, Personal
-from copfl.core.train import train
+from copfl.core.algorithm import message_to_new_client
+from copfl.core.optim import Optimizer
+from copfl.core.task import Experts, Personal
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
 from copfl.data.samples import Dataset, Inputs, by_name, each, shown
@@ -24,6 +22,18 @@ from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import renamed_tensor
+from copfl.experiment.personalize import (
+    EPOCHS,
+    RATES,
+    Choice,
+    Training,
+    choose,
+    data_of,
+    fine_tuned,
+    nearest,
+    vector_of,
+    with_rate,
+)
 from copfl.experiment.run import Experiment, prepare
 
 BATCH = 500  # samples that are predicted at once
@@ -41,7 +51,11 @@ class NewClient(NamedTuple):
     """A model fine-tuned for a client that did not take part, and its accuracy on test samples."""
 
     model: Personal
-    accuracy: list[float]  # before, and after each epoch
+    start: str  # what it was trained from
+    lr: float
+    epochs: int
+    accuracy: list[float]  # of the start, and after each epoch
+    alone: list[float]  # the same for training alone, from the initial weights
     train: int  # samples
     test: int
 
@@ -80,25 +94,14 @@ class RunModels:
         ]
         return Experts(torch.stack([layout.join(part) for part in parts]), share)
 
-    def new_client(self) -> torch.Tensor:
+    def new_client(self) -> Personal:
         """The model that a client which has never taken part receives from the server."""
         algorithm, task, clients = self.experiment.algorithm, self.experiment.task, self.experiment.clients
         like = {"server": algorithm.server_init(task, clients)}
         path = self.path / "checkpoint" / "state.safetensors"
         server = checkpoint.load(path, like, renamed_tensor)[0]["server"]
-        ids = torch.arange(min(2, clients))
-        down, client = algorithm.downlink(server, ids), algorithm.client_init(task)
-        models = [algorithm.personal_model(task, client, tree.row(down, row)) for row in ids.tolist()]
-        first, last = models[0], models[-1]
-        if isinstance(first, Experts) or isinstance(last, Experts):
-            raise UsageError(
-                "its clients predict with a mixture of models; there is no single one to fine-tune"
-            )
-        if not torch.equal(first, last):
-            raise UsageError(
-                "this algorithm's server sends each client its own model, and none to a new client"
-            )
-        return first
+        down = message_to_new_client(algorithm, server, clients)
+        return algorithm.personal_model(task, algorithm.client_init(task), down)
 
     def predict(self, model: Personal, x: Inputs, y: NDArray[Any] | None = None) -> Predictions:
         """The predictions of the model for raw samples, shaped as in the run's data."""
@@ -114,29 +117,54 @@ class RunModels:
         return Predictions(classes, probabilities, None if y is None else float((classes == y).mean()))
 
     def personalize(
-        self, data: Dataset, epochs: int = 5, lr: float | None = None, seed: int = 0
+        self, data: Dataset, epochs: int | None = None, lr: float | None = None, seed: int = 0
     ) -> NewClient:
-        """The new client's model, fine-tuned on the train samples of this data set."""
-        task = self.experiment.task
-        at_least(1, epochs=epochs)
+        """The new client's model, fine-tuned on the train samples of this data set.
+
+        The start (the global model, the mean of the personal models, or the nearest client's), the learning
+        rate and the epochs are those with the best cross-validation score on the train samples; a single
+        sample trains the global model at the run's rate for one epoch.
+        """
         optimizer: Optimizer | None = getattr(self.experiment.algorithm, "optimizer", None)
-        if optimizer is None:
+        if optimizer is None or not hasattr(optimizer, "lr"):
             raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
-        if lr is not None:
-            optimizer = dataclasses.replace(optimizer, lr=lr)  # type: ignore[type-var]
-        w = self.new_client()
-        samples, test = (
-            Data(tensors(s.x), tensors(s.y), torch.tensor(len(s))) for s in (data.train, data.test)
-        )
-        batch, new_id = self.experiment.settings.batch, self.experiment.clients
-        batches = plan(seed, 0, [new_id], [len(data.train)], batch=batch, epochs=epochs)
-        moments = begin(optimizer, optimizer.init(w[: task.d]), w[: task.d])
-        with torch.no_grad():
-            accuracy = [float(task.evaluate(w, test)[1])]
-            for epoch in tree.row(batches, 0):
-                w, moments, _ = train(task, optimizer, w, moments, samples, (epoch,))
-                accuracy.append(float(task.evaluate(w, test)[1]))
-        return NewClient(w, accuracy, len(data.train), len(data.test))
+        if epochs is not None:
+            at_least(1, epochs=epochs)
+        task, experiment, few = self.experiment.task, self.experiment, len(data.train) < 2
+        how = Training(task, optimizer, experiment.settings.batch, seed, experiment.clients)
+        usual = [float(f"{factor * optimizer.lr:.3g}") for factor in ((1,) if few else RATES)]
+        rates = usual if lr is None else [lr]
+        counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
+
+        def best(w: Tensor) -> Choice:
+            if few:
+                return Choice(rates[0], counts[0], (0.0, 0.0))
+            return choose(how, w, data.train, rates, counts)
+
+        def accuracies(models: list[Tensor]) -> list[float]:
+            with torch.no_grad():
+                return [float(task.evaluate(w, test)[1]) for w in models]
+
+        starts, test = self._starts(data), data_of(data.test)
+        choices = {name: best(w) for name, w in starts.items()}
+        start = max(choices, key=lambda name: choices[name].score)
+        alone, chosen = best(task.initial), choices[start]
+        models = fine_tuned(with_rate(how, chosen.lr), starts[start], data.train, chosen.epochs)
+        others = fine_tuned(with_rate(how, alone.lr), task.initial, data.train, alone.epochs)
+        return NewClient(
+            models[-1], start, chosen.lr, chosen.epochs, accuracies(models), accuracies(others),
+            len(data.train), len(data.test),
+        )  # fmt: skip
+
+    def _starts(self, data: Dataset) -> dict[str, Tensor]:
+        """The models that a new client may start from, by name; without saved models, the global one alone."""
+        starts = {"the global model": vector_of(self.new_client())}
+        if (self.path / "models").is_dir() and len(data.train) > 1:
+            models = {n: vector_of(self.client(n)) for n in range(self.experiment.clients)}
+            closest = nearest(self.experiment.task, models, data.train)
+            starts["the mean of the personal models"] = torch.stack(list(models.values())).mean(0)
+            starts[f"the model of client {closest}, the nearest"] = models[closest]
+        return starts
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
         """The samples of an .npz file, checked against the run's, and whether they have labels."""

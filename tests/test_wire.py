@@ -373,3 +373,16 @@ def test_resnet18_at_half_budget_uploads_half(name: str, width: int, limit: floa
     if name == "fp16":
         # Half of all entries turned personal at once are a whole bit each, and nothing can shorten that.
         assert encode(upload, HEAD, name).nbytes == pytest.approx((0.25 + 1 / 32) * whole, rel=0.001)
+
+
+def test_a_list_of_too_many_tensors_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million names would take seconds."""
+    from safetensors.torch import save
+
+    body = save({f"t{i}": torch.zeros(0) for i in range(100)})
+    head = Head("upload", "run", "", 0, 0)
+    fields = {"format": wire.FORMAT, **head._asdict(), "wire": "fp32", "masks": {}, "since": {}, "about": {}}
+    packet = wire.Packet(wire._canonical({**fields, "sha256": wire._checksum(fields, body)}), body)
+    monkeypatch.setattr("safetensors.torch.load", lambda body: 1 / 0)
+    with pytest.raises(WireError, match="its list of tensors has"):
+        wire.decode(packet, {"w": torch.zeros(3)}, head)

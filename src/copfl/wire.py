@@ -134,8 +134,9 @@ def decode(
     wire = head.get("wire")
     if wire not in (*WIRES, EXACT):
         raise WireError(f"its number format is {wire!r}; known: {', '.join(WIRES)}")
-    found, used, tensors = _tensors(packet.body), {}, []
-    for path, piece in pieces(like):
+    expected_pieces = list(pieces(like))
+    found, used, tensors = _tensors(packet.body, len(expected_pieces)), {}, []
+    for path, piece in expected_pieces:
         if isinstance(piece, Masked):
             mask = _mask(path, found, piece.personal, head, masks or {})
             values = torch.zeros_like(piece.values, device="cpu")
@@ -305,10 +306,14 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _tensors(body: bytes) -> dict[str, Tensor]:
+def _tensors(body: bytes, pieces: int) -> dict[str, Tensor]:
+    """The tensors of a body; a list of many more than these pieces is refused before it is read."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    listed, most = int.from_bytes(body[:8], "little"), 1024 * (pieces + 4)  # a piece is two tensors at most
+    if listed > most:
+        raise WireError(f"its list of tensors has {listed:,} bytes; {most:,} are enough for those expected")
     try:
         return dict(load(body))
     except (SafetensorError, ValueError, KeyError, TypeError) as error:

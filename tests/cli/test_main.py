@@ -114,6 +114,36 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: Capture, monkeypatch: pyte
     assert found(here / "run") == found(here / "whole")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_run_says_how_to_go_on(
+    number: signal.Signals, here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = records.append
+
+    def ended(path: Path, record: dict[str, Any]) -> None:
+        append(path, record)
+        os.kill(os.getpid(), number)
+
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(records, "append", ended)
+    answer = called(capsys, "run", "-r", 4, *TINY, "-o", "run")
+    for other, handler in handlers.items():
+        signal.signal(other, handler)
+    assert answer == Answer(
+        128 + number, "", "copfl: stopped; `copfl resume run` continues from its last checkpoint\n"
+    )
+
+
+def test_a_layer_without_weights_is_refused(here: Path, capsys: Capture) -> None:
+    answer = called(capsys, "run", "-r", 1, *TINY, "-s", "mlp.width=0")
+    assert (answer.code, answer.out) == (2, "")
+    assert "the model mlp with width=0 has no weights in body.1.weight; use larger numbers" in answer.err
+
+
+def test_one_client_is_a_federation(here: Path, capsys: Capture) -> None:
+    assert called(capsys, "run", "-r", 1, *TINY, "-q", "-s", "run.clients=1").code == 0
+
+
 @pytest.mark.parametrize("algorithm", ["copfl", "fedper", "apfl"])
 def test_a_run_file_does_it_again(here: Path, capsys: Capture, algorithm: str) -> None:
     words = ["run", "-a", algorithm, "-r", 3, *TINY, "--seed", 3, "--participation", 0.5]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import pytest
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
 from copfl.errors import RunError
-from copfl.flower.local import MAX_RECONNECTS, LocalFederation, follow
+from copfl.files import Busy
+from copfl.flower.local import FLWR_HOME, LAST_TAG, MAX_RECONNECTS, TAG, LocalFederation, follow, tagged
 
 
 class Ended:
@@ -89,3 +94,46 @@ def test_a_log_is_not_opened_for_ever(tmp_path: Path) -> None:
 def test_a_run_that_ends_too_early_without_an_error_is_reported() -> None:
     with pytest.raises(RunError, match="the run ended"):
         followed(["running"], rounds_then=2, code=0)
+
+
+SLEEP = "import time; time.sleep(60)"
+TRIAL = (
+    "import sys, time; from pathlib import Path; from copfl.flower.local import LocalFederation\n"
+    "with LocalFederation(Path(sys.argv[1])) as trial:\n"
+    f"    trial.start('one', [sys.executable, '-c', {SLEEP!r}])\n"
+    "    print(trial.tag, flush=True); time.sleep(60)"
+)
+
+
+def wait_until_ended(tag: str) -> None:
+    until = time.monotonic() + 10
+    while tagged(tag):
+        assert time.monotonic() < until, "a process is left"
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a child with its parent on Linux only")
+def test_the_processes_end_with_a_trial_that_was_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TRIAL, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as trial:
+        assert trial.stdout is not None
+        tag = trial.stdout.readline().strip()
+        assert len(tagged(tag)) == 1
+        with pytest.raises(Busy, match="a federation is running in"), LocalFederation(tmp_path):
+            pass
+        trial.kill()
+    wait_until_ended(tag)
+    with LocalFederation(tmp_path) as again:  # the lock ended with the process
+        assert (tmp_path / FLWR_HOME / LAST_TAG).read_text() == again.tag
+    assert not (tmp_path / FLWR_HOME / "lock").exists()
+
+
+def test_a_trial_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
+    (tmp_path / FLWR_HOME).mkdir(parents=True)
+    (tmp_path / FLWR_HOME / LAST_TAG).write_text("earlier")
+    with subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {TAG: "earlier"}) as left:
+        while not tagged("earlier"):
+            time.sleep(0.01)
+        with LocalFederation(tmp_path):
+            assert left.wait(1) == -signal.SIGTERM

@@ -31,6 +31,7 @@ from tests.flower.network import (
     digits,
     farthest,
     play,
+    server_of,
     simulated,
     write_nodes,
 )
@@ -351,6 +352,73 @@ def test_the_name_of_a_run_leads_to_no_other_folder(federation: Federation, tmp_
     with pytest.raises(WireError, match="not a plain name"):
         node.local_update(settings_of(CONFIG), nodes[0], first._replace(head=head))
     assert not (tmp_path / "n" / "other").exists()
+
+
+def test_a_server_that_lost_rounds_sets_its_nodes_back(federation: Federation, tmp_path: Path) -> None:
+    """The checkpoint after round 2 of 4 is restored; the nodes return to it, if they are asked to."""
+    nodes, checkpoint = write_nodes(federation, tmp_path / "n"), tmp_path / "runs" / "test" / "server.copfl"
+    play(CONFIG | {"rounds": 2}, nodes, tmp_path / "runs")
+    earlier = checkpoint.read_bytes()
+    play(CONFIG | {"rounds": 4, "resume": True}, nodes, tmp_path / "runs")
+    expected = server_of(settings_of(CONFIG), tmp_path / "runs")
+    checkpoint.write_bytes(earlier)
+
+    config = CONFIG | {"rounds": 4, "resume": True}
+    records: list[str] = []
+    with pytest.raises(Crash):  # it would wait for ever
+        play(config, nodes, tmp_path / "runs", declined_by_all(records))
+    assert all("resume with rollback=true" in text for text in records)
+    again = play(config | {"rollback": True}, nodes, tmp_path / "runs")
+    assert [r["round"] for r in again.records] == [3, 4]
+    assert [r["clients"] for r in again.records] == [[0, 1, 2]] * 2
+    assert farthest(again.server, expected) == 0
+    assert not any(r["notes"] for r in again.records)  # no node started again
+
+
+def declined_by_all(seen: list[str]) -> Any:
+    """Remembers what the nodes answer, and ends the server after three answers."""
+
+    def fault(client: int, round: int, packet: Packet) -> Packet:
+        seen.append(packet.head)
+        if len(seen) == 3:
+            raise Crash
+        return packet
+
+    return fault
+
+
+def test_a_node_keeps_the_last_counted_records(federation: Federation, tmp_path: Path) -> None:
+    nodes = write_nodes(federation, tmp_path / "n")
+    play(CONFIG | {"rounds": 6}, nodes, tmp_path / "runs")
+    kept = sorted(int(p.stem[-6:]) for p in Path(nodes[0]["state-dir"], "test").glob("round*"))
+    assert kept == [2, 3, 4, 5]
+
+
+EVIL = "\x1b[2J\nround 9: client 0 \u202e" + "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Packet(json.dumps({"refused": EVIL}), b""),
+        Packet(json.dumps({"format": EVIL}), b""),
+        Packet(json.dumps({"refused": "x" * 2**21}), b""),
+        EVIL,
+    ],
+)
+def test_the_text_of_another_machine_is_escaped_and_cut(
+    answer: Packet | str, federation: Federation, tmp_path: Path
+) -> None:
+    """A node's refusal, its fields and Flower's report of its error: in the log, in the record, on a line."""
+
+    def tamper(client: int, round: int, packet: Packet) -> Packet | str:
+        return answer if client == 1 else packet
+
+    config = CONFIG | {"min-replies": 2, "rounds": 1}
+    records, _, log, _ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs", tamper)
+    for text in (*log, records[0]["why"]["1"]):
+        assert text.isprintable()
+        assert len(text) < 700
 
 
 # -- the clients' numbers ------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def up(
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     config = _config(settings, wire=wire, rounds=rounds)
-    _show(_local().up(folder, nodes=nodes, data=data, scheme=scheme, secure=secure, config=config))
+    _show(folder, _local().up(folder, nodes=nodes, data=data, scheme=scheme, secure=secure, config=config))
 
 
 @app.command(cls=options.Command)
@@ -100,10 +100,14 @@ def resume(
     data: Data = None,
     scheme: Scheme = "dirichlet",
     rounds: Rounds = None,
+    rollback: Annotated[
+        bool,
+        option(FEDERATION, "Set the nodes back to the server's round, if it lost checkpoints.", "--rollback"),
+    ] = False,
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
-    config = _config(None, rounds=rounds)
-    _show(_local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
+    config = _config(None, rounds=rounds) | ({"rollback": True} if rollback else {})
+    _show(folder, _local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
 
 
 @app.command(cls=options.Command)
@@ -179,10 +183,12 @@ def _config(texts: list[str] | None, **given: Any) -> dict[str, Any]:
     return config
 
 
-def _show(rounds: Iterator[dict[str, Any]]) -> None:
+def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends."""
+    from copfl.errors import stoppable
     from copfl.flower.state import as_text
 
     print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)
-    for record in rounds:
-        print(as_text(record), flush=True)
+    with stoppable(f"`copfl federate resume {folder}` continues from the last round"):
+        for record in rounds:
+            print(as_text(record), flush=True)

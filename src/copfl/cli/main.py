@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Annotated, Any, NoReturn
 
 import click
@@ -32,6 +34,7 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # for names that the terminal cannot show
     code: object = 2
+    received = _interrupted_by_signals()
     try:
         with stoppable():
             code = app(standalone_mode=False, prog_name="copfl")
@@ -47,7 +50,7 @@ def main() -> NoReturn:
         _print_error(error.format_message())
     except (click.Abort, Stopped) as stopped:
         _print_error("; ".join(filter(None, ("stopped", str(stopped)))))
-        code = 130
+        code = 128 + (received[-1] if received else signal.SIGINT)
     except BrokenPipeError:  # the reader of our output has ended
         _discard_output()
         code = 0
@@ -57,6 +60,21 @@ def main() -> NoReturn:
         _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
         _discard_output()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted_by_signals() -> list[int]:
+    """The signals that arrive. One that asks the process to end has the effect of Ctrl-C."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, interrupt)
+    return received
 
 
 def _print_error(message: str) -> None:

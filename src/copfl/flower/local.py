@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -11,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +22,7 @@ import numpy as np
 from copfl.data.datasets import load
 from copfl.data.schemes import SCHEMES
 from copfl.errors import RunError, UsageError, one_of
+from copfl.files import Busy, locked
 from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
@@ -32,6 +35,8 @@ TLS = (
     "--enable-supernode-auth"
 )
 TAG = "COPFL_PROCESSES"  # the environment variable that marks all descendants of a federation
+LAST_TAG = "tag"  # in FLWR_HOME: the tag of the last federation in this folder
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -44,6 +49,7 @@ class LocalFederation:
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.port = _free_port()
+        self._stack = contextlib.ExitStack()
         environment = {
             **os.environ,
             **ENVIRONMENT,
@@ -65,26 +71,36 @@ class LocalFederation:
             make_certificates(self.keys, HOST)
 
     def __enter__(self) -> Self:
+        """Takes the folder, and ends what an earlier federation in it left: its process may have been killed."""
+        home = self.folder / FLWR_HOME
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            self._stack.enter_context(locked(home / "lock"))
+        except Busy as error:
+            raise Busy(f"a federation is running in {self.folder}; wait for it, or end it first") from error
+        with contextlib.suppress(OSError):
+            _end(partial(tagged, (home / LAST_TAG).read_text()))
+        (home / LAST_TAG).write_text(self.tag)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in self.running:
-            self.send_signal(name, signal.SIGTERM)
-        # A descendant in a group of its own usually ends with its parent; else it is terminated, then killed.
-        for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
-            deadline = time.monotonic() + seconds
-            while self.alive() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            for pid in self.alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-        for process in self.running.values():
-            process.wait(10)
+        with self._stack:
+            for name in self.running:
+                self.send_signal(name, signal.SIGTERM)
+            _end(self.alive)
+            for process in self.running.values():
+                process.wait(10)
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a program in its own group, with its output in logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, start_new_session=True, **self.options)
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                start_new_session=True,
+                preexec_fn=partial(_end_with, os.getpid()),
+                **self.options,
+            )
         self.running[name] = process
         return process
 
@@ -104,12 +120,7 @@ class LocalFederation:
 
     def alive(self) -> list[int]:
         """The ids of the running processes with this tag: those started here, and their descendants."""
-        pids, tag = set[int](), f"{TAG}={self.tag}".encode()
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-                if tag in entry.read_bytes().split(b"\0"):
-                    pids.add(int(entry.parent.name))
-        return sorted(pids - {os.getpid()})
+        return tagged(self.tag)
 
     def tail(self, name: str, lines: int = 15) -> str:
         """The end of a program's log."""
@@ -169,6 +180,38 @@ class LocalFederation:
                     return None
                 return self.start("run", ["flwr", "log", active[0], "copfl", "--stream"])
         return None
+
+
+def tagged(tag: str) -> list[int]:
+    """The ids of the other processes whose environment has this tag."""
+    pids, entry_of_tag = set[int](), f"{TAG}={tag}".encode()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if entry_of_tag in entry.read_bytes().split(b"\0"):
+                pids.add(int(entry.parent.name))
+    return sorted(pids - {os.getpid()})
+
+
+def _end(alive: Callable[[], list[int]]) -> None:
+    """Waits for the end of the processes; those that remain are terminated, then killed."""
+    for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
+        deadline = time.monotonic() + seconds
+        while alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with(parent: int) -> None:
+    """Lets the kernel kill this process when its parent ends, however it ends. Called between fork and exec."""
+    if _libc is not None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
 
 
 def _free_port() -> int:

@@ -144,10 +144,11 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
 def _start(settings: Settings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
     """The record after the last counted upload, and a note if it is missing."""
     initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
-    if rounds and rounds[-1] > head.round:
+    if rounds and rounds[-1] > head.round and not settings.config.rollback:
         raise RunError(
             f"this node has already taken part in round {rounds[-1] + 1} of run {head.run}, and is asked for "
-            f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint"
+            f"round {head.round + 1}: the message is old, or the server lost rounds; restore its checkpoint, "
+            "or resume with rollback=true to set the nodes back"
         )
     if counted < 0:
         return initial, ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import UsageError, WireError
-from copfl.flower.transport import HELLO, MAX_TEXT, Content, Reply, Transport, parsed
+from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable
 
 Log = Callable[[str], None]
 PATIENCE = 600.0  # seconds that a node has for its answer
@@ -86,7 +86,9 @@ class Registry:
         except WireError as error:
             return self._reject(node, str(error))
         if type(client) is not int or client >= self.clients:
-            self._reject(node, f"it reports client={client!r}; clients are 0 to {self.clients - 1}")
+            self._reject(
+                node, f"it reports client={printable(client, 40)}; clients are 0 to {self.clients - 1}"
+            )
         elif client < 0:
             self.unassigned.append(node)
         elif client in self.nodes:
@@ -99,5 +101,5 @@ class Registry:
         self.log(f"client {client} connected (node {node})")
 
     def _reject(self, node: int, reason: str) -> None:
-        self.rejected[node] = reason[:MAX_TEXT]
-        self.log(f"node {node} is rejected: {reason[:MAX_TEXT]}")
+        self.rejected[node] = printable(reason)
+        self.log(f"node {node} is rejected: {self.rejected[node]}")

@@ -24,7 +24,7 @@ from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.registry import PATIENCE, Log, Registry
 from copfl.flower.settings import Settings
 from copfl.flower.state import ServerFolder
-from copfl.flower.transport import JOIN, MAX_TEXT, TRAIN, Field, Reply, Transport
+from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printable
 from copfl.wire import Head, Packet
 
 MAX_METRICS = 100  # metrics of a node that the server records
@@ -160,8 +160,8 @@ class Server:
             self._add(now, client, Packet(*reply.checked()))
             now.failures.pop(client, None)
         except CopflError as error:
-            self.log(f"round {now.number + 1}: client {client} is left out: {error}")
-            now.failures[client] = str(error)[:MAX_TEXT]
+            now.failures[client] = printable(error)
+            self.log(f"round {now.number + 1}: client {client} is left out: {now.failures[client]}")
             now.retry_at[client] = time.monotonic() + self.retry
 
     def _add(self, now: Round, client: int, packet: Packet) -> None:
@@ -214,7 +214,7 @@ class Server:
                 raise WireError("it does not report its accuracy before and after")
             return metrics
         except CopflError as error:
-            return {"why": str(error)}
+            return {"why": printable(error)}
 
 
 def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
         "mean": {name: wire.plain(sum(v) / len(v)) for name, v in sorted(present.items()) if v},
         "left_out": sorted(now.failures),
         "why": {str(client): now.failures[client] for client in sorted(now.failures)},
-        "notes": {str(client): str(note)[:MAX_TEXT] for client, note in notes.items() if note},
+        "notes": {str(client): printable(note) for client, note in notes.items() if note},
         "per_client": dict(sorted(per_client.items())),
         "bytes": {"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
         "seconds": round(seconds, 3),
@@ -245,5 +245,5 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
 def numbers(metrics: object) -> dict[str, float | None]:
     """The numbers among the metrics that a node reports, at most `MAX_METRICS`; None where not finite."""
     found = itertools.islice(metrics.items(), MAX_METRICS) if isinstance(metrics, dict) else ()
-    values = {str(k)[:MAX_TEXT]: v for k, v in found if v is None or isinstance(v, int | float)}
+    values = {printable(k): v for k, v in found if v is None or isinstance(v, int | float)}
     return {k: float(v) if v is not None and abs(v) <= LARGEST else None for k, v in values.items()}

@@ -32,6 +32,7 @@ class RunConfig:
 
     run: str = ""  # the run's name; empty: the server chooses one
     resume: bool = False  # continue from the run's last checkpoint
+    rollback: bool = False  # set nodes back that are ahead of the server, which lost checkpoints
     runs: str = "runs"  # the server's folder of runs
     rounds: int = 20
     clients: int = 3  # number of clients in the federation, connected or not

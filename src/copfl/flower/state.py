@@ -13,9 +13,10 @@ from copfl import wire
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError
 from copfl.experiment import records
-from copfl.files import write_bytes
+from copfl.files import remove_parts, write_bytes
 from copfl.wire import Head, Opened, Packet
 
+KEPT = 3  # counted records of a client, so that a server that lost as many rounds can continue
 NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients
 
 
@@ -69,6 +70,8 @@ class ServerFolder:
 
     def load(self, like: Any, head: Callable[[int], Head]) -> tuple[Opened, int]:
         """The last checkpoint and the number of the next round; a missing last line is written."""
+        remove_parts(self.path)  # of a process that was killed
+        remove_parts(self.path / "masks")
         if not self._checkpoint.exists():
             raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
         try:
@@ -105,7 +108,7 @@ class ServerFolder:
 
 
 class ClientRecords:
-    """One client's records of one run, a file per round, in its node's folder. At most two are kept."""
+    """One client's records of one run, a file per round, in its node's folder: the last few."""
 
     def __init__(self, state_dir: Path, run: str) -> None:
         self.folder = state_dir / run
@@ -124,10 +127,13 @@ class ClientRecords:
             raise RunError(f"{path.name} cannot be used: {error}; restore the node's state-dir") from error
 
     def save(self, head: Head, record: Any, keep: int) -> None:
-        """Writes the record after a round; of the earlier ones, only that of round `keep` stays."""
+        """Writes the record after a round; of the others, those up to round `keep` stay: the last `KEPT`."""
+        remove_parts(self.folder)  # of a process that was killed
         write_packet(self._path(head.round), wire.encode(record, head))
-        for other in self.rounds():
-            if other not in (head.round, keep):
+        rounds = [other for other in self.rounds() if other != head.round]
+        kept = [other for other in rounds if other <= keep][-KEPT:]
+        for other in rounds:
+            if other not in kept:
                 self._path(other).unlink(missing_ok=True)
 
     def _path(self, round: int) -> Path:

@@ -11,7 +11,8 @@ from copfl.errors import CopflError, DataError, WireError
 from copfl.experiment.migration import NEW_CLIENT_MESSAGE
 
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
-MAX_TEXT = 500  # characters of a node's text that the server keeps
+MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
+MAX_HEAD = 2**20  # characters of the head of a message from a node
 ONE_OBJECT = (
     2**20
 )  # bytes of a body that travels with its head: Flower sends every object in a request of its own
@@ -43,10 +44,14 @@ class Reply(NamedTuple):
     def checked(self) -> Content:
         """The content; WireError if the message was not delivered or the node refused it."""
         if self.error:
-            raise WireError(self.error)
+            raise WireError(printable(self.error))
+        if len(self.content[0]) > MAX_HEAD:
+            raise WireError(
+                f"its head has {len(self.content[0]):,} characters; at most {MAX_HEAD:,} are read"
+            )
         fields = parsed(self.content[0])
         if Field.REFUSED in fields:
-            raise WireError(f"it declined: {str(fields[Field.REFUSED])[:MAX_TEXT]}")
+            raise WireError(f"it declined: {printable(fields[Field.REFUSED])}")
         return self.content
 
 
@@ -72,9 +77,16 @@ def parsed(head: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def printable(text: object, most: int = MAX_TEXT) -> str:
+    """Another machine's text for a log or a record: in one line, without control characters, and not long."""
+    cut = str(text)[: most + 1]
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut[:most])
+    return escaped[:most] + ("..." if len(cut) > most or len(escaped) > most else "")
+
+
 def refusal(error: CopflError) -> Content:
     """The answer of a node that cannot do what it is asked; the whole error is in the node's log."""
-    logging.getLogger("flwr").error("copfl: %s", error)
+    logging.getLogger("flwr").error("copfl: %s", printable(error, 10 * MAX_TEXT))
     # Such errors may describe samples or contain paths: the server receives only that there is one.
     is_file = isinstance(error.__cause__, OSError)
     private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""

@@ -6,6 +6,7 @@ Each has `.features(x)`, the input of the head, and `.head`, the last Linear.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -199,10 +200,11 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
     """A freshly initialised model for samples of this shape; the same seed gives the same weights."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error below
         torch.manual_seed(seed)
         try:
-            return MODELS[name](shape, classes, **keywords)
+            model = MODELS[name](shape, classes, **keywords)
         except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # of too large numbers
             why = str(error).partition("\n")[0]
             given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items())
@@ -210,3 +212,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
                 f"the model {name} with {given or 'default options'} cannot be built for samples of shape "
                 f"{list(shape)} and {classes} classes: {why[:200]}; use smaller numbers"
             ) from error
+    if empty := [path for path, t in model.named_parameters() if t.numel() == 0]:
+        given = ", ".join(f"{key}={value}" for key, value in keywords.items())
+        raise UsageError(f"the model {name} with {given} has no weights in {empty[0]}; use larger numbers")
+    return model

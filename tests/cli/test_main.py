@@ -240,7 +240,7 @@ def test_a_model_and_data_of_one_s_own(
             "the data folder .*gone does not exist. Get it with: copfl data get",
         ),
         ("run --dataset cifar10 --data-dir .", "copfl data get cifar10"),
-        ("run --dataset photos.npz", r"photos\.npz does not exist; give a \.npz file"),
+        ("run --dataset photos.npz", r"photos\.npz does not exist; give a table \(.*\), an \.npz file"),
         ("run --dataset empty", r"no images; expected <class>/\*\.png"),
         ("run --dataset some/photos", "some/photos does not exist; give a"),
         ("run --dataset mypackage.things:lod", 'no data in mypackage.things "lod"; did you mean "load"?'),

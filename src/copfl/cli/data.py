@@ -1,4 +1,4 @@
-"""`copfl data`: check which data sets exist, and download one."""
+"""`copfl data`: describe the user's data, check which data sets exist, and download one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from copfl.cli import options
-from copfl.cli.options import DataDir
+from copfl.cli.options import DATA, DataDir, option
 
 app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.callback(invoke_without_command=True)(options.help_without_command)
@@ -20,7 +20,7 @@ app.callback(invoke_without_command=True)(options.help_without_command)
 def check(
     name: Annotated[
         str | None,
-        typer.Argument(help="A data set, an .npz file or an image folder; default: all data sets."),
+        typer.Argument(help="A data set, a file or a folder; default: all data sets."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -36,6 +36,30 @@ def check(
             print(datasets.check(known, _folder(data_dir)), flush=True)
         except DataError as error:
             print(f"not usable: {error}", flush=True)
+
+
+@app.command("describe", cls=options.Command)
+def describe(
+    name: Annotated[str, typer.Argument(help="A file, a folder, hf:NAME, or a data set's name.")],
+    target: Annotated[str | None, option(DATA, "The column of a table to predict.", "--target")] = None,
+    client: Annotated[str | None, option(DATA, "The column that names the client.", "--client")] = None,
+    text: Annotated[str | None, option(DATA, "The column of the texts to learn from.", "--text")] = None,
+    settings: Annotated[
+        list[str] | None, option(DATA, "Any option as data.KEY=VALUE; repeatable.", "--set", "-s")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
+    from copfl.data.overview import overview
+    from copfl.data.tables import READERS
+    from copfl.experiment.components import build_data, resolve_data
+
+    given = {"name": name, "target": target, "client": client, "text": text}
+    tables = options.tables_of(data_dir=data_dir, settings=settings)
+    data = {**{key: value for key, value in given.items() if value is not None}, **tables.get("data", {})}
+    if Path(name).suffix in READERS:
+        data.setdefault("missing", "fill")  # so that they are counted; a run refuses them
+    print(overview(build_data(resolve_data(data))))
 
 
 @app.command("get")

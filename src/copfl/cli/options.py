@@ -50,10 +50,24 @@ class Row(NamedTuple):
     type: type = str
 
 
+def _parameter(row: Row) -> str:
+    return row.names.split()[0].removeprefix("--").replace("-", "_")
+
+
 RUN_OPTIONS = {
     DATA: (
-        Row("--dataset -d", "data.name", "A name, .npz file, folder or module:function; default: digits."),
-        Row("--partition", "partition.name", "classes, dirichlet, iid, by_group or file; default: classes."),
+        Row(
+            "--dataset -d", "data.name", "A name, file, folder, hf:NAME or module:function; default: digits."
+        ),
+        Row("--target", "data.target", "The column of a table to predict; several with commas."),
+        Row("--client", "data.client", "The column of a table that names the client; default: none."),
+        Row("--text", "data.text", "The column of a table that has the texts to learn from; default: none."),
+        Row("--skip-corrupt", "data.skip_corrupt", "Leave out damaged images of a folder.", bool),
+        Row(
+            "--partition",
+            "partition.name",
+            "classes, dirichlet, iid, quantity, by_group or file; default: by_group with --client, else classes.",
+        ),
     ),
     MODEL: (
         Row(
@@ -113,7 +127,7 @@ RUN_OPTIONS = {
     ),
 }
 SETTINGS = {  # by the name of the option's parameter
-    row.names.split()[0].removeprefix("--"): row.setting for rows in RUN_OPTIONS.values() for row in rows
+    _parameter(row): row.setting for rows in RUN_OPTIONS.values() for row in rows
 } | {"algorithm": "algorithm.name", "seed": "run.seed"}
 
 
@@ -123,7 +137,7 @@ def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
     for panel, rows in RUN_OPTIONS.items():
         for row in rows:
             name, *short = row.names.split()
-            types[name.removeprefix("--")] = Annotated[row.type | None, option(panel, row.help, name, *short)]
+            types[_parameter(row)] = Annotated[row.type | None, option(panel, row.help, name, *short)]
     any_setting = "Any setting as TABLE.KEY=VALUE, such as copfl.rate=0.15; repeatable."
     types["settings"] = Annotated[list[str] | None, option(TRAINING, any_setting, "--set", "-s")]
 

@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import reading
+from copfl.data import leaf, overview, reading
 from copfl.data.arrays import held_out, image_folder, npz_file, rank_within_class, statistics
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import advice
+from copfl.data.hub import PREFIX, hub_dataset
 from copfl.data.reading import ImageFile
-from copfl.data.samples import Dataset, Samples
+from copfl.data.samples import Dataset, Inputs, Samples
+from copfl.data.tables import READERS, table_file
 from copfl.errors import DataError, UsageError, unknown
 
+OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CINIC_MEAN, CINIC_STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -39,32 +42,39 @@ CIFAR_MD5 = {
 
 
 def reader(name: str) -> Callable[..., Dataset]:
-    """The function that reads the named data set, or the user's: a .npz file or a folder of images.
+    """The function that reads the named data set, or the user's: a file, a folder, or hf:NAME.
 
     Its keyword arguments are the options of the data set.
     """
     path, exists = Path(name), os.path.exists(name)
     if name in DATASETS:
         return DATASETS[name]
+    if name.startswith(PREFIX):
+        return hub_dataset
+    if exists and leaf.is_leaf(path):
+        return leaf.leaf
     if os.path.isdir(name):
         return image_folder
     if exists and path.suffix == ".npz":
         return npz_file
+    if exists and path.suffix.lower() in READERS:
+        return table_file
     if exists or len(path.parts) > 1 or path.suffix:
-        wrong = "is neither a .npz file nor a folder" if exists else "does not exist"
-        raise DataError(f"{path} {wrong}; give a .npz file with x and y, or a folder of images")
+        wrong = "is not a file of a known kind" if exists else "does not exist"
+        raise DataError(f"{path} {wrong}; give a table ({', '.join(READERS)}), {OTHER_KINDS}")
     raise unknown("data set", name, DATASETS)
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> Dataset:
-    """The named data set, or the user's: the path of a .npz file or of a folder of images."""
+    """The named data set, or the user's: the path of a file or folder, or hf:NAME."""
     name = str(name_or_path)
     read = reader(name)
     for option, most in (("severity", 5), ("size", reading.LARGEST_IMAGE_SIDE)):
         if not 1 <= options.get(option, 1) <= most:
             raise UsageError(f"{option}={options[option]} must be from 1 to {most:,}")
+    place: Any = data_dir if name in DATASETS else name if name.startswith(PREFIX) else Path(name)
     try:
-        return read(data_dir if name in DATASETS else Path(name), **options)
+        return read(place, **options)
     except DataError as error:
         raise DataError(f"{name}: {error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
 
@@ -77,11 +87,17 @@ def describe() -> dict[str, str]:
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:
     """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
     found = load(name_or_path, data_dir, **options)
-    shape = " x ".join(str(side) for side in found.train.x.shape[1:])
     sizes = f"{len(found.train):,} train and {len(found.test):,} test samples"
-    facts = [f"{found.name}: {sizes}", f"{found.train.x.dtype} {shape}", f"{len(found.classes)} classes"]
+    facts = [f"{found.name}: {sizes}", _sample(found.train.x), overview.targets(found)]
     facts += [f"{len(found.groups)} groups"] if found.groups else []
     return ", ".join(facts) + (f". {found.note}" if found.note else "")
+
+
+def _sample(x: Inputs) -> str:
+    """The type and shape of one sample, such as "uint8 3 x 32 x 32"."""
+    if isinstance(x, dict):
+        return ", ".join(f"{name} {_sample(array)}" for name, array in x.items())
+    return "text" if x.dtype.kind == "U" else f"{x.dtype} {' x '.join(str(side) for side in x.shape[1:])}"
 
 
 def digits(data_dir: Path | None) -> Dataset:

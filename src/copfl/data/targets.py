@@ -84,7 +84,8 @@ def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None 
         raise DataError(f"{found}: is it the right array or column?{remedy}")
     numbers = [np.searchsorted(values, part).astype(np.int64) for part in parts]
     shown = tuple(str(value) for value in values.tolist())
-    is_plain = values.dtype.kind != "U" and values[0] == 0 and values[-1] == len(values) - 1
+    is_text = values.dtype.kind == "U"
+    is_plain = what == "group" if is_text else bool(values[0] == 0 and values[-1] == len(values) - 1)
     few = ", ".join(shown[:3]) + (f", ..., {shown[-1]}" if len(shown) > 4 else ", ".join(("", *shown[3:])))
     return Targets(numbers, shown, CLASSIFICATION, "" if is_plain else f"{what}s {few} are numbered from 0")
 

@@ -22,6 +22,7 @@ from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
 from copfl.data.federation import Federation
+from copfl.data.hub import PREFIX
 from copfl.data.partition import Partition
 from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
@@ -116,8 +117,11 @@ def resolve_data(table: Mapping[str, Any]) -> Table:
     if user_code.is_reference(name):
         user_code.attribute("data", name, table.get("code"))
         return table | {"code": user_code.folder_of(name)}
-    if (len(Path(name).parts) > 1 or os.path.exists(name)) and name not in datasets.DATASETS:
+    is_path = (len(Path(name).parts) > 1 or os.path.exists(name)) and not name.startswith(PREFIX)
+    if is_path and name not in datasets.DATASETS:
         table["name"] = str(Path(name).absolute())
+    if table.get("test"):  # the test rows of a table
+        table["test"] = str(Path(str(table["test"])).absolute())
     return table
 
 
@@ -128,7 +132,7 @@ def build_data(table: Mapping[str, Any]) -> Dataset:
     if user_code.is_reference(name):
         given = user_code.attribute("data", name, table.get("code"))
         return user_code.dataset_of(given, folder, options, name)
-    checked = config.checked(name, datasets.reader(name), options, skip=("data_dir", "path"))
+    checked = config.checked(name, datasets.reader(name), options, skip=("data_dir", "path", "place", "name"))
     return datasets.load(name, folder, **checked)
 
 

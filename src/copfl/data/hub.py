@@ -1,0 +1,79 @@
+"""Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from copfl.data.arrays import from_arrays
+from copfl.data.samples import Dataset
+from copfl.data.tables import Table, cell, from_tables
+from copfl.errors import DataError
+
+PREFIX = "hf:"
+TEST_SPLITS = ("test", "validation", "valid", "dev")
+
+
+def hub_dataset(
+    name: str,
+    *,
+    target: str = "",
+    client: str = "",
+    text: str = "",
+    subset: str = "",
+    size: int = 0,
+    missing: str = "refuse",
+    kind: str | None = None,
+) -> Dataset:
+    """A data set of the hub: images, a text, or the columns of a table; `subset` is its configuration.
+
+    Without `target` it is the only column of class labels; without `text`, the only column of texts. Without
+    a labelled test split, a part of the train split is test.
+    """
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise DataError('it needs the package datasets: pip install "copfl[hf]"') from error
+    short = name.removeprefix(PREFIX)
+    try:
+        splits = load_dataset(short, subset or None)
+    except Exception as error:  # of many kinds: no network, no such name, a script that is refused
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"the package datasets cannot load {short!r}: {reason}") from error
+    if "train" not in splits:
+        raise DataError(f"{short!r} has no split train; it has {', '.join(splits)}")
+    features = splits["train"].features
+    kinds = {column: type(feature).__name__ for column, feature in features.items()}
+    labels = [column for column, found in kinds.items() if found == "ClassLabel"]
+    target = target or (labels[0] if len(labels) == 1 else "label" if "label" in kinds else "")
+    if target not in kinds:
+        raise DataError(f"name the column to predict with --target; the columns are {', '.join(kinds)}")
+    classes = list(features[target].names) if kinds[target] == "ClassLabel" else None
+    test = next((splits[split] for split in TEST_SPLITS if split in splits), None)
+    if test is not None and classes and -1 in test[target]:
+        test = None  # the labels of a benchmark's test split may be withheld
+    parts = [part for part in (splits["train"], test) if part is not None]
+    if image := next((column for column, found in kinds.items() if found == "Image"), ""):
+        return _images(parts, short, image, target, classes, size)
+    strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
+    texts = [column for column in strings if column not in (target, client)]
+    text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
+    tables: list[Table] = [{column: [cell(v) for v in part[column]] for column in kinds} for part in parts]
+    if classes:
+        for table in tables:
+            table[target] = [None if v is None else classes[v] for v in table[target]]
+    return from_tables(
+        tables, short, target=target, client=client, text=text, missing=missing, kind=kind, classes=classes
+    )
+
+
+def _images(parts: list[Any], name: str, image: str, target: str, classes: Any, size: int) -> Dataset:
+    """The images at one size, by default that of the first."""
+    first = parts[0][0][image]
+    shape = (size, size) if size else first.size
+    arrays: list[Any] = []
+    for part in parts:
+        pictures = [picture.convert("RGB").resize(shape) for picture in part[image]]
+        arrays += [np.stack([np.asarray(picture) for picture in pictures]), np.array(part[target])]
+    return from_arrays(*arrays, name=name, classes=classes)

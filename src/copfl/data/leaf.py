@@ -1,0 +1,111 @@
+"""Data in LEAF's layout: {train,test}/*.json, or one .json file, with the samples of every user.
+
+A file has {"users": [...], "user_data": {USER: {"x": [...], "y": [...]}}}. The users are the natural clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.data import reading
+from copfl.data.arrays import from_arrays
+from copfl.data.samples import NEXT_TOKEN, Dataset
+from copfl.errors import DataError, at_least
+
+LARGEST_FILE = 2048 * reading.MIB
+FEMNIST_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Users(NamedTuple):
+    """The samples of all users of one split, one after the other."""
+
+    x: list[Any]
+    y: list[Any]
+    user: list[str]
+
+
+def is_leaf(place: Path) -> bool:
+    """Whether a path is a .json file or a folder with train/*.json."""
+    return place.suffix == ".json" or any((place / "train").glob("*.json"))
+
+
+def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
+    """A file or folder in LEAF's layout; `users` takes that many, those with the most samples."""
+    parts = _parts(place, users)
+    content: dict[str, Any] = {}
+    for suffix, part in zip(("", "_test"), parts, strict=False):
+        content |= {f"x{suffix}": part.x, f"y{suffix}": part.y, f"group{suffix}": part.user}
+    name = place.stem if place.is_file() else place.resolve().name
+    return replace(from_arrays(**content, kind=kind, name=name), natural=True)
+
+
+def femnist(place: Path, users: int = 0) -> Dataset:
+    """LEAF's FEMNIST: 28 x 28 images of 62 characters; the clients are the writers."""
+    content: dict[str, Any] = {}
+    for suffix, part in zip(("", "_test"), _parts(place, users), strict=False):
+        pixels = np.array(part.x, np.float32).reshape(-1, 28, 28)
+        labels = np.array(part.y, np.int64)
+        content |= {f"x{suffix}": np.rint(pixels * 255).astype(np.uint8), f"y{suffix}": labels}
+        content[f"group{suffix}"] = part.user
+    return replace(from_arrays(**content, classes=FEMNIST_CLASSES, name="femnist"), natural=True)
+
+
+def shakespeare(place: Path, users: int = 0) -> Dataset:
+    """LEAF's Shakespeare: the next character after each of 80; the clients are the roles."""
+    parts = _parts(place, users)
+    texts = [[x + y for x, y in zip(part.x, part.y, strict=True)] for part in parts]
+    letters = sorted({letter for part in texts for text in part for letter in text})
+    number = {letter: n for n, letter in enumerate(letters)}
+    content: dict[str, Any] = {}
+    for suffix, part, lines in zip(("", "_test"), parts, texts, strict=False):
+        tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
+        content |= {f"x{suffix}": tokens[:, :-1], f"y{suffix}": tokens[:, 1:], f"group{suffix}": part.user}
+    found = from_arrays(**content, classes=letters, kind=NEXT_TOKEN, name="shakespeare")
+    return replace(found, natural=True)
+
+
+def _parts(place: Path, users: int) -> list[Users]:
+    """Train and test, or all samples of one file; without the users who have no train sample."""
+    at_least(0, users=users)
+    if place.is_file():
+        files: list[Sequence[Path]] = [[place]]
+    else:
+        files = [sorted((place / split).glob("*.json")) for split in ("train", "test")]
+        if not all(files):
+            raise DataError(f"{place} lacks train/*.json or test/*.json")
+    data = [_user_data(split) for split in files]
+    names = sorted(data[0], key=lambda user: (-len(data[0][user]["y"]), user))
+    kept = [user for user in names[: users or None] if all(user in split for split in data)]
+    return [
+        Users(
+            [x for user in kept for x in split[user]["x"]],
+            [y for user in kept for y in split[user]["y"]],
+            [user for user in kept for _ in split[user]["y"]],
+        )
+        for split in data
+    ]
+
+
+def _user_data(files: Sequence[Path]) -> dict[str, dict[str, list[Any]]]:
+    """The samples of each user in these files."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for path in files:
+        with reading.naming(str(path), "LEAF file"):
+            content = json.loads(reading.read_bytes(path, LARGEST_FILE))
+            users = content["user_data"] if isinstance(content, dict) and "user_data" in content else None
+            if not isinstance(users, dict):
+                raise DataError(f'{path} has no "user_data": {{USER: {{"x": [...], "y": [...]}}}}')
+            for user, samples in users.items():
+                if not isinstance(samples, dict) or len(samples.get("x", ())) != len(samples.get("y", "?")):
+                    raise DataError(f"{path}: the user {user!r} has not as many x as y")
+                if samples["y"]:
+                    found[user] = samples
+    if not found:
+        raise DataError(f"{', '.join(map(str, files))} has no samples")
+    return found

@@ -1,0 +1,104 @@
+"""What a data set is, as text: samples, targets, clients, and a picture of who has what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset, shown
+
+WORDS = {CLASSIFICATION: "class", MULTILABEL: "label", REGRESSION: "target", NEXT_TOKEN: "token"}
+SHADES = " .:-=+*#@"  # from none to all of a client's samples
+MOST_ROWS, MOST_COLUMNS, BINS = 20, 40, 10  # of the picture
+
+
+def overview(dataset: Dataset) -> str:
+    """A few lines: what was understood, and who has what."""
+    facts = {
+        "kind": dataset.kind,
+        "samples": f"{len(dataset.train):,} train, {len(dataset.test):,} test; each {shown(dataset.train.x)}",
+        _plural(WORDS[dataset.kind]): _target_facts(dataset),
+        "clients": _client_facts(dataset),
+    }
+    notes = [note for note in dataset.note.split("; ") if note]
+    lines = [f"{name:<10}{fact}" for name, fact in facts.items()]
+    lines += [f"{'' if n else 'notes':<10}{note}" for n, note in enumerate(notes)]
+    return "\n".join([dataset.name, *lines, *_picture(dataset)])
+
+
+def targets(dataset: Dataset) -> str:
+    """Such as "10 classes" or "regression of 1 target"."""
+    count, word = len(dataset.classes), WORDS[dataset.kind]
+    many = word if count == 1 else _plural(word)
+    return f"{count} {many}" if dataset.kind == CLASSIFICATION else f"{dataset.kind} of {count} {many}"
+
+
+def _plural(word: str) -> str:
+    return f"{word}es" if word.endswith("s") else f"{word}s"
+
+
+def _target_facts(dataset: Dataset) -> str:
+    y = dataset.train.y
+    if dataset.kind == NEXT_TOKEN:
+        return f"{len(dataset.classes):,} different, {y.shape[1]} in a sample"
+    if dataset.kind == REGRESSION:
+        columns = y.reshape(len(y), -1).T
+        facts = [
+            f"{name}: mean {c.mean():.4g}, deviation {c.std():.4g}, from {c.min():.4g} to {c.max():.4g}"
+            for name, c in zip(dataset.classes, columns, strict=True)
+        ]
+        return "; ".join(facts[:5]) + ("; ..." if len(facts) > 5 else "")
+    counts = y.sum(axis=0) if dataset.kind == MULTILABEL else np.bincount(y, minlength=len(dataset.classes))
+    order = np.argsort(-counts, kind="stable")
+    facts = [f"{dataset.classes[k]} {int(counts[k]):,}" for k in order[:8]]
+    return f"{len(counts)}: {', '.join(facts)}{', ...' if len(counts) > 8 else ''}"
+
+
+def _client_facts(dataset: Dataset) -> str:
+    if dataset.train.group is None or dataset.test.group is None:
+        return "none by nature; a partition makes them (`copfl list partitions`)"
+    train, test = (
+        np.bincount(part, minlength=len(dataset.groups)) for part in (dataset.train.group, dataset.test.group)
+    )
+    sizes = f"{train.min():,} to {train.max():,} train samples (median {int(np.median(train)):,})"
+    untested = [name for name, count in zip(dataset.groups, test, strict=True) if not count]
+    missing = f"; without a test sample: {', '.join(untested[:5])}" if untested else ""
+    usual = "" if dataset.natural else "; used as clients with --partition by_group"
+    return f"{len(dataset.groups):,} groups, {sizes}, {test.min():,} to {test.max():,} test samples{missing}{usual}"
+
+
+def _picture(dataset: Dataset) -> list[str]:
+    """Rows of shades: the fraction of each class, label or range of values in each client's train samples."""
+    if dataset.train.group is None or dataset.kind == NEXT_TOKEN:
+        return []
+    columns, counted = _columns(dataset)
+    rows = []
+    for number, name in enumerate(dataset.groups[:MOST_ROWS]):
+        own = dataset.train.group == number
+        share = counted[own].sum(axis=0) / max(int(own.sum()), 1)
+        level = np.ceil(share * (len(SHADES) - 1)).astype(int).clip(0, len(SHADES) - 1)
+        rows.append((name, f"{int(own.sum()):,}", "".join(SHADES[k] for k in level)))
+    widths = [max(len(row[k]) for row in rows) for k in (0, 1)]
+    body = [f"  {name:<{widths[0]}}  {size:>{widths[1]}}  |{shades}|" for name, size, shades in rows]
+    more = len(dataset.groups) - MOST_ROWS
+    legend = f'columns: {columns}. Shades, from none to all of the samples: "{SHADES}"'
+    return ["", "who has what", *body, *([f"  and {more:,} more"] if more > 0 else []), f"  {legend}"]
+
+
+def _columns(dataset: Dataset) -> tuple[str, NDArray[np.float64]]:
+    """What the columns of the picture are, and which of them each train sample counts in."""
+    y = dataset.train.y
+    if dataset.kind == REGRESSION:
+        values = y if y.ndim == 1 else y[:, 0]
+        edges = np.quantile(values, np.linspace(0, 1, BINS + 1))
+        bins = np.searchsorted(edges[1:-1], values, side="right")
+        return f"tenths of all values of {dataset.classes[0]}, in order", np.eye(BINS)[bins]
+    count = len(dataset.classes)
+    rows = np.asarray(y, np.float64) if dataset.kind == MULTILABEL else np.eye(count)[y]
+    names: Sequence[str] = dataset.classes[:MOST_COLUMNS]
+    listed = ", ".join(names[:5]) + (", ..." if count > 5 else "")
+    return f"the {'first ' if count > MOST_COLUMNS else ''}{len(names)} of {count} ({listed})", rows[
+        :, :MOST_COLUMNS
+    ]

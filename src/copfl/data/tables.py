@@ -1,0 +1,360 @@
+"""Tables of a user (.csv, .tsv, .jsonl, .parquet) as a data set: one row per sample.
+
+The targets, the clients and a text are columns by name. All other columns are features: numbers are
+standardised with the mean and deviation of the train rows, texts are categories, one number each.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data import reading
+from copfl.data.arrays import from_arrays
+from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.targets import MOST_AMBIGUOUS
+from copfl.errors import DataError, one_of, unknown
+
+Column = list[Any]  # texts or numbers; None where a value is missing
+Table = dict[str, Column]  # by name, all of one length
+
+LARGEST_FILE = 512 * reading.MIB  # Python's objects take about ten times as much memory
+MOST_CATEGORIES = 1000
+LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+
+
+def table_file(
+    path: Path,
+    *,
+    target: str = "",
+    client: str = "",
+    text: str = "",
+    test: str = "",
+    drop: str = "",
+    categories: str = "",
+    missing: str = "refuse",
+    kind: str | None = None,
+) -> Dataset:
+    """A table with the column to predict (`target`), and optionally the clients' column and a text's.
+
+    `target`, `drop` (columns to leave out) and `categories` (numbers that are categories) may be several
+    columns, separated by commas. `test` is the file of the test rows. Missing values are refused, or with
+    missing=fill the mean or no category; missing=drop leaves their rows out.
+    """
+    tables = [read_table(Path(file)) for file in (path, test) if file]
+    options = {"target": target, "client": client, "text": text, "drop": drop, "categories": categories}
+    return from_tables(tables, path.stem, missing=missing, kind=kind, **options)
+
+
+def from_tables(
+    tables: Sequence[Table],
+    name: str,
+    *,
+    target: str,
+    client: str = "",
+    text: str = "",
+    drop: str = "",
+    categories: str = "",
+    missing: str = "refuse",
+    kind: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """A table of train rows, or of train and test rows, as a data set; see `table_file`."""
+    one_of(("refuse", "fill", "drop"), missing=missing)
+    known = list(tables[0])
+    if not target:
+        raise DataError(f"name the column to predict with --target; the columns are {', '.join(known)}")
+    targets, left_out = _columns(target, known), _columns(drop, known)
+    clients, texts = _columns(client, known), _columns(text, known)
+    as_categories = _columns(categories, known)
+    for table in tables[1:]:
+        if absent := [column for column in known if column not in table]:
+            raise DataError(f'the test table lacks the column "{absent[0]}"')
+    special = {*targets, *clients, *texts, *left_out}
+    features = [] if texts else [column for column in known if column not in special]
+    if not features and not texts:
+        raise DataError("there is no column left to predict from; besides the target at least one is needed")
+    tables, notes = _without_missing(tables, [*targets, *clients, *texts], features, missing)
+    labels = [_target([table[column] for column in targets], targets, kind) for table in tables]
+    kinds = {array.dtype.kind for array in labels}
+    if len(kinds) > 1:  # numbers in one table, texts in the other
+        labels = [array.astype(np.str_) for array in labels]
+    rows = [np.arange(len(array))[:, None] for array in labels]
+    groups: dict[str, Any] = {}
+    if clients:
+        origins = [[str(value) for value in table[clients[0]]] for table in tables]
+        is_number = all(value.isdigit() and str(int(value)) == value for part in origins for value in part)
+        parts = [np.array(part, np.int64 if is_number else np.str_) for part in origins]
+        groups = dict(zip(("group", "group_test"), parts, strict=False))
+    names = classes or (targets if labels[0].dtype.kind == "f" else None)
+    pairs = [array for pair in zip(rows, labels, strict=True) for array in pair]
+    data = from_arrays(*pairs, **groups, classes=names, kind=kind, name=name)
+    sources = [tables[0], tables[-1]]
+    chosen = [part.x[:, 0] for part in (data.train, data.test)]
+    if texts:
+        x = [_texts(table[texts[0]], rows, notes) for table, rows in zip(sources, chosen, strict=True)]
+        others = [column for column in known if column not in special]
+        notes += [f"columns not used beside the text: {', '.join(others)}"] if others else []
+    else:
+        encoders = [
+            encoder(column, [table[column] for table in tables], chosen[0], column in as_categories)
+            for column in features
+        ]
+        x = [
+            np.concatenate([e.encoded(table[e.name], rows) for e in encoders], axis=1)
+            for table, rows in zip(sources, chosen, strict=True)
+        ]
+        notes.append(_summary(encoders))
+    splits = [replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True)]
+    note = "; ".join(filter(None, (data.note, *notes)))
+    return replace(data, train=splits[0], test=splits[1], note=note, natural=bool(clients))
+
+
+# Features
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How a column becomes numbers, learned from the train rows."""
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    categories: tuple[str, ...] = ()  # none: the column has numbers
+
+    def encoded(self, column: Column, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The column's values in these rows, [n, 1] or [n, categories]; 0 where a value is missing."""
+        values = [column[row] for row in rows]
+        if not self.categories:
+            numbers = np.array([self.mean if v is None else float(v) for v in values], np.float64)
+            return ((numbers - self.mean) / self.std).astype(np.float32)[:, None]
+        place = {category: number for number, category in enumerate(self.categories)}
+        result = np.zeros((len(values), len(self.categories)), np.float32)
+        for row, value in enumerate(values):
+            if str(value) in place:  # another one, in test rows, is none of the known
+                result[row, place[str(value)]] = 1
+        return result
+
+
+def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
+    """The encoder of a column of all tables; `rows` are the train rows of the first."""
+    first = columns[0]
+    given = [first[row] for row in rows if first[row] is not None]
+    if not is_category and _are_numbers(name, [value for column in columns for value in column]):
+        numbers = np.array([float(value) for value in given], np.float64)
+        std = float(numbers.std()) if len(numbers) else 0.0
+        return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
+    different = tuple(sorted({str(value) for value in given}))
+    if len(different) > MOST_CATEGORIES:
+        raise DataError(
+            f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} categories '
+            f"are accepted; leave it out with --set data.drop={name}, or if it is the text to learn from, or the "
+            f"client, name it with --text {name} or --client {name}"
+        )
+    return Encoder(name, categories=different or ("",))
+
+
+def _are_numbers(name: str, values: Column) -> bool:
+    """Whether the values are numbers; a DataError if most are and some are not, or are not finite."""
+    wrong, numbers = None, 0
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        number = _number(value)
+        if number is None:
+            wrong = wrong or (row, value)
+        elif not np.isfinite(number):
+            raise DataError(f'the column "{name}" has {value} in row {row + 1}; all numbers must be finite')
+        else:
+            numbers += 1
+    if wrong is None:
+        return True
+    if 2 * numbers > sum(value is not None for value in values):
+        raise DataError(
+            f'the column "{name}" has numbers, but {str(wrong[1])[:40]!r} in row {wrong[0] + 1}; correct it, or if '
+            f"its values are categories: --set data.categories={name}"
+        )
+    return False
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _texts(column: Column, rows: NDArray[np.int64], notes: list[str]) -> NDArray[np.str_]:
+    """The texts of these rows, cut where they are too long."""
+    texts = [str(column[row]) for row in rows]
+    if long := sum(len(text) > LONGEST_TEXT for text in texts):
+        notes.append(f"{long:,} texts are cut to {LONGEST_TEXT:,} characters")
+    return np.array([text[:LONGEST_TEXT] for text in texts])
+
+
+def _summary(encoders: Sequence[Encoder]) -> str:
+    """Which columns are numbers and which categories, for readers."""
+    numbers = [e.name for e in encoders if not e.categories]
+    words = [f"{e.name} ({len(e.categories)})" for e in encoders if e.categories]
+    parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
+    parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
+    return ", ".join(parts)
+
+
+# Targets and missing values
+
+
+def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -> NDArray[Any]:
+    """One target column as texts, whole numbers or numbers; several as numbers [n, k]."""
+    if len(columns) > 1:
+        for name, column in zip(names, columns, strict=True):
+            if not _are_numbers(name, column):
+                raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
+        return np.array([[float(value) for value in column] for column in columns]).T
+    (column,), (name,) = columns, names
+    if kind == CLASSIFICATION or not _are_numbers(name, column):
+        if kind not in (None, CLASSIFICATION):
+            shown = next(str(value) for value in column if _number(value) is None)
+            raise DataError(f'the target column "{name}" has {shown[:40]!r}; {kind} needs numbers')
+        return np.array([str(value) for value in column])
+    numbers = np.array([float(value) for value in column])
+    is_whole = (numbers == np.round(numbers)).all()
+    if kind is None and is_whole and len(np.unique(numbers)) <= MOST_AMBIGUOUS:
+        return numbers.astype(np.int64)
+    return numbers
+
+
+def _without_missing(
+    tables: Sequence[Table], needed: Sequence[str], features: Sequence[str], how: str
+) -> tuple[list[Table], list[str]]:
+    """The tables without rows that lack a value, or unchanged; and notes."""
+    columns = [*needed, *features]
+    counts = {name: sum(value is None for table in tables for value in table[name]) for name in columns}
+    found = {name: count for name, count in counts.items() if count}
+    if not found:
+        return list(tables), []
+    shown = ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:8])
+    fill = "--set data.missing=fill (the column's mean, no category)"
+    drop = "--set data.missing=drop (without those rows)"
+    if how == "fill" and not found.keys() & set(needed):
+        return list(tables), [f"missing values filled: {shown}"]
+    if how != "drop":
+        remedy = drop if found.keys() & set(needed) else f"{fill} or {drop}"
+        raise DataError(
+            f"values are missing, in {len(found)} columns: {shown}. Complete them, or use {remedy}"
+        )
+    kept = []
+    for table in tables:
+        rows = [n for n in range(len(table[columns[0]])) if all(table[c][n] is not None for c in columns)]
+        kept.append({name: [column[n] for n in rows] for name, column in table.items()})
+    sizes = [sum(len(table[columns[0]]) for table in some) for some in (tables, kept)]
+    if not sizes[1]:
+        raise DataError(f"every row has a missing value: {shown}; use {fill} or --set data.drop=COLUMN")
+    return kept, [f"{sizes[0] - sizes[1]:,} of {sizes[0]:,} rows with missing values are left out: {shown}"]
+
+
+def _columns(given: str, known: Sequence[str]) -> list[str]:
+    """The columns of a name, or of several separated by commas."""
+    names = [given] if given in known else [part.strip() for part in given.split(",") if part.strip()]
+    for name in names:
+        if name not in known:
+            raise DataError(str(unknown("column", name, known)))
+    return names
+
+
+# Files
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a .csv, .tsv, .jsonl or .parquet file."""
+    with reading.naming(str(path), f"{path.suffix} file"):
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise DataError(
+                f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read into memory. Take a part of its "
+                "rows or columns, or pass arrays from Python: copfl.run(dataset=(x, y))"
+            )
+        table = READERS[path.suffix.lower()](path)
+        if not table or not len(next(iter(table.values()))):
+            raise DataError(f"{path} has no rows")
+        return table
+
+
+def _csv(path: Path) -> Table:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        head = file.readline()
+        file.seek(0)
+        delimiter = max(",;\t", key=head.count)
+        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        names = [name.strip() for name in next(rows, [])]
+        if doubled := [name for name in names if names.count(name) > 1 or not name]:
+            raise DataError(
+                f"{path} has the column {doubled[0]!r} twice, or without a name, in its first row"
+            )
+        columns: list[Column] = [[] for _ in names]
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(names):
+                found = f"{path}, line {rows.line_num}, has {len(row)} values"
+                raise DataError(f"{found}; the first line names {len(names)} columns")
+            for column, cell in zip(columns, row, strict=True):
+                column.append(None if cell.strip().lower() in MISSING else cell.strip())
+    return dict(zip(names, columns, strict=True))
+
+
+def _jsonl(path: Path) -> Table:
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}, is not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f'{path}, line {number}, is no object such as {{"text": ..., "label": ...}}')
+            rows.append(row)
+    return _by_column(path, rows)
+
+
+def _by_column(path: Path, rows: Iterable[dict[str, Any]]) -> Table:
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table: Table = {name: [cell(row.get(name)) for row in rows] for name in names}
+    return table
+
+
+def cell(value: Any) -> Any:
+    """A value of a typed file; nan counts as missing."""
+    is_missing = value is None or (isinstance(value, float) and value != value) or value == ""
+    return None if is_missing else int(value) if isinstance(value, bool) else value
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise DataError('reading .parquet needs pyarrow: pip install "copfl[tables]"') from error
+    file = parquet.ParquetFile(path)
+    groups = range(file.metadata.num_row_groups)
+    if (size := sum(file.metadata.row_group(n).total_byte_size for n in groups)) > LARGEST_FILE:
+        raise DataError(f"{path} would unpack to {size:,} bytes; at most {LARGEST_FILE:,} are accepted")
+    content = file.read()
+    return {name: [cell(v) for v in content.column(name).to_pylist()] for name in content.column_names}
+
+
+READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".jsonl": _jsonl,
+    ".parquet": _parquet,
+}

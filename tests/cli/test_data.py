@@ -1,0 +1,95 @@
+"""The user's own data on the command line: described, run, and refused in one paragraph."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.commands import called
+from tests.data.files import write_image
+from tests.data.test_tables import ROWS, write_csv, write_jsonl
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COPFL_DATA", raising=False)
+    return tmp_path
+
+
+def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Capture) -> None:
+    write_csv(here / "t.csv", [*ROWS, {**ROWS[0], "age": ""}])
+    words = ("t.csv", "--target", "ill", "--client", "site")
+    answer = called(capsys, "data", "describe", *words)
+    assert (answer.code, answer.err) == (0, "")
+    assert "missing values filled: age 1" in answer.out
+    assert "who has what" in answer.out
+    write_csv(here / "t.csv", ROWS)
+    run = ("--model", "mlp", "-s", "mlp.width=4", "-r", 1, "-o", "a")
+    answer = called(capsys, "run", "--dataset", *words, *run)
+    assert (answer.code, answer.err) == (0, "")
+    text = (here / "a" / "run.toml").read_text()
+    assert "clients = 4\n" in text
+    assert 'name = "by_group"\n' in text
+    assert called(capsys, "resume", "a", "--rounds", 2).code == 0  # reads the table again
+
+
+def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> None:
+    for label in ("a", "b"):
+        for n in range(10):
+            write_image(here / "photos" / label / f"{n}.png", (4, 4), (n, 0, 0))
+    (here / "photos" / "a" / "3.png").write_bytes(b"\x89PNG")
+    words = ("--dataset", "photos", "--model", "mlp", "-n", 2, "-r", 1, "-s", "mlp.width=4", "-o", "out")
+    answer = called(capsys, "run", *words)
+    assert answer.code == 2
+    assert re.search(r"3\.png is not a readable .* --skip-corrupt", answer.err)
+    assert not (here / "out").exists()
+    answer = called(capsys, "run", *words, "--skip-corrupt")
+    assert answer.code == 0
+    assert "1 of 20 images are corrupt and were skipped" in answer.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataset t.csv", "name the column to predict with --target; the columns are age, town, site, ill"),
+        ("--dataset t.csv --target il", 'no column "il"; did you mean "ill"'),
+        ("--dataset t.csv --target town -s data.kind=regression", "'Rome'; regression needs numbers"),
+        (
+            "--dataset t.csv --target age",
+            'the partition "classes" assigns classes, .* --partition iid or quantity',
+        ),
+        ("--dataset bad.csv --target ill --client site", 'group "h9" has 1 train samples and no test sample'),
+        ("--dataset inf.csv --target ill", '"age" has inf in row 1; all numbers must be finite'),
+        ("--dataset missing.csv --target ill", r"age 1\. .*data.missing=fill .* data.missing=drop"),
+        ("--dataset extra.npz", 'the class "3" of "extra" has test samples and no train sample'),
+        ("--dataset nan.npz", "x has NaN or infinity, first in sample 0"),
+        ("--dataset many.npz", "70,000 different labels, at most 65,536"),
+        ("--dataset huge.csv --target a", "2,147,483,648 bytes; at most .* Take a part of its rows"),
+        ("--dataset t.jsonl --target ill --text site", "the samples are texts; use a model that tokenises"),
+    ],
+)
+def test_bad_data_is_one_paragraph_and_leaves_nothing(
+    here: Path, capsys: Capture, words: str, message: str
+) -> None:
+    write_csv(here / "t.csv", ROWS)
+    write_jsonl(here / "t.jsonl", ROWS)
+    write_csv(here / "bad.csv", [*ROWS, {**ROWS[0], "site": "h9"}])
+    write_csv(here / "inf.csv", [{**ROWS[0], "age": "inf"}, *ROWS])
+    write_csv(here / "missing.csv", [{**ROWS[0], "age": ""}, *ROWS])
+    x, y = np.zeros((9, 2)), np.arange(9) % 3
+    np.savez(here / "extra.npz", x=x, y=y, x_test=x, y_test=y + 1)
+    np.savez(here / "nan.npz", x=x + np.nan, y=y)
+    np.savez(here / "many.npz", x=np.zeros((70_000, 1), np.uint8), y=np.arange(70_000))
+    with (here / "huge.csv").open("wb") as file:
+        file.truncate(2 * 2**30)
+    before = set(here.iterdir())
+    answer = called(capsys, "run", *words.split(), "--model", "mlp", "-r", 1, "-o", "out")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert re.search(message, answer.err), answer.err
+    assert set(here.iterdir()) == before

@@ -1,0 +1,264 @@
+"""A user's tables and texts (.csv, .jsonl, .parquet), LEAF's files and the hub's: read, encoded, refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from copfl.data import datasets, tables
+from copfl.data.arrays import from_arrays
+from copfl.data.datasets import load
+from copfl.data.overview import overview
+from copfl.errors import DataError, UsageError
+from tests.data.files import assert_well_formed
+
+ROWS = [
+    {"age": 20 + n, "town": ("Rome", "Oslo")[n % 2], "site": f"h{n % 4}", "ill": ("no", "yes")[n % 3 == 0]}
+    for n in range(40)
+]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_csv, "t.csv"), (write_jsonl, "t.jsonl"), (write_parquet, "t.parquet")],
+)
+def test_the_same_table_in_every_form(tmp_path: Path, write: Any, name: str) -> None:
+    found = load(write(tmp_path / name, ROWS), target="ill", client="site")
+    assert_well_formed(found)
+    assert found.classes == ("no", "yes")
+    assert found.groups == ("h0", "h1", "h2", "h3")
+    assert found.natural
+    assert found.train.x.shape == (32, 3)  # age, and a column for each of two towns
+    assert found.train.x[:, 0].mean() == pytest.approx(0, abs=1e-6)
+    assert found.train.x[:, 0].std() == pytest.approx(1, abs=1e-6)
+    everything = np.concatenate([found.train.x, found.test.x])
+    assert (everything[:, 1:].sum(axis=1) == 1).all()
+    assert found.test.group is not None
+    assert np.bincount(found.test.group).tolist() == [2, 2, 2, 2]
+    assert "1 standardised columns of numbers, categories: town (2)" in found.note
+
+
+def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -> None:
+    train = write_csv(
+        tmp_path / "a.csv", [{"x": n % 2, "c": "ab"[n % 2], "y": "pq"[n % 2]} for n in range(10)]
+    )
+    test = write_csv(tmp_path / "b.csv", [{"x": 100, "c": "new", "y": "p"}, {"x": 0, "c": "a", "y": "q"}])
+    found = load(train, target="y", test=str(test))
+    assert (len(found.train), len(found.test)) == (10, 2)
+    assert found.test.x.tolist() == [[199.0, 0.0, 0.0], [-1.0, 1.0, 0.0]]
+
+
+def test_the_kind_of_the_target(tmp_path: Path) -> None:
+    rows = [{"a": n, "b": n / 3, "c": n % 2, "d": int(n % 5 == 0), "e": n % 3} for n in range(30)]
+    path = write_csv(tmp_path / "t.csv", rows, ";")
+    assert load(path, target="b").kind == "regression"
+    assert load(path, target="b").classes == ("b",)
+    assert load(path, target="a").kind == "regression"
+    assert load(path, target="e").classes == ("0", "1", "2")
+    assert load(path, target="e", kind="regression").kind == "regression"
+    several = load(path, target="c,d")
+    assert (several.kind, several.classes, several.train.y.shape) == ("multilabel", ("c", "d"), (24, 2))
+    assert load(path, target="a,b").kind == "regression"
+
+
+def test_texts(tmp_path: Path) -> None:
+    rows = [{"id": n, "words": f"text {n} " + "x" * 5000 * (n == 7), "mood": "ab"[n % 2]} for n in range(20)]
+    found = load(write_jsonl(tmp_path / "t.jsonl", rows), target="mood", text="words")
+    assert found.train.x.dtype.kind == "U"
+    assert found.train.x[0] == "text 0 "
+    assert "1 texts are cut to 4,096 characters" in found.note
+    assert "columns not used beside the text: id" in found.note
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    (ROWS, {"target": "il"}, 'no column "il"; did you mean "ill"'),
+    (ROWS, {}, "name the column to predict with --target; the columns are age, town, site, ill"),
+    (ROWS, {"target": "ill", "client": "hospital"}, 'no column "hospital"'),
+    (
+        [*ROWS, {**ROWS[0], "age": "old"}],
+        {"target": "ill"},
+        "has numbers, but 'old' in row 41; .*categories=age",
+    ),
+    (
+        [*ROWS, {**ROWS[0], "age": "inf"}],
+        {"target": "ill"},
+        '"age" has inf in row 41; all numbers must be finite',
+    ),
+    (
+        [*ROWS, {**ROWS[0], "age": "nan"}],
+        {"target": "ill"},
+        r"in 1 columns: age 1\. .*=fill .*=drop",
+    ),
+    ([*ROWS, {**ROWS[0], "ill": ""}], {"target": "ill", "missing": "fill"}, "ill 1.*missing=drop"),
+    ([*ROWS, {**ROWS[0], "site": "h9"}], {"target": "ill", "client": "site"}, "by_group"),
+    (ROWS, {"target": "town", "kind": "regression"}, "'Rome'; regression needs numbers"),
+    (ROWS, {"target": "age,town"}, '"town" has texts; several targets must be numbers'),
+    (ROWS, {"target": "ill", "drop": "age,town,site"}, "no column left to predict from"),
+    (ROWS, {"target": "ill", "missing": "guess"}, 'no missing "guess"'),
+]
+
+
+@pytest.mark.parametrize(("rows", "options", "message"), BAD)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], message: str
+) -> None:
+    path = write_csv(tmp_path / "t.csv", rows)
+    if message == "by_group":  # a client with one sample has none to be tested on
+        from copfl.data.schemes import by_group, number_of_groups
+
+        found = load(path, **options)
+        assert "without a test sample: h9" in overview(found)
+        with pytest.raises(DataError, match='group "h9" has 1 train samples and no test sample; give it one'):
+            by_group(found, number_of_groups(found), 0)
+        return
+    with pytest.raises((DataError, UsageError), match=message):
+        load(path, **options)
+
+
+def test_missing_values_are_filled_or_their_rows_left_out(tmp_path: Path) -> None:
+    rows = [*ROWS, {**ROWS[0], "age": ""}, {**ROWS[1], "town": "NA"}]
+    path = write_csv(tmp_path / "t.csv", rows)
+    filled = load(path, target="ill", drop="site", missing="fill")
+    assert len(filled.train) + len(filled.test) == 42
+    assert "missing values filled: age 1, town 1" in filled.note
+    dropped = load(path, target="ill", drop="site", missing="drop")
+    assert len(dropped.train) + len(dropped.test) == 40
+    assert "2 of 42 rows with missing values are left out: age 1, town 1" in dropped.note
+
+
+def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
+    rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
+    path = write_csv(tmp_path / "t.csv", rows)
+    with pytest.raises(
+        DataError, match=r'"id" has 1,040 different texts, .*drop=id, .*--text id or --client id'
+    ):
+        load(path, target="y")
+    assert load(path, target="y", drop="id").train.x.shape == (1040, 1)
+    with pytest.raises(DataError, match=r"1,000,000 different labels, at most 65,536"):
+        from_arrays(np.zeros((10**6, 1), np.uint8), np.arange(10**6))
+    with (tmp_path / "huge.csv").open("wb") as file:
+        file.truncate(2 * 2**30)  # takes no room on the disk
+    with pytest.raises(DataError, match=r"2,147,483,648 bytes; at most .* Take a part of its rows"):
+        load(tmp_path / "huge.csv", target="y")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "", "has no rows"),
+        ("t.csv", "a,b\n", "has no rows"),
+        ("t.csv", "a,b\n1,2\n3\n", "line 3, has 1 values; the first line names 2 columns"),
+        ("t.csv", "a,a\n1,2\n", "the column 'a' twice"),
+        ("t.csv", "a,b\n\xff,2\n".encode("latin-1"), "not a readable .csv file: .* codec"),
+        ("t.csv", 'a,b\n"1,2\n', "not a readable .csv file"),
+        ("t.jsonl", '{"a": 1}\n{"a": \n', "line 2, is not valid JSON"),
+        ("t.jsonl", "[1]\n", "line 1, is no object"),
+        ("t.parquet", "PAR1", "not a readable .parquet file"),
+        ("t.json", '{"users": []}', 'has no "user_data"'),
+        ("t.json", '{"user_data": {"u": {"x": [1], "y": []}}}', "not as many x as y"),
+        ("t.json", "{", "not a readable LEAF file"),
+        ("t.xlsx", "", r"not a file of a known kind; give a table \(.csv, .tsv, .jsonl, .parquet\)"),
+    ],
+)
+def test_files_that_are_damaged(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    options: dict[str, Any] = {"target": "a"} if path.suffix in tables.READERS else {}
+    with pytest.raises(DataError, match=message):
+        load(path, **options)
+
+
+# LEAF
+
+
+def leaf_json(path: Path, users: dict[str, tuple[list[Any], list[Any]]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    counts = [len(y) for _, y in users.values()]
+    path.write_text(json.dumps({"users": list(users), "num_samples": counts, "user_data": data}))
+
+
+def test_leaf_files(tmp_path: Path) -> None:
+    samples = {"ann": ([[0.0, 1.0]] * 3, [0, 1, 1]), "bob": ([[2.0, 3.0]] * 2, [1, 0])}
+    leaf_json(tmp_path / "mine" / "train" / "a.json", samples)
+    leaf_json(tmp_path / "mine" / "test" / "a.json", samples)
+    found = load(tmp_path / "mine")
+    assert_well_formed(found)
+    assert (found.groups, found.natural, len(found.train)) == (("ann", "bob"), True, 5)
+    assert load(tmp_path / "mine", users=1).groups == ("ann",)
+    leaf_json(
+        tmp_path / "one.json",
+        {f"u{n}": ([f"text {i}" for i in range(5)], ["a", "b"] * 2 + ["a"]) for n in range(3)},
+    )
+    single = load(tmp_path / "one.json")
+    assert single.train.x.dtype.kind == "U"
+    assert (len(single.train), len(single.test)) == (12, 3)
+
+
+# The hub
+
+
+def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a folder, which the package reads as it reads the hub."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "reviews").mkdir()
+    for split, count in (("train", 10), ("test", 4)):
+        rows = [{"text": f"word {n}", "label": ("bad", "good")[n % 2]} for n in range(count)]
+        write_jsonl(tmp_path / "reviews" / f"{split}.jsonl", rows)
+    found = load(f"hf:{tmp_path / 'reviews'}", target="label", text="text")
+    assert (len(found.train), len(found.test), found.classes) == (10, 4, ("bad", "good"))
+    assert found.train.x[3] == "word 3"
+    with pytest.raises(DataError, match="name the column to predict"):
+        load(f"hf:{tmp_path / 'reviews'}", target="mood")
+    with pytest.raises(DataError, match="cannot load 'nobody/nothing'"):
+        load("hf:nobody/nothing")
+
+
+# What was understood
+
+
+def test_the_overview(tmp_path: Path) -> None:
+    text = overview(load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site"))
+    assert "samples   32 train, 8 test; each float32 [3]" in text
+    assert "classes   2: no 22, yes 10" in text
+    assert "clients   4 groups, 8 to 8 train samples (median 8), 2 to 2 test samples" in text
+    assert "  h2  8  |*:|" in text  # 6 and 2 of 8
+    values = overview(load(tmp_path / "t.csv", target="age", client="site"))
+    assert "targets   age: mean" in values
+    assert "columns: tenths of all values of age" in values
+    assert "clients   none by nature" in overview(load("digits"))
+    several = from_arrays(
+        np.zeros((20, 2)), np.tile([[1, 0, 1], [1, 1, 0]], (10, 1)), group=np.arange(20) % 2
+    )
+    assert "labels    3: target 0 16" in overview(several)
+    line = datasets.check(tmp_path / "t.csv", target="age")
+    assert line.startswith("t: 32 train and 8 test samples, float32 8, regression of 1 target")

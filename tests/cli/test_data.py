@@ -71,7 +71,10 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
         ("--dataset nan.npz", "x has NaN or infinity, first in sample 0"),
         ("--dataset many.npz", "70,000 different labels, at most 65,536"),
         ("--dataset huge.csv --target a", "2,147,483,648 bytes; at most .* Take a part of its rows"),
-        ("--dataset t.jsonl --target ill --text site", "the samples are texts; use a model that tokenises"),
+        (
+            "--dataset t.jsonl --target ill --text site",
+            "the data set has sentences, and the model has no tokenizer",
+        ),
     ],
 )
 def test_bad_data_is_one_paragraph_and_leaves_nothing(

@@ -14,6 +14,7 @@ from copfl.stats import (
     agreement,
     correlation,
     difference,
+    holm,
     kendall,
     latest,
     mean_of_known,
@@ -23,6 +24,7 @@ from copfl.stats import (
     spearman,
     spread_of,
     successive_agreement,
+    t_test,
 )
 
 
@@ -155,3 +157,27 @@ def test_how_alike_rows_are() -> None:
         (1 + 0.2) / 2
     )  # 1 2 3 4 and 3 2 1 4: 1 - 6 · 8 / 60
     assert successive_agreement(rows) == pytest.approx((1 - 1) / 2)
+
+
+def test_holms_correction_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.03, 0.04: times 4, 3, 2, 1 is 0.04, 0.06, 0.06, 0.04, and none below one before it.
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.5]) == pytest.approx([1.0, 1.0])
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=8), st.floats(-1, 1))
+def test_the_t_test_rejects_where_the_interval_excludes(numbers: list[float], centre: float) -> None:
+    values = np.array(numbers)
+    if values.std() < 1e-6:
+        return
+    low, high = over_seeds(values)
+    if min(abs(low - centre), abs(high - centre)) > 1e-6:
+        assert (t_test(values, centre) < 0.05) == (not low <= centre <= high)
+    assert t_test(values, centre) == pytest.approx(float(stats.ttest_1samp(values, centre).pvalue), rel=1e-6)
+
+
+def test_equal_differences_are_certain() -> None:
+    assert (t_test(np.ones(3)), t_test(np.ones(3), 1.0)) == (0.0, 1.0)

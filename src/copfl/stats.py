@@ -103,6 +103,28 @@ def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
     return Interval(mean - half, mean + half)
 
 
+def t_test(values: Numbers, centre: float = 0.0) -> float:
+    """The two-sided p value of the mean being `centre`: below 1 - LEVEL where the interval excludes it."""
+    from scipy import stats
+
+    distance, error = abs(float(values.mean()) - centre), float(values.std(ddof=1)) / math.sqrt(len(values))
+    if error == 0:
+        return 0.0 if distance else 1.0
+    return float(2 * stats.t.sf(distance / error, len(values) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values corrected for their number by Holm's step-down procedure, in the same order.
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none falls below a smaller one.
+    """
+    largest, corrected = 0.0, [0.0] * len(p_values)
+    for rank, place in enumerate(np.argsort(p_values, kind="stable")):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
 def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DRAWS) -> Interval:
     """The bootstrap interval of the mean when each seed's clients are resampled with replacement."""
     rng = np.random.default_rng(0)  # fixed, so that the same table has the same interval

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from copfl import stats
 from copfl.charts import available
 from copfl.comparison import runner
 from copfl.comparison.jobs import Job, placed
@@ -476,7 +477,9 @@ def cell_of(
     plan = experiments.Plan(experiments.Column("c", "C"), "paper", row, {}, budget, [0, 1, 2])
     curves = {"accuracy": [0.0, 0.5], "loss": list(losses or (1.0, 1.0))}
     runs = {
-        seed: records.Record({}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {})
+        seed: records.Record(
+            {"run": {"rounds": 100}}, 0.0, 5, [50, 100], curves, {"accuracy": own}, {}, {}, "", {}
+        )
         for seed, own in values.items()
     }
     return findings.Cell(plan, {}, [], runs)
@@ -516,7 +519,8 @@ CELLS = {
         ("above", "two", {"other": "two"}, findings.UNKNOWN),
         ("above", "nothing", {"other": "nothing"}, findings.UNKNOWN),
         ("best", "low", {}, findings.HOLDS),
-        ("best", "low noisy", {}, findings.OPEN),  # the best of them decides
+        ("best", "low noisy", {}, findings.OPEN),
+        ("best", "surely average", {}, findings.FAILS),  # the highest mean is not the surest
         ("best", "low noisy", {"other": ["low"]}, findings.HOLDS),
         ("best", "low", {"margin": 30}, findings.HOLDS),  # the gain is about 40 points
         ("best", "low", {"margin": 60}, findings.FAILS),
@@ -528,10 +532,16 @@ CELLS = {
         ("not_below", "average", {}, findings.HOLDS),
         ("not_below", "surely average", {}, findings.FAILS),  # the highest mean is not the surest
         ("lower_loss", "low", {"other": "low"}, findings.HOLDS),
-        ("lowest_loss", "low", {}, findings.HOLDS),
+        ("not_measured", "low", {"why": "two losses"}, findings.UNKNOWN),
         ("loss_near_zero", "low", {"round": 75, "below": 0.1}, findings.HOLDS),
-        ("settled", "low", {"round": 50, "within": 1.0}, findings.FAILS),  # 0 % at round 50
-        ("settled", "low", {"row": "low", "round": 100, "within": 1.0}, findings.HOLDS),  # above its end
+        (
+            "settled",
+            "low",
+            {"round": 50, "within": 1.0},
+            findings.FAILS,
+        ),  # 25 % after round 50, 84 at the end
+        ("settled", "low", {"row": "low", "round": 50, "within": 30.0}, findings.HOLDS),  # 25 %, and 45
+        ("settled", "low", {"round": 75, "within": 1.0}, findings.UNKNOWN),  # runs of 100 rounds
     ],
 )
 def test_a_claim_holds_fails_or_cannot_be_judged(
@@ -539,6 +549,22 @@ def test_a_claim_holds_fails_or_cannot_be_judged(
 ) -> None:
     cells = [CELLS[name] for name in ("mine", *others.split())]
     assert judged(kind, *cells, **{"row": "mine", **options}) == [word]
+
+
+def test_holms_correction_counts_every_comparison_of_the_claims() -> None:
+    """Differences of 2, 3 and 4 points have t = 3 / (1 / sqrt(3)) = 5.2 and p = 0.035: 0.07 as one of two."""
+    mine = cell_of("mine", {seed: [0.9] for seed in range(3)}, True)
+    lower = {seed: [0.88 - seed / 100] for seed in range(3)}
+    claims = [experiments.Claim("", "best", {"row": "mine"})]
+    rows = [mine, cell_of("a", lower), cell_of("b", NOISY)]
+    column = mine.plan.column
+    experiment = experiments.Experiment("x", "X", "", [column], [c.row for c in rows], {"paper": ""}, claims)
+    seen = findings.Findings(experiment, ["paper"], {("paper", "c", c.row.label): c for c in rows})
+    corrected = findings.Corrected(seen, "paper")
+    change = findings.gain(rows[0], rows[1]).changes
+    assert len(corrected.p) == 2
+    assert corrected.p[change.tobytes(), 0.0] == pytest.approx(2 * stats.t_test(change))
+    assert (findings.judged(change), corrected(change)) == (findings.HOLDS, findings.OPEN)
 
 
 def test_a_claim_names_rows_that_there_are() -> None:

@@ -77,7 +77,7 @@ def reproduce(
         log(f"copfl: not used: {problem}")
     if from_records and not charts.available():
         log(f"copfl: {charts.MISSING}")
-    left, problems = 0, list[str]()
+    left, problems, all_found = 0, list[str](), list[findings.Findings]()
     place: dict[str, dict[str, Any]] = {"run": {"device": device, "chunk": chunk}}
     if device == "auto":  # on a GPU seeds are batched
         place["run"]["device"] = device_of(device).type
@@ -110,12 +110,15 @@ def reproduce(
             left, problems = left + missing, problems + failed
         found = findings.found(chosen, budget, protocols, wanted, store)
         if from_records:
+            all_found.append(found)
             for path in pages.write(found, budget, docs):
                 log(f"written: {path}")
         elif not quiet:
-            print(pages.summary(found, size))
+            print(pages.summary(found))
         if time.monotonic() > end:
             break
+    if from_records and experiment == "all":
+        pages.write_claims(all_found, docs)
     if problems:
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:

@@ -15,13 +15,12 @@ from copfl.errors import one_of, unknown
 from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
 from copfl.reproduction.records import Record, Store
-from copfl.stats import Numbers, Spread, over_seeds, spread_of
+from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test
 from copfl.tables import interval
 
 HOLDS, FAILS, OPEN, UNKNOWN = "holds", "does not hold", "not distinguishable", "not measured"
 NOT_YET = "not yet run"
 FEWEST = 3  # seeds in common, below which a claim is not judged
-Options = Mapping[str, Any]  # of a claim
 PerSeed = dict[int, float]
 
 
@@ -122,12 +121,11 @@ def gain(own: Cell, other: Cell) -> Gain:
     return found._replace(why=f"{found} to {found.other}, {seeds} seeds") if seeds else found
 
 
-def loss_gain(own: Cell, other: Cell, last: int = 0) -> Gain:
-    """In training loss over the last evaluations; 0: over all of them."""
+def loss_gain(own: Cell, other: Cell) -> Gain:
+    """In training loss, over all evaluations; only for rows with the same loss."""
     common = sorted(own.runs.keys() & other.runs.keys())
     ours, theirs = (
-        np.array([np.mean(cell.runs[seed].curves["loss"][-last:]) for seed in common])
-        for cell in (own, other)
+        np.array([np.mean(cell.runs[seed].curves["loss"]) for seed in common]) for cell in (own, other)
     )
     numbers = common and f"mean loss {ours.mean():.3f} against {theirs.mean():.3f}, {len(common)} seeds"
     return Gain(other.row.label, theirs - ours, numbers or NOT_YET)
@@ -150,16 +148,16 @@ class Verdict(NamedTuple):
     why: str
 
 
-def verdicts(claim: Claim, findings: Findings, protocol: str) -> list[Verdict]:
-    """The verdict of a claim in each of its columns."""
-    if claim.kind not in JUDGES:
-        raise unknown("kind of claim:", claim.kind, JUDGES)
-    return list(JUDGES[claim.kind](claim.options, findings, protocol))
+Judge = Callable[[Numbers, float], str]  # whether differences per seed are above a value
 
 
-def overall(words: Sequence[str]) -> str:
-    """Holds if it holds everywhere; does not hold if it fails anywhere."""
-    return next((word for word in (FAILS, UNKNOWN, OPEN) if word in words), HOLDS if words else UNKNOWN)
+class Case(NamedTuple):
+    """What a claim is judged by."""
+
+    options: Mapping[str, Any]
+    findings: Findings
+    protocol: str
+    judge: Judge
 
 
 def judged(values: Numbers, above: float = 0.0) -> str:
@@ -170,18 +168,48 @@ def judged(values: Numbers, above: float = 0.0) -> str:
     return HOLDS if bounds.low > above else FAILS if bounds.high < above else OPEN
 
 
-def _compared(
-    options: Options, findings: Findings, protocol: str
-) -> Iterator[tuple[Column, Cell, list[Cell]]]:
+def verdicts(claim: Claim, findings: Findings, protocol: str, judge: Judge = judged) -> list[Verdict]:
+    """The verdict of a claim in each of its columns."""
+    if claim.kind not in JUDGES:
+        raise unknown("kind of claim:", claim.kind, JUDGES)
+    return list(JUDGES[claim.kind](Case(claim.options, findings, protocol, judge)))
+
+
+class Corrected:
+    """`judged` with Holm's correction for all comparisons of the experiment's claims under a protocol."""
+
+    def __init__(self, findings: Findings, protocol: str) -> None:
+        seen: dict[tuple[bytes, float], float] = {}
+
+        def note(values: Numbers, above: float = 0.0) -> str:
+            if len(values) >= FEWEST:
+                seen[values.tobytes(), above] = t_test(values, above)
+            return OPEN
+
+        for claim in findings.experiment.claims:
+            verdicts(claim, findings, protocol, note)
+        self.p = dict(zip(seen, holm(list(seen.values())), strict=True))
+
+    def __call__(self, values: Numbers, above: float = 0.0) -> str:
+        word = judged(values, above)
+        return word if word == UNKNOWN or self.p[values.tobytes(), above] < 1 - LEVEL else OPEN
+
+
+def overall(words: Sequence[str]) -> str:
+    """Holds if it holds everywhere; does not hold if it fails anywhere."""
+    return next((word for word in (FAILS, UNKNOWN, OPEN) if word in words), HOLDS if words else UNKNOWN)
+
+
+def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
     """In each of the claim's columns, each cell of `row` with those of `other`, or else of all baselines."""
-    experiment = findings.experiment
+    experiment, options = case.findings.experiment, case.options
     rows, others = (_list(options.get(key, [])) for key in ("row", "other"))
     for name in (*rows, *others):
         one_of([row.label for row in experiment.rows], row=name)
     for column in experiment.columns:
         if column.name not in options.get("columns", [column.name]):
             continue
-        cells = {cell.row.label: cell for cell in findings.column(protocol, column.name)}
+        cells = {cell.row.label: cell for cell in case.findings.column(case.protocol, column.name)}
         baselines = [label for label, c in cells.items() if not (experiment.baselines and c.row.ours)]
         for own in rows:
             wanted = others or baselines
@@ -192,50 +220,45 @@ def _list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _above(
-    options: Options, findings: Findings, protocol: str, measure: Callable[[Cell, Cell], Gain] = gain
-) -> Iterator[Verdict]:
+def _above(case: Case, measure: Callable[[Cell, Cell], Gain] = gain) -> Iterator[Verdict]:
     """Every row of `row` is above every row of `other`."""
-    for column, own, others in _compared(options, findings, protocol):
+    for column, own, others in _compared(case):
         for found in (measure(own, other) for other in others):
             where = f"{column.title}: {own.row.label} over {found.other}"
-            yield Verdict(where, judged(found.changes), found.why)
+            yield Verdict(where, case.judge(found.changes, 0.0), found.why)
 
 
-def _best(options: Options, findings: Findings, protocol: str, ties: bool = False) -> Iterator[Verdict]:
-    """The row is above the best of the others; with `margin`, by so many points on average.
+def _best(case: Case, ties: bool = False) -> Iterator[Verdict]:
+    """The row is above every one of the others; with `margin`, by so many points on average.
 
-    With `ties`, it is only not distinguishably below any of them: the highest need not be the surest.
+    With `ties`, it is only not distinguishably below any of them.
     """
-    for column, own, others in _compared(options, findings, protocol):
+    margin = case.options.get("margin", 0.0)
+    for column, own, others in _compared(case):
         gains = [gain(own, other) for other in others]
-        above = [g for g in gains if judged(g.changes) == FAILS]
-        found = best_of(above if ties and above else gains)
-        if found is None:
-            yield Verdict(column.title, UNKNOWN, NOT_YET)
-            continue
-        margin = options.get("margin", 0.0)
-        word, why = judged(found.changes, 0.0 if found.mean >= margin else margin), found.why
-        word = HOLDS if ties and word == OPEN else word
-        lacking = [g.other for g in gains if len(g.changes) < FEWEST]
-        if lacking and word != FAILS:  # one better row refutes the claim; to prove it needs all of them
-            word, why = UNKNOWN, f"{why}; {NOT_YET}: {_few(lacking)}"
-        yield Verdict(column.title, word, why)
+        by_word: dict[str, list[Gain]] = {word: [] for word in (FAILS, UNKNOWN, OPEN, HOLDS)}
+        for found in gains:
+            enough = len(found.changes) > 0 and found.mean >= margin
+            by_word[case.judge(found.changes, 0.0 if enough else margin)].append(found)
+        word = overall([word for word, own_gains in by_word.items() if own_gains])
+        parts = [
+            f"{text} {', '.join(f'{g.other} ({g})' if len(g.changes) else g.other for g in by_word[kind])}"
+            for kind, text in ((FAILS, "below"), (OPEN, "not distinguishable from"), (UNKNOWN, NOT_YET + ":"))
+            if by_word[kind]
+        ]
+        least = best_of(gains)
+        parts += [f"above {least.other} ({least}) and all others"] if word == HOLDS and least else []
+        yield Verdict(column.title, HOLDS if ties and word == OPEN else word, "; ".join(parts))
 
 
-def _steps(
-    options: Options, findings: Findings, protocol: str, sign: int, fraction: float
-) -> Iterator[Verdict]:
+def _steps(case: Case, sign: int, fraction: float) -> Iterator[Verdict]:
     """From column to column, more than this fraction of the baselines change in this direction; 1: all rows.
 
     Columns of different lengths are compared in the rounds that count for the shorter one.
     """
+    findings, protocol = case.findings, case.protocol
     titles = {column.name: column.title for column in findings.experiment.columns}
-    for first, second in options["steps"]:
+    for first, second in case.options["steps"]:
         words, changes, lengths = [], [], set()
         for row in findings.experiment.rows_of(protocol):
             if fraction < 1 and row.ours:
@@ -245,7 +268,7 @@ def _steps(
             counted = min((r.counted for r in records), key=lambda rounds: rounds[1], default=(0, 0))
             lengths |= {record.length for record in records}
             change = paired(*(cell.per_seed_within(counted) for cell in cells))
-            words.append(judged(sign * change))
+            words.append(case.judge(sign * change, 0.0))
             changes += [f"{row.label} {change.mean():+.1f}"] if len(change) else []
         word = overall(words)
         if fraction < 1:
@@ -255,55 +278,52 @@ def _steps(
         yield Verdict(f"{titles[first]} → {titles[second]}{both}", word, ", ".join(changes) or NOT_YET)
 
 
-def _below(
-    options: Options,
-    findings: Findings,
-    protocol: str,
-    value: Callable[[Record, int], float],
-    bound: str,
-    text: str,
-) -> Iterator[Verdict]:
-    """A value of every run at a round is below a bound."""
-    for column, own, _ in _compared(options, findings, protocol):
-        values = np.array([value(record, options["round"]) for record in own.runs.values()])
-        why = f"{text.format(values.mean(), options['round'])}, {len(values)} seeds" if own.runs else NOT_YET
-        yield Verdict(column.title, judged(-values, -options[bound]), why)
+def _settled(case: Case) -> Iterator[Verdict]:
+    """From the evaluations that follow a round to the last ones, the accuracy gains less than `within` points.
+
+    Runs that are not twice as long cannot tell: the first would be among the last.
+    """
+    round, within = case.options["round"], case.options["within"]
+    for column, own, _ in _compared(case):
+        runs = [record for record in own.runs.values() if record.length >= 2 * round]
+        if not runs:
+            short = f"runs of {next(iter(own.runs.values())).length} rounds" if own.runs else NOT_YET
+            yield Verdict(column.title, UNKNOWN, short)
+            continue
+        gains = []
+        for record in runs:
+            after = [v for r, v in zip(record.rounds, record.curves["accuracy"], strict=True) if r >= round]
+            gains.append(100 * (record.mean() - float(np.mean(after[: record.last]))))
+        values = np.array(gains)
+        why = f"{values.mean():+.1f} {interval(*over_seeds(values))} points after the evaluations that follow"
+        yield Verdict(column.title, case.judge(-values, -within), f"{why} round {round}, {len(runs)} seeds")
 
 
-def _remaining(record: Record, round: int) -> float:
-    """The points that the accuracy still gains after a round."""
-    before = [v for r, v in zip(record.rounds, record.curves["accuracy"], strict=True) if r <= round]
-    return 100 * (record.mean() - before[-1]) if before else math.nan
+def _loss_near_zero(case: Case) -> Iterator[Verdict]:
+    """The mean training loss from a round on is below a bound."""
+    round = case.options["round"]
+    for column, own, _ in _compared(case):
+        curves = [zip(record.rounds, record.curves["loss"], strict=True) for record in own.runs.values()]
+        values = np.array([np.mean([loss for r, loss in curve if r >= round]) for curve in curves])
+        why = (
+            f"mean loss {values.mean():.3f} from round {round} on, {len(values)} seeds" if curves else NOT_YET
+        )
+        yield Verdict(column.title, case.judge(-values, -case.options["below"]), why)
 
 
-def _late_loss(record: Record, round: int) -> float:
-    """The mean training loss from a round on."""
-    curve = zip(record.rounds, record.curves["loss"], strict=True)
-    return float(np.mean([loss for r, loss in curve if r >= round]))
+def _not_measured(case: Case) -> Iterator[Verdict]:
+    """What cannot be measured here, and why."""
+    yield Verdict("–", UNKNOWN, case.options["why"])
 
 
-def _lowest_loss(options: Options, findings: Findings, protocol: str) -> Iterator[Verdict]:
-    """In the last evaluations, the row's training loss is below every baseline's."""
-    for column, own, others in _compared(options, findings, protocol):
-        gains = [loss_gain(own, other, own.plan.budget.last) for other in others]
-        words = [judged(found.changes) for found in gains]
-        lower = [found.other for found, word in zip(gains, words, strict=True) if word == FAILS]
-        why = f"not below {_few(lower)}" if lower else min((found.why for found in gains), default="")
-        yield Verdict(column.title, overall(words), why)
-
-
-JUDGES: dict[str, Callable[[Options, Findings, str], Iterator[Verdict]]] = {
+JUDGES: dict[str, Callable[[Case], Iterator[Verdict]]] = {
     "above": _above,
     "best": _best,
     "not_below": partial(_best, ties=True),
     "most_decline": partial(_steps, sign=-1, fraction=0.5),
     "all_rise": partial(_steps, sign=1, fraction=1.0),
-    "settled": partial(
-        _below, value=_remaining, bound="within", text="{:+.1f} points still to come at round {}"
-    ),
+    "settled": _settled,
     "lower_loss": partial(_above, measure=loss_gain),
-    "lowest_loss": _lowest_loss,
-    "loss_near_zero": partial(
-        _below, value=_late_loss, bound="below", text="mean loss {:.3f} from round {} on"
-    ),
+    "loss_near_zero": _loss_near_zero,
+    "not_measured": _not_measured,
 }

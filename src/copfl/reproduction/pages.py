@@ -11,51 +11,63 @@ from pathlib import Path
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
 from copfl.files import write_bytes
-from copfl.reproduction.experiments import Budget
-from copfl.reproduction.findings import NOT_YET, Cell, Findings, best_of, gain, overall, verdicts
+from copfl.reproduction.experiments import PROTOCOLS, Budget, Claim
+from copfl.reproduction.findings import (
+    NOT_YET,
+    Cell,
+    Corrected,
+    Findings,
+    best_of,
+    gain,
+    judged,
+    overall,
+    verdicts,
+)
 from copfl.tables import Table, as_markdown, percent, with_spread
 
 BASELINES_NOTE = (
     "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, "
-    "with the 95 % t interval over seeds. That baseline is selected by the numbers that it is compared with, "
-    "which favours it slightly."
+    "with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
 )
+HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 
 
-def summary(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> str:
+def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
     """The tables, the pictures and the verdicts."""
     experiment = findings.experiment
-    parts = []
+    parts = [experiment.about]
     for protocol in findings.protocols:
         parts.append(f"**{experiment.protocols[protocol]}.** {_complete_cells(findings, protocol)}")
         parts += _maps(findings, protocol) if experiment.map else [_table(findings, protocol)]
         one = len(findings.protocols) == 1
         parts += [f"![{experiment.title}]({name})" for name in pictures if one or f"-{protocol}." in name]
-        if experiment.baselines and any(row.ours for row in experiment.rows_of(protocol)):
-            parts.append(BASELINES_NOTE)
+    if experiment.baselines and any(row.ours for row in experiment.rows):
+        parts.append(BASELINES_NOTE)
     if experiment.claims:
         ours = "Our aims, and whether they are reached."
         papers = "The paper's claims, and whether they hold."
-        parts += [f"**{ours if experiment.aims else papers}**", _claims(findings)]
-    notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
-    parts += [experiment.about, _method(findings, budget)]
-    parts += ["How the data differ from the paper's:", "\n".join(notes)] if notes else []
+        parts += [f"**{ours if experiment.aims else papers}**", _claims(findings), _holm_note(findings)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> str:
-    """The summary, then every verdict by column, what tuning chose, and every seed."""
+    """The summary and the method, then every verdict by column, what tuning chose, and every seed."""
     experiment = findings.experiment
-    parts = [f"# {experiment.title}", summary(findings, budget, pictures).strip()]
+    parts = [f"# {experiment.title}", summary(findings, pictures).strip(), _method(findings, budget)]
+    notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
+    parts += ["How the data differ from the paper's:", "\n".join(notes)] if notes else []
     if experiment.claims:
         parts.append("## The verdicts by column")
     for protocol in findings.protocols if experiment.claims else []:
+        holm = Corrected(findings, protocol)
         rows = [
-            [claim.text, found.where, found.word, found.why]
+            [claim.text, plain.where, plain.word, strict.word, plain.why]
             for claim in experiment.claims
-            for found in verdicts(claim, findings, protocol)
+            for plain, strict in zip(
+                verdicts(claim, findings, protocol), verdicts(claim, findings, protocol, holm), strict=True
+            )
         ]
-        head = ["claim", "column", "verdict", "difference"]
+        head = ["claim", "column", "verdict", "Holm", "difference"]
         parts.append(as_markdown(Table(experiment.protocols[protocol], head, rows, numeric=False)))
     own = [cell for cell in findings.cells.values() if cell.plan.column.tuned is None]
     tried = [cell for cell in own if not all(math.isnan(trial.accuracy) for trial in cell.trials)]
@@ -137,13 +149,28 @@ def _claims(findings: Findings) -> str:
     rows = []
     for claim in findings.experiment.claims:
         cells = [claim.text] if aims else [claim.text, claim.paper_shows]
-        for protocol in findings.protocols:
-            words = [part.word for part in verdicts(claim, findings, protocol)]
-            counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-            cells.append(f"**{overall(words)}**" + (f" ({counts})" if "," in counts else ""))
-        rows.append(cells)
+        rows.append([*cells, *(judgement(claim, findings, protocol) for protocol in findings.protocols)])
     head += [f"{protocol} protocol" for protocol in findings.protocols]
     return as_markdown(Table("", head, rows, numeric=False))
+
+
+def judgement(claim: Claim, findings: Findings, protocol: str) -> str:
+    """Such as "**not distinguishable** (1 holds, 3 not distinguishable)", with Holm's where it differs."""
+    plain, strict = (
+        _counted([part.word for part in verdicts(claim, findings, protocol, judge)])
+        for judge in (judged, Corrected(findings, protocol))
+    )
+    return plain if plain == strict else f"{plain}; Holm: {strict}"
+
+
+def _counted(words: Sequence[str]) -> str:
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    return f"**{overall(words)}**" + (f" ({counts})" if "," in counts else "")
+
+
+def _holm_note(findings: Findings) -> str:
+    counts = [f"{len(Corrected(findings, p).p)} under the {p} protocol" for p in findings.protocols]
+    return HOLM_NOTE.format(", ".join(counts))
 
 
 def _tuning(findings: Findings, budget: Budget) -> str:
@@ -187,6 +214,26 @@ def _machines(findings: Findings) -> str:
     return f"Run with {'; '.join(machines)}." if machines else ""
 
 
+def write_claims(all_findings: Sequence[Findings], docs: Path) -> list[Path]:
+    """Writes one table of the paper's claims in these experiments into reproduction.md."""
+    front, rows = docs / "reproduction.md", []
+    if not front.exists() or "<!-- claims -->" not in (text := front.read_text("utf-8")):
+        return []
+    for findings in all_findings:
+        experiment = findings.experiment
+        link = f"[{experiment.title.partition(':')[0]}](reproduction/{experiment.name}.md)"
+        elsewhere = experiment.aims or f"<!-- {experiment.name} -->" in text
+        for claim in () if elsewhere else experiment.claims:
+            words = [
+                judgement(claim, findings, protocol) if protocol in findings.protocols else "–"
+                for protocol in PROTOCOLS
+            ]
+            rows.append([link, claim.text, *words])
+    head = ["experiment", "claim of the paper", *(f"{protocol} protocol" for protocol in PROTOCOLS)]
+    write_bytes(front, put(text, "claims", as_markdown(Table("", head, rows, numeric=False))).encode())
+    return [front]
+
+
 def put(text: str, name: str, made: str) -> str:
     """The text with the part between the comments of an experiment replaced."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -209,7 +256,7 @@ def write(findings: Findings, budget: str, docs: Path) -> list[Path]:
     write_bytes(path, page(findings, size, names).encode())
     if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
         return [path, *drawn]
-    made = summary(findings, size, [f"reproduction/{name}" for name in names])
+    made = summary(findings, [f"reproduction/{name}" for name in names])
     made += f"\nEvery column, seed and tuning run: [{experiment.title}](reproduction/{path.name})."
     write_bytes(front, put(text, stem, made).encode())
     return [path, *drawn, front]

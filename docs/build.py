@@ -1,6 +1,6 @@
 """Pages of the documentation site that are generated from the code; MkDocs calls the functions that begin with `on_`.
 
-Generated: the reference of the commands, the list of algorithms, and a page for each source file that a page links to.
+Generated: the reference of the commands, and a page for each source file that a page links to.
 Links out of docs/, as a reader of the repository needs them, are rewritten to the generated pages.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,7 +35,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages."""
     from mkdocs.structure.files import File
 
-    generated = {"commands.md": commands(), "algorithms/index.md": algorithms()}
+    generated = {"commands.md": commands()}
     generated |= {
         page: (ROOT / source).read_text("utf-8") for source, page in ROOT_PAGES.items() if page != "index.md"
     }
@@ -103,24 +102,9 @@ def relinked(page: str, link: str) -> str:
 
 def titles(folder: Path) -> dict[str, str]:
     """The heading of every algorithm's page, CO-PFL's first."""
-    found = {p.stem: p.read_text("utf-8").splitlines()[0].lstrip("# ") for p in sorted(folder.glob("*.md"))}
+    pages = sorted(set(folder.glob("*.md")) - {folder / "index.md"})
+    found = {page.stem: page.read_text("utf-8").splitlines()[0].lstrip("# ") for page in pages}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != "copfl", name))}
-
-
-def algorithms() -> str:
-    """The list of algorithms, one line each from its docstring."""
-    from copfl.algorithms import ALGORITHMS
-
-    first = {
-        name: (sys.modules[f.__module__].__doc__ or "").split("\n")[0]
-        for name, f in sorted(ALGORITHMS.items())
-    }
-    rows = "\n".join(f"| [`{name}`]({name}.md) | {line} |" for name, line in first.items())
-    return (
-        "# Algorithms\n\n`copfl run --algorithm NAME`. Each page describes the algorithm, its options, what is\n"
-        "sent and what stays local, and where the code departs from the paper.\n\n"
-        f"| name | what it does |\n| --- | --- |\n{rows}\n"
-    )
 
 
 def as_source(path: str) -> str:

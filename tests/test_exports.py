@@ -66,6 +66,11 @@ def test_every_algorithm_has_a_page(name: str) -> None:
         )
 
 
+def test_the_list_of_algorithms_is_complete() -> None:
+    text = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\[`(\w+)`\]\(\w+\.md\)", text)) == ALGORITHMS.keys()
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"fedavg", "fedper", "local"}))
 def test_a_departure_from_the_paper_is_marked_in_the_code(name: str) -> None:
     """The three others have none."""

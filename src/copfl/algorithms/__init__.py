@@ -21,8 +21,10 @@ from copfl.algorithms.fedselect import FedSelect as FedSelect
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
 from copfl.algorithms.local import Local as Local
+from copfl.algorithms.mr_mtl import MRMTL as MRMTL
 from copfl.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from copfl.algorithms.pfedme import PFedMe as PFedMe
+from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.splitnn import SplitNN as SplitNN
 
 ALGORITHMS: dict[str, type] = {
@@ -45,7 +47,9 @@ ALGORITHMS: dict[str, type] = {
     "ktpfl": KTpFL,
     "lg_fedavg": LGFedAvg,
     "local": Local,
+    "mr_mtl": MRMTL,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "reads": Reads,
     "splitnn": SplitNN,
 }

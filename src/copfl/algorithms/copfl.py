@@ -101,26 +101,27 @@ class COPFL:
         return Client(task.initial, task.local(), fresh(self.optimizer, task), task.initial, score, never)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
+        """Algorithm 1, line 2."""
         return tree.repeat(server, len(ids))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        """w_n^k: the client's entries where personal, the global model's elsewhere."""
+        """w_n^k, where Algorithm 2 starts: the client's entries where personal, the global model's elsewhere."""
         return either(client.mask, client.w, down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
-        """Algorithm 2."""
+        """Algorithm 2; Algorithm 1, line 3."""
         d, start = task.d, self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
-        # MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
+        # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
         local = personal_then_shared(
             task, self.optimizer, start, client.moments, data, plan, client.mask, self.state_per_phase
         )
-        # PWPM: the entries that changed most become personal, Eqs. (6)-(8).
+        # Lines 14-17, PWPM: the entries that changed most become personal, Eqs. (6)-(8).
         benefit = self.growth.benefit(task, local.w, local.update, data, down.round)
         grown = self.growth.grow(task.layout, client.mask[:d], local.update, down.round, benefit)
         moments = kept(self.optimizer, self.optimizer.forget(local.moments, grown ^ client.mask[:d]))
         mask = torch.cat([grown, client.mask[d:]])
-        # COWA: the step and the loss of the others without this client, Eqs. (9)-(10).
+        # Lines 18-21, COWA: the step and the loss of the others without this client, Eqs. (9)-(10).
         others = self.contribution.others(self._last_mean(client, down), local.update)
         scores = self.contribution.judge(task, local.w, local.update, others, data)
         score = bounded(scores.total, down.bounds)
@@ -141,10 +142,11 @@ class COPFL:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """Algorithm 1, lines 4-6."""
-        union = server.union | (total.personal > 0)  # masks only grow, and absent clients keep theirs
+        # Line 4: masks only grow, and absent clients keep theirs; the sums are weighted by the scores already.
+        union = server.union | (total.personal > 0)
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)
-        w = weighted_mean(total.w, weights, server.w)
+        w = weighted_mean(total.w, weights, server.w)  # lines 5 and 6
         bounds = server.bounds
         if bounds is not None:
             bounds = next_bounds(total.score, total.clients, self.max_weight, bounds)

@@ -12,7 +12,7 @@ from copfl.core import Data, Experts, Plan, State, Task, training_split, tree, v
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.errors import UsageError
 from copfl.parts.averaging import Averaging, Total, combined, shared_of
-from copfl.parts.experts import Logs, even, fallen, losses, losses_of_halves, shares
+from copfl.parts.mixtures import Logs, even, fallen, losses, losses_of_halves, shares
 
 
 class Server(NamedTuple):

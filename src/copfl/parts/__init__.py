@@ -2,10 +2,9 @@
 
 And the steps that several algorithms share, or that have a name of their own, as pure functions:
 
-averaging  FedAvg, and the personal and shared part of w    mixtures   mixtures of two models
-phases     training in two phases                           experts    weights that fall with the loss
-classes    features class by class, and their alignment     transfer   distillation on public samples
-quadratic  small quadratic programmes
+averaging  FedAvg, and the personal and shared part of w    mixtures   mixtures of two models and of many
+phases     training in two phases                           transfer   distillation on public samples
+classes    features class by class, and their alignment     quadratic  small quadratic programmes
 """
 
 from copfl.parts.cowa import Cowa

@@ -51,6 +51,7 @@ class Registry:
     log: Log
     nodes: dict[int, int] = field(default_factory=dict)  # client -> node
     rejected: dict[int, str] = field(default_factory=dict)  # node -> reason
+    claims: dict[int, list[int]] = field(default_factory=dict)  # client -> nodes rejected because it is taken
     pending: dict[str, int] = field(default_factory=dict)  # message id -> node
     unassigned: list[int] = field(default_factory=list)  # nodes that have no number yet
 
@@ -61,6 +62,8 @@ class Registry:
             if node not in online:
                 del self.nodes[client]
                 self.log(f"client {client} disconnected (node {node})")
+                for other in self.claims.pop(client, ()):  # it may be this client, started again
+                    self.rejected.pop(other, None)
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in online}
         self.pending = {message_id: node for message_id, node in self.pending.items() if node in online}
         self.unassigned = [node for node in self.unassigned if node in online]
@@ -92,6 +95,7 @@ class Registry:
         elif client < 0:
             self.unassigned.append(node)
         elif client in self.nodes:
+            self.claims.setdefault(client, []).append(node)
             self._reject(node, f"it reports client={client}, which node {self.nodes[client]} is already")
         else:
             self._accept(client, node)

@@ -38,10 +38,11 @@ def _main(grid: Grid, context: Context, log: Log) -> None:
     settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
     folder = ServerFolder(config.runs, run, resume=resume or config.join > 0)
     log(f"run {run} in {folder.path.resolve()}")
-    server = Server(settings, FlowerTransport(grid), folder, log)
-    if config.join:
-        return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
-    about = {**context.run_config, "run": run, "flower-run": context.run_id}
-    write_json(folder.path / "config.json", about)
-    for record in server.rounds():
-        log(f"{as_text(record)}  of {config.rounds} rounds")
+    with folder.claimed():
+        server = Server(settings, FlowerTransport(grid), folder, log)
+        if config.join:
+            return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
+        about = {**context.run_config, "run": run, "flower-run": context.run_id}
+        write_json(folder.path / "config.json", about)
+        for record in server.rounds():
+            log(f"{as_text(record)}  of {config.rounds} rounds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from copfl import wire
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError
 from copfl.experiment import records
-from copfl.files import remove_parts, write_bytes
+from copfl.files import locked, remove_parts, write_bytes
 from copfl.wire import Head, Opened, Packet
 
 KEPT = 3  # counted records of a client, so that a server that lost as many rounds can continue
@@ -62,6 +63,11 @@ class ServerFolder:
         self._checkpoint = self.path / "server.copfl"
         if not resume and self._checkpoint.exists():
             raise RunError(f"{self.path} already holds rounds of this run; resume it, or choose another name")
+
+    def claimed(self) -> AbstractContextManager[None]:
+        """The right to write here; Busy if another ServerApp has it. It ends with the process."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return locked(self.path / ".lock")
 
     def save(self, packet: Packet, record: dict[str, Any]) -> None:
         """Writes the checkpoint, then the round's line; the checkpoint contains the line too."""

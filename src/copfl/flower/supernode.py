@@ -2,11 +2,14 @@
 
 Flower's own SuperNode starts a Python process for every message, and asks for messages every three seconds.
 This one answers in its own process, and asks often while rounds are short. It executes no code of the app
-unless it is allowed to. Without torch.
+unless it is allowed to. Started again after a kill, it is the same node at once, and answers the message that
+it had. Without torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from copfl.errors import CopflError, UsageError
+from copfl.files import locked, write_bytes
 from copfl.flower import worker
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, as_record, content_of, refusal
 from copfl.flower.worker import Request
 
+KEY, NODE_ID, MESSAGE = "key", "node-id", "message"  # files in the folder of the worker
 FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
 FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
@@ -30,7 +35,7 @@ class Address(NamedTuple):
 
     superlink: str  # HOST:PORT
     root_certificates: Path | None = None  # None: without TLS
-    key: Path | None = None  # the node's private key
+    key: Path | None = None  # the node's private key; None: one of its own, for a server without node keys
 
 
 class Connection(NamedTuple):
@@ -57,25 +62,56 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
     """Answers the server's messages until the process is ended."""
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    state_dir(node_config)  # UsageError without one, before anything is sent
-    keys = None if address.key is None else _keys(address.key)
+    folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
-    with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
-        Node(Connection(*functions), node_config, allow_app_code).serve()
+    with locked(folder / "lock"):
+        keys = _keys(address.key or _own_key(folder / KEY))
+        _admit(address, certificates, keys, folder / NODE_ID)
+        with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
+            connection = Connection(*functions)
+            write_bytes(folder / NODE_ID, str(connection.node_id).encode())
+            Node(connection, node_config, folder / MESSAGE, allow_app_code).serve()
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
+
+
+def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
+    """Prepares the server for this node: Flower lists a node that was killed as connected for a minute."""
+    import httpx
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest, RegisterNodeFleetRequest
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys)]
+    retry = make_simple_http_retry_invoker()
+    with FleetHttpClient.from_server_address(
+        address.superlink, certificates is None, certificates, interceptors=interceptors
+    ) as client:
+        if address.key is None:
+            with contextlib.suppress(httpx.HTTPStatusError):  # it is registered already
+                request = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
+                retry.invoke(client.RegisterNode, request)
+        with contextlib.suppress(httpx.HTTPStatusError, OSError, ValueError):  # it was not connected
+            retry.invoke(client.DeactivateNode, DeactivateNodeRequest(node_id=int(node_id.read_text())))
 
 
 class Node:
     """A connected node."""
 
-    def __init__(self, connection: Connection, node_config: Mapping[str, Any], allow_app_code: bool) -> None:
+    def __init__(
+        self, connection: Connection, node_config: Mapping[str, Any], stored: Path, allow_app_code: bool
+    ) -> None:
         self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
+        self.stored = stored  # the file of the message that is being answered
         self.run, self.app = 0, App({}, ())  # of the last message
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
         from flwr.supercore.run import RunNotRunningException
 
+        self._answer_stored()
         last = time.monotonic()  # when there was a message
         while True:
             try:
@@ -90,15 +126,14 @@ class Node:
     def _receive(self) -> bool:
         """Answers the next message; False if there is none."""
         from flwr.app import Message
+        from flwr.common.serde import message_to_proto
         from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
         received = self.connection.receive()
         if received is None:
             return False
         envelope, tree = received
-        run, started = envelope.metadata.run_id, time.monotonic()
-        if run != self.run:
-            self.app, self.run = self._app(run), run
+        run = envelope.metadata.run_id
         message = pull_and_inflate_object_from_tree(
             tree,
             partial(self.connection.pull_object, run),
@@ -107,8 +142,33 @@ class Node:
             initial_backoff=SHORTEST,
         )
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
-        self._send(message, self._answer(message), started)
+        write_bytes(self.stored, message_to_proto(message).SerializeToString(), durable=False, private=True)
+        self._handle(message)
         return True
+
+    def _answer_stored(self) -> None:
+        """Answers the message of a process that was killed. Flower would deliver it to nobody else."""
+        from flwr.common.serde import message_from_proto
+        from flwr.proto.message_pb2 import Message as MessageProto
+
+        try:
+            message = message_from_proto(MessageProto.FromString(self.stored.read_bytes()))
+            about = message.metadata
+            if about.dst_node_id == self.connection.node_id and time.time() < about.created_at + about.ttl:
+                self._handle(message)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # of another version, damaged, or of a run that has ended
+            logging.getLogger("flwr").warning("copfl: an earlier message is dropped: %s", error)
+        self.stored.unlink(missing_ok=True)
+
+    def _handle(self, message: Any) -> None:
+        """Sends the answer to a message."""
+        run, started = message.metadata.run_id, time.monotonic()
+        if run != self.run:
+            self.app, self.run = self._app(run), run
+        self._send(message, self._answer(message), started)
+        self.stored.unlink(missing_ok=True)
 
     def _app(self, run: int) -> App:
         """The app of a run, as Flower sends it."""
@@ -154,6 +214,20 @@ def _read(path: Path) -> bytes:
         return path.expanduser().read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file that this user can read") from error
+
+
+def _own_key(path: Path) -> Path:
+    """The file of the node's own key, created with its first start."""
+    from copfl.flower.certificates import make_node_key
+
+    if not path.exists():
+        part = path.with_name(f".{path.name}.part")  # a kill leaves no half key
+        for left in (part, Path(f"{part}.pub")):
+            left.unlink(missing_ok=True)
+        make_node_key(part)
+        Path(f"{part}.pub").unlink()
+        part.rename(path)
+    return path
 
 
 def _keys(path: Path) -> Any:

@@ -1,0 +1,164 @@
+"""Kills processes of a federation at random moments: the result must be that of an undisturbed one.
+
+`flower_kills.py --kills 50`: three nodes with certificates and keys, digits, MLP, CO-PFL. Victims are workers,
+nodes, the ServerApp and the SuperLink, each killed by SIGKILL alone. What a supervisor would do is done: a node and
+the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: equal to
+the undisturbed federation, bit for bit, or which clients were left out of which round; and what is left:
+processes, sockets, temporary files. Exit code 1 if it is not as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a network is in the tests
+
+from tests.flower.network import CONFIG, client_of, digits, farthest, play, server_of, write_nodes
+
+from copfl.core import tree
+from copfl.flower import init
+from copfl.flower.local import LocalFederation
+from copfl.flower.settings import settings_of
+from copfl.flower.state import ServerFolder
+
+VICTIMS = ("worker", "node", "server", "superlink")
+
+
+class Killed:
+    """A federation whose processes are killed and started again."""
+
+    def __init__(self, folder: Path, rounds: int, seed: int) -> None:
+        self.config = CONFIG | {"rounds": rounds, "deadline": 120}
+        self.nodes = write_nodes(digits(), folder / "nodes")
+        self.runs, self.draw = folder / "runs", random.Random(seed)
+        app = init(folder / "app", model="mlp", config=self.config, secure=True)
+        self.local = LocalFederation(app, secure=True)
+        (folder / "tmp").mkdir()
+        self.local.options["env"]["TMPDIR"] = str(folder / "tmp")
+        self.server_folder = ServerFolder(str(self.runs), "test", resume=True)
+        self.rounds, self.kills = rounds, Counter[str]()
+
+    def with_word(self, word: str) -> list[int]:
+        """The processes of the federation that have the word in their command."""
+        found = []
+        for pid in self.local.alive():
+            with contextlib.suppress(OSError):
+                if word in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.append(pid)
+        return found
+
+    def done(self) -> int:
+        return len(self.server_folder.rounds())
+
+    def start_run(self) -> None:
+        """Starts the run, or continues it from its checkpoint."""
+        resume = (self.server_folder.path / "server.copfl").exists()
+        self.local.start_run({"runs": str(self.runs), "resume": resume})
+
+    def kill(self, victim: str) -> None:
+        """Kills one process, and starts again what its supervisor would."""
+        client = self.draw.randrange(3)
+        pids = {
+            "worker": self.with_word("copfl.flower.worker"),
+            "node": [self.local.running[f"node-{client}"].pid],
+            "server": self.with_word("flwr-serverapp"),
+            "superlink": [self.local.running["superlink"].pid],
+        }[victim]
+        if not pids:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.draw.choice(pids), signal.SIGKILL)
+            self.kills[victim] += 1
+            print(f"round {self.done() + 1}: killed {victim}", flush=True)
+        if victim == "node":
+            self.local.running[f"node-{client}"].wait(10)
+            self.local.start_node(f"node-{client}", self.nodes[client])
+        if victim == "superlink":
+            self.local.running["superlink"].wait(10)
+        if victim in ("server", "superlink"):
+            self.wait(lambda: not self.with_word("flwr-serverapp"), 30)
+            self.local.send_signal("run", signal.SIGKILL)
+            if victim == "superlink":
+                self.wait(lambda: not self.with_word("flower-superexec"), 30)
+                self.local.start_superlink()
+            self.start_run()
+
+    def wait(self, what: Any, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > until:
+                raise SystemExit(f"stuck in round {self.done() + 1}: {self.local.tail('run')}")
+            time.sleep(0.05)
+
+    def run(self, kills: int) -> None:
+        with self.local:
+            self.local.start_superlink()
+            for client, config in enumerate(self.nodes):
+                self.local.add_node(f"node-{client}", config)
+            self.start_run()
+            self.wait(lambda: self.done() > 0, 300)
+            while sum(self.kills.values()) < kills and self.done() < self.rounds:
+                before = self.done()
+                time.sleep(self.draw.uniform(0, 5))
+                self.kill(self.draw.choice(VICTIMS))
+                self.wait(lambda before=before: self.done() > before, 400)
+            self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.local.running["run"].wait(60)
+
+    def result(self, folder: Path) -> dict[str, Any]:
+        """The end compared with that of an undisturbed federation, and what is left."""
+        torch.set_num_threads(1)
+        settings, others = settings_of(self.config), write_nodes(digits(), folder / "undisturbed")
+        whole = play(self.config, others, folder / "undisturbed-runs")
+        far = farthest(server_of(settings, self.runs), whole.server)
+        for client, (config, other) in enumerate(zip(self.nodes, others, strict=True)):
+            ours, theirs = (client_of(settings, c, client, self.rounds - 1) for c in (config, other))
+            far = max(far, farthest(ours, theirs), 0 if tree.leaves(ours) else 1)
+        records = self.server_folder.rounds()
+        left = [p for p in folder.rglob("*") if p.is_socket() or p.name.endswith((".part", ".tmp"))]
+        return {
+            "kills": dict(self.kills),
+            "rounds": [len(records), self.rounds],
+            "largest difference": far,
+            "left out": {r["round"]: r["why"] for r in records if r["left_out"]},
+            "started again": {r["round"]: r["notes"] for r in records if r["notes"]},
+            "processes left": len(self.local.alive()),
+            "sockets and temporary files left": [str(p.relative_to(folder)) for p in left],
+            "files that Flower left in TMPDIR": len(list((folder / "tmp").iterdir())),
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=0, help="default: twice the number of kills")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        federation = Killed(Path(name), args.rounds or 2 * args.kills, args.seed)
+        federation.run(args.kills)
+        result = federation.result(Path(name))
+    print(json.dumps(result, indent=1))
+    is_explained = result["largest difference"] == 0 or result["left out"]
+    is_clean = not (result["processes left"] or result["sockets and temporary files left"])
+    is_whole = result["rounds"] == [federation.rounds] * 2 and sum(federation.kills.values()) >= args.kills
+    return 0 if is_explained and is_clean and is_whole and not result["started again"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="tak
 class Federation:
     """The digits on three nodes."""
 
-    def __init__(self, folder: Path, *, secure: bool = False, **config: Any) -> None:
+    def __init__(self, folder: Path, *, secure: bool = False, supernode: bool = False, **config: Any) -> None:
         self.app, self.runs = folder / "app", folder / "runs"
         self.config = {**CONFIG, "deadline": 300, **{k.replace("_", "-"): v for k, v in config.items()}}
         self.data = digits()
@@ -36,7 +36,7 @@ class Federation:
         self.nodes = write_nodes(self.data, folder / "nodes")
         self.settings = settings_of(self.config)
         self.folder = ServerFolder(str(self.runs), "test", resume=True)
-        self.local = LocalFederation(self.app, secure=secure)
+        self.local = LocalFederation(self.app, secure=secure, supernode=supernode)
 
     def start(self) -> None:
         self.local.start_superlink()
@@ -51,6 +51,11 @@ class Federation:
         """Kills a process and its group."""
         self.local.send_signal(name, signal.SIGKILL)
         self.local.running[name].wait(10)
+
+    def wait_for_training(self) -> None:
+        """Waits until every node has a worker that uses its processor."""
+        before = {pid: _ticks(pid) for pid in self.with_word("copfl.flower.worker")}
+        wait_until(lambda: len(before) == 3 and all(_ticks(pid) > t + 50 for pid, t in before.items()))
 
     def with_word(self, word: str) -> list[int]:
         """The processes of the federation that have the word in their command."""
@@ -70,6 +75,11 @@ class Federation:
         rows, last = state.clients.rows(torch.arange(3)), self.settings.config.rounds - 1
         records = [client_of(self.settings, config, client, last) for client, config in enumerate(self.nodes)]
         return max([far, *(farthest(record, tree.row(rows, n)) for n, record in enumerate(records))])
+
+
+def _ticks(pid: int) -> int:
+    """Hundredths of a second of the process on a processor."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 def wait_until(what: Callable[[], object], seconds: float = 180) -> None:
@@ -106,15 +116,20 @@ def test_a_new_client_joins_a_finished_run(tmp_path: Path) -> None:
     assert result["accuracy_after"] > result["accuracy_before"]
 
 
-def test_a_node_killed_in_mid_round_comes_back_with_its_state(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, rounds=4, min_replies=2)
+LONG: dict[str, Any] = {"options.epochs": 60}  # seconds of training: time enough to kill something
+
+
+@pytest.mark.parametrize("supernode", [False, True])
+def test_a_node_killed_in_mid_round_comes_back_with_its_state(supernode: bool, tmp_path: Path) -> None:
+    """A node of copfl, and one of Flower."""
+    federation = Federation(tmp_path, rounds=4, min_replies=2, supernode=supernode, **LONG)
     with federation.local as local:
         federation.start()
         rounds = federation.run()
         first = next(rounds)
         state = Path(federation.nodes[1]["state-dir"]) / "test"
         kept = (state / "round-000000.copfl").read_bytes()
-        wait_until(lambda: federation.with_word("flwr-clientapp"))  # the second round has begun
+        federation.wait_for_training()  # the second round has begun
         federation.kill("node-1")
         second = next(rounds)
         assert (state / "round-000000.copfl").read_bytes() == kept
@@ -130,12 +145,12 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_state(tmp_path: Path) ->
 
 
 def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
+    federation = Federation(tmp_path, **LONG)
     with federation.local:
         federation.start()
         rounds = federation.run()
         next(rounds)
-        wait_until(lambda: federation.with_word("flwr-clientapp"))
+        federation.wait_for_training()
         for pid in federation.with_word("flwr-serverapp"):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(RunError, match="the run ended after round"):
@@ -147,12 +162,12 @@ def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
 
 
 def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> None:
-    federation = Federation(tmp_path)
+    federation = Federation(tmp_path, **LONG)
     with federation.local as local:
         federation.start()
         rounds = federation.run()
         next(rounds)
-        wait_until(lambda: federation.with_word("flwr-clientapp"))
+        federation.wait_for_training()
         federation.kill("superlink")
         for pid in federation.with_word("flwr-serverapp"):  # its machine went down: the ServerApp with it
             os.kill(pid, signal.SIGKILL)
@@ -162,4 +177,37 @@ def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> N
         records = list(federation.run(resume=True))
     assert records[-1]["round"] == 3
     assert [r["round"] for r in federation.folder.rounds()] == [1, 2, 3]
+    assert federation.distance() <= 1e-5
+
+
+@pytest.mark.parametrize("supernode", [False, True])
+def test_killed_workers_are_started_again(supernode: bool, tmp_path: Path) -> None:
+    """All three while they train, in the same round: no client is left out, and nothing is left of them."""
+    federation = Federation(tmp_path, supernode=supernode, **LONG)
+    with federation.local as local:
+        federation.start()
+        rounds = federation.run()
+        next(rounds)
+        federation.wait_for_training()
+        for pid in federation.with_word("copfl.flower.worker"):
+            os.kill(pid, signal.SIGKILL)
+        records = list(rounds)
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 2
+    assert federation.distance() <= 1e-5
+    assert not local.alive()
+    assert not [path for path in tmp_path.rglob("*") if path.is_socket() or path.name.endswith(".part")]
+
+
+def test_a_node_killed_and_started_at_once_answers_its_message(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, secure=True, **LONG)
+    with federation.local as local:
+        federation.start()
+        rounds = federation.run()
+        next(rounds)
+        federation.wait_for_training()
+        federation.kill("node-1")
+        local.start_node("node-1", federation.nodes[1])
+        records = list(rounds)
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 2
+    assert records[0]["seconds"] < 60  # not its deadline of 300
     assert federation.distance() <= 1e-5

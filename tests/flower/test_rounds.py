@@ -19,9 +19,10 @@ from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
+from copfl.flower.registry import Registry
 from copfl.flower.server import Server
 from copfl.flower.settings import DEFAULTS, settings_of
-from copfl.flower.state import ServerFolder
+from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import TRAIN
 from copfl.wire import Head, Packet
 from tests.flower.network import (
@@ -419,6 +420,95 @@ def test_the_text_of_another_machine_is_escaped_and_cut(
     for text in (*log, records[0]["why"]["1"]):
         assert text.isprintable()
         assert len(text) < 700
+
+
+# -- clients that come and go --------------------------------------------------------------------------------
+
+
+def run_with_changes(
+    config: dict[str, Any],
+    nodes: list[dict[str, Any]],
+    runs: Path,
+    online: Any,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records and the log of a run; `online(round)` has the clients that are connected in a round."""
+    settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
+    transport = DirectTransport(settings, {})
+    folder = ServerFolder(str(runs), settings.config.run, resume=False)
+    server = Server(settings, transport, folder, log.append, pause=0, retry=0)
+    rounds, records = server.rounds(), []
+    for round in range(settings.config.rounds):
+        transport.online = {100 + client: nodes[client] for client in online(round)}
+        records.append(next(rounds))
+    return records, log
+
+
+def small_nodes(federation: Federation, folder: Path) -> list[dict[str, Any]]:
+    """Nodes with a few samples: a round takes milliseconds."""
+    nodes = write_nodes(federation, folder)
+    for config in nodes:
+        with np.load(config["data"]) as arrays:
+            np.savez(config["data"], **{name: arrays[name][:16] for name in arrays})
+    return nodes
+
+
+def test_a_client_that_joins_during_the_run_takes_part(federation: Federation, tmp_path: Path) -> None:
+    """It starts with its first record, and with the global model of that round."""
+    config, nodes = CONFIG | {"min-replies": 2, "rounds": 4}, small_nodes(federation, tmp_path / "n")
+    records, log = run_with_changes(
+        config, nodes, tmp_path / "runs", lambda round: [0, 1] if round < 2 else [0, 1, 2]
+    )
+    assert [r["clients"] for r in records] == [[0, 1]] * 2 + [[0, 1, 2]] * 2
+    assert [r["why"] for r in records] == [{"2": "not connected"}] * 2 + [{}] * 2
+    assert "client 2 connected (node 102)" in log
+    assert ClientRecords(Path(nodes[2]["state-dir"]), "test").rounds() == [2, 3]
+
+
+def test_a_client_that_leaves_for_good_is_named_in_every_round(
+    federation: Federation, tmp_path: Path
+) -> None:
+    config, nodes = CONFIG | {"min-replies": 2, "rounds": 4}, small_nodes(federation, tmp_path / "n")
+    records, log = run_with_changes(
+        config, nodes, tmp_path / "runs", lambda round: [0, 1, 2] if round < 1 else [0, 2]
+    )
+    assert [r["clients"] for r in records] == [[0, 1, 2]] + [[0, 2]] * 3
+    assert [r["why"] for r in records[1:]] == [{"1": "not connected"}] * 3
+    assert log.count("client 1 disconnected (node 101)") == 1
+
+
+def test_a_node_that_was_offline_for_a_hundred_rounds_continues_from_its_record(
+    federation: Federation, tmp_path: Path
+) -> None:
+    config, nodes = CONFIG | {"min-replies": 2, "rounds": 103}, small_nodes(federation, tmp_path / "n")
+    kept: list[bytes] = []
+
+    def online(round: int) -> list[int]:
+        if round in (1, 101):
+            kept.append(Path(nodes[1]["state-dir"], "test", "round-000000.copfl").read_bytes())
+        return [0, 2] if 1 <= round <= 100 else [0, 1, 2]
+
+    records, _ = run_with_changes(config, nodes, tmp_path / "runs", online)
+    assert [r["clients"] for r in records[100:]] == [[0, 2], [0, 1, 2], [0, 1, 2]]
+    assert kept[0] == kept[1]
+    assert not any(r["notes"] for r in records)
+    assert ClientRecords(Path(nodes[1]["state-dir"]), "test").rounds() == [0, 101, 102]
+
+
+def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_gone(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Flower lists a killed node as connected for a minute."""
+    nodes, settings = small_nodes(federation, tmp_path / "n"), settings_of(CONFIG)
+    transport, registry = DirectTransport(settings, {1: nodes[0]}), Registry("test", 3, print)
+    registry.refresh(transport)
+    transport.online[2] = nodes[0]
+    registry.refresh(transport)
+    assert registry.nodes == {0: 1}
+    assert "which node 1 is already" in registry.rejected[2]
+    del transport.online[1]
+    registry.refresh(transport)
+    assert registry.nodes == {0: 2}
+    assert registry.rejected == {}
 
 
 # -- the clients' numbers ------------------------------------------------------------------------------------

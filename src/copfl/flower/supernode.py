@@ -84,7 +84,10 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*keys)]
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*keys),
+    ]
     retry = make_simple_http_retry_invoker()
     with FleetHttpClient.from_server_address(
         address.superlink, certificates is None, certificates, interceptors=interceptors

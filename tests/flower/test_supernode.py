@@ -1,0 +1,171 @@
+"""A node that stays connected, with Flower's connection replaced: messages, and what a kill leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+from flwr.app import Message
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.task_identity import TaskIdentity
+
+from copfl.errors import UsageError
+from copfl.flower import supernode
+from copfl.flower.server import Server
+from copfl.flower.settings import settings_of
+from copfl.flower.state import ServerFolder
+from copfl.flower.supernode import App, Connection, Node
+from copfl.flower.transport import HELLO, TRAIN, Content, as_record, content_of
+from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
+
+NODE = 17
+
+
+class Killed(Exception):
+    pass
+
+
+class Network:
+    """Flower's connection: messages that wait, and the objects of replies that were sent."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.store: dict[str, bytes] = {}
+        self.sent: list[Any] = []
+        self.pushed: dict[str, bytes] = {}
+        self.is_broken = False
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 5, 1
+
+    def add(self, request: str, content: Content, ttl: float = 60) -> Any:
+        message = Message(as_record(content), NODE, request, ttl=ttl)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.store |= {i: o.deflate() for i, o in objects.get_all_nested_objects(message).items()}
+        self.waiting.append((message, objects.get_object_tree(message)))
+        return message
+
+    def send(self, reply: Any, tree: Any, seconds: float) -> tuple[set[str], str]:
+        if self.is_broken:
+            raise Killed
+        self.sent.append(reply)
+        return {t.object_id for t in objects.iterate_object_tree(tree)}, "session"
+
+    def connection(self) -> Connection:
+        return Connection(
+            node_id=NODE,
+            receive=lambda: self.waiting.pop(0) if self.waiting else None,
+            send=self.send,
+            get_run=lambda run: None,
+            get_fab=lambda fab, run: None,
+            pull_object=lambda run, name: self.store[name],
+            push_object=lambda run, session, name, content: self.pushed.update({name: content}),
+            confirm=lambda run, name: None,
+        )
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    monkeypatch.setattr(Node, "_app", lambda self, run: App(CONFIG, ()))
+    return Network()
+
+
+def node_of(network: Network, tmp_path: Path) -> Node:
+    config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
+    return Node(network.connection(), config, tmp_path / "message", allow_app_code=False)
+
+
+def asked(tmp_path: Path) -> Content:
+    settings = settings_of(CONFIG)
+    folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
+    return Server(settings, DirectTransport(settings, {}), folder).down(0)
+
+
+def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
+    node = node_of(network, tmp_path)
+    assert not node._receive()
+    network.add(HELLO, (json.dumps({"run": "test"}), b""))
+    network.add(TRAIN, asked(tmp_path))
+    network.add("query.other", ("", b""))
+    while node._receive():
+        assert not node.stored.exists()
+    greeting, upload, other = (content_of(reply) for reply in network.sent)
+    assert json.loads(greeting[0]) == {"client": 0} == json.loads(other[0])
+    assert '"kind":"upload"' in upload[0]
+    assert network.sent[1].object_id in network.pushed
+    unknown: Any = SimpleNamespace(
+        metadata=SimpleNamespace(message_type="wave"), content=as_record(("", b""))
+    )
+    assert "does not answer 'wave'" in node._answer(unknown)[0]
+
+
+def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:
+    message = network.add(TRAIN, asked(tmp_path))
+    network.is_broken = True
+    with pytest.raises(Killed):
+        node_of(network, tmp_path)._receive()
+    network.is_broken = False
+    again = node_of(network, tmp_path)
+    assert again.stored.stat().st_mode & 0o077 == 0
+    again._answer_stored()
+    assert network.sent[0].metadata.reply_to_message_id == message.metadata.message_id
+    assert '"kind":"upload"' in content_of(network.sent[0])[0]
+    assert not again.stored.exists()
+
+
+@pytest.mark.parametrize("how", ["late", "another node", "damaged"])
+def test_an_earlier_message_that_nobody_waits_for_is_dropped(
+    how: str, network: Network, tmp_path: Path
+) -> None:
+    message, node = network.add(TRAIN, asked(tmp_path), ttl=0.01), node_of(network, tmp_path)
+    node.stored.write_bytes(
+        b"\xff" * 9 if how == "damaged" else message_to_proto(message).SerializeToString()
+    )
+    if how == "another node":
+        node.connection = node.connection._replace(node_id=18)
+    time.sleep(0.02)
+    node._answer_stored()
+    assert network.sent == []
+    assert not node.stored.exists()
+
+
+def test_code_of_the_app_is_installed_only_if_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclasses.dataclass
+    class Any_:
+        fab_hash: str = "hash"
+        content: bytes = b"bundle"
+
+    installed = []
+
+    def install(content: bytes, **_: object) -> str:
+        installed.append(content)
+        return "there"
+
+    monkeypatch.setattr("flwr.cli.install.install_from_fab", install)
+    monkeypatch.setattr("flwr.common.config.get_fused_config_from_fab", lambda *_: {"rounds": 3})
+    connection = Network().connection()._replace(get_run=lambda _: Any_(), get_fab=lambda *_: Any_())
+    for allowed, path in ((False, ()), (True, ("there",))):
+        assert Node(connection, {}, tmp_path, allowed)._app(1) == App({"rounds": 3}, path)
+    assert installed == [b"bundle"]
+
+
+def test_keys_and_certificates_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no key")
+    with pytest.raises(UsageError, match="is not a private key"):
+        supernode._keys(tmp_path / "text")
+    with pytest.raises(UsageError, match="No such file"):
+        supernode._read(tmp_path / "nothing")
+    own = supernode._own_key(tmp_path / "key")
+    assert supernode._own_key(own).read_bytes() == own.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["key", "text"]
+    assert own.stat().st_mode & 0o077 == 0
+    assert supernode._keys(own)[1] == supernode._keys(own)[0].public_key()

@@ -374,7 +374,7 @@ def archives() -> list[bytes]:
 
 
 def cifar_batch(data: bytes) -> None:
-    x, y = datasets._cifar_batch(data, "the file")
+    x, y = datasets._cifar_batch(data, "the file", b"labels", 10)
     assert len(x) == len(y) > 0
     assert y.max() < 10
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from copfl.data import datasets, reading
+from copfl.data import reading
 from copfl.data.corruptions import CORRUPTIONS
 from copfl.data.datasets import CIFAR_CLASSES, DATASETS, check, describe, load
 from copfl.data.samples import Dataset
@@ -608,6 +608,21 @@ def test_real_mini_imagenet() -> None:
     assert np.ptp(np.bincount(found.train.y)) == 0
 
 
+@needs("banking77")
+def test_real_banking77() -> None:
+    found = load("banking77", REAL)
+    assert (len(found.train), len(found.test), len(found.classes)) == (10_003, 3_080, 77)
+
+
+@needs("clinc150")
+def test_real_clinc150() -> None:
+    found = load("clinc150", REAL)
+    assert (len(found.train), len(found.test), len(found.classes)) == (18_000, 4_500, 150)
+    assert (len(found.groups), found.natural) == (10, True)
+    assert found.train.group is not None
+    assert set(np.bincount(found.train.group)) == {1800}
+
+
 def test_the_registry_is_whole() -> None:
-    assert list(DATASETS) == ["digits", "cifar10", "cifar10c", "cinic10", "mini_imagenet"]
-    assert all(callable(getattr(datasets, name)) for name in DATASETS)
+    assert len(DATASETS) == 22
+    assert all(name == read.__name__ for name, read in DATASETS.items())

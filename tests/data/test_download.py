@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from copfl.data.download import PUBLISHED, advice, fetch, get
+from copfl.data.datasets import DATASETS
+from copfl.data.download import ADVICE, PUBLISHED, File, advice, fetch, get, is_pinned
 from copfl.errors import DataError, UsageError
 
 CONTENT = bytes(range(256)) * 40
@@ -169,7 +170,7 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_get_knows_names_and_takes_another_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PUBLISHED, "cifar10", ("https://example.invalid/cifar.tar.gz", MD5))
+    monkeypatch.setitem(PUBLISHED, "cifar10", (File("https://example.invalid/cifar.tar.gz", MD5),))
     assert get("cifar10", tmp_path, url=server.url) == tmp_path / "cifar.tar.gz"
 
 
@@ -182,8 +183,27 @@ def test_get_says_how_where_there_is_no_address(tmp_path: Path) -> None:
         get("cifar1O", tmp_path)
 
 
-def test_every_address_is_https_and_every_md5_well_formed() -> None:
-    for name, (url, md5) in PUBLISHED.items():
-        assert url.startswith("https://")
-        assert re.fullmatch("[0-9a-f]{32}", md5)
+def test_several_files_are_fetched_into_a_folder(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    files = (File(server.url, sha256, "svhn/a.mat"), File(server.url, "", "svhn/b.mat"))
+    monkeypatch.setitem(PUBLISHED, "svhn", files)
+    assert get("svhn", tmp_path) == tmp_path / "svhn"
+    assert {path.name for path in (tmp_path / "svhn").iterdir()} == {"a.mat", "b.mat"}
+    assert not is_pinned("svhn")
+    with pytest.raises(UsageError, match="svhn has 2 files, so --url cannot name them"):
+        get("svhn", tmp_path, url=server.url)
+    (tmp_path / "svhn" / "a.mat").write_bytes(b"other")
+    with pytest.raises(DataError, match=f"has sha256 [0-9a-f]{{64}} instead of {sha256}; delete it first"):
+        get("svhn", tmp_path)
+
+
+def test_every_address_is_https_or_pinned_and_every_digest_well_formed() -> None:
+    assert [name for name in PUBLISHED if not is_pinned(name)] == ["uci_har"]
+    for name, files in PUBLISHED.items():
+        for file in files:
+            assert file.url.startswith("https://" if not file.digest else ("https://", "http://"))
+            assert re.fullmatch("[0-9a-f]{32}|[0-9a-f]{64}|", file.digest)
         assert f"copfl data get {name}" in advice(name)
+    assert PUBLISHED.keys() | ADVICE.keys() == DATASETS.keys()

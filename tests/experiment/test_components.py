@@ -225,3 +225,9 @@ def test_the_partition_where_none_is_given() -> None:
     for dataset, scheme in ((parts[0], "classes"), (natural, "by_group"), (values, "iid")):
         assert resolve([{}], {"data": dataset})["partition"]["name"] == scheme
     assert resolve([{}], {"data": natural})["run"]["clients"] == 2
+    for name, scheme in (("diabetes", "iid"), ("wine", "dirichlet")):
+        tables = resolve([{"data": {"name": name}}], {})
+        assert (tables["partition"]["name"], tables["model"]["name"]) == (scheme, "mlp")
+    assert resolve([{"data": {"name": "wine"}, "partition": {"name": "iid"}}], {})["partition"] == {
+        "name": "iid"
+    }

@@ -79,6 +79,7 @@ def get(
         )
     if not sys.stderr.isatty():
         print(download.get(name, folder, url=url))
+        _note_unpinned(name)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -90,6 +91,14 @@ def get(
             name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url
         )
     print(path)
+    _note_unpinned(name)
+
+
+def _note_unpinned(name: str) -> None:
+    from copfl.data import download
+
+    if not download.is_pinned(name):
+        print("No checksum of it is published, so the file was not compared with one.")
 
 
 def _folder(data_dir: Path | None) -> Path | None:

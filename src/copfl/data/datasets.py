@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import leaf, overview, reading
+from copfl.data import image_sets, leaf, other_sets, overview, reading
 from copfl.data.arrays import held_out, image_folder, npz_file, rank_within_class, statistics
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import advice
 from copfl.data.hub import PREFIX, hub_dataset
-from copfl.data.reading import ImageFile
+from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Inputs, Samples
 from copfl.data.tables import READERS, table_file
 from copfl.errors import DataError, UsageError, unknown
@@ -38,6 +38,11 @@ CIFAR_MD5 = {
     "data_batch_4": "634d18415352ddfa80567beed471001a",
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+CIFAR100_MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
 }
 
 
@@ -124,29 +129,57 @@ def cifar10(data_dir: Path | None, *, verify: bool = True) -> Dataset:
 
     From its Python batches, as many as there are. Without `verify`, other files of that form are accepted.
     """
-    places = _existing(data_dir, "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-python.tar")
-    if not places:
-        raise DataError(f"{data_dir} has neither cifar-10-batches-py/ nor cifar-10-python.tar.gz")
-    files = {
-        name: member.read(64 * reading.MIB)
-        for member in reading.members(places[0])
-        if (name := PurePosixPath(member.name).name) in CIFAR_MD5
-    }
+    names = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar-10-python.tar")
+    place, files = _cifar_files(data_dir, names, CIFAR_MD5, verify)
     train = [name for name in CIFAR_MD5 if name in files and name != "test_batch"]
     if not train or "test_batch" not in files:
-        raise DataError(f"{places[0]} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
-    batches = []
-    for name in (*train, "test_batch"):
-        source, raw = f"{places[0]}/{name}", files[name]
-        md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-        if verify and md5 != CIFAR_MD5[name]:
-            found = f"{source} ({len(raw):,} bytes) has md5 {md5} instead of {CIFAR_MD5[name]}"
-            raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
-        batches.append(_cifar_batch(raw, source))
+        raise DataError(f"{place} lacks {'test_batch' if train else 'data_batch_1 to data_batch_5'}")
+    batches = [_cifar_batch(files[name], f"{place}/{name}", b"labels", 10) for name in (*train, "test_batch")]
     x, y = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
     notes = [f"{len(train)} of 5 train batches: {len(y):,} images"] if len(train) < 5 else []
     notes += [] if verify else ["checksums not verified"]
     return _colour_images("cifar10", Samples(x, y), Samples(*batches[-1]), note="; ".join(notes))
+
+
+def cifar100(data_dir: Path | None, *, verify: bool = True) -> Dataset:
+    """CIFAR-100: 60,000 colour images, 32 x 32, 100 classes"""
+    names = ("cifar-100-python", "cifar-100-python.tar.gz", "cifar-100-python.tar")
+    place, files = _cifar_files(data_dir, names, CIFAR100_MD5, verify)
+    if missing := [name for name in CIFAR100_MD5 if name not in files]:
+        raise DataError(f"{place} lacks {missing[0]}")
+    train, test = (
+        Samples(*_cifar_batch(files[name], f"{place}/{name}", b"fine_labels", 100))
+        for name in ("train", "test")
+    )
+    labels = reading.unpickle(files["meta"], f"{place}/meta").get(b"fine_label_names")
+    if not isinstance(labels, list) or len(labels) != 100 or not all(isinstance(n, bytes) for n in labels):
+        raise DataError(f"{place}/meta has no list of 100 names")
+    classes = tuple(label.decode("utf-8", "replace") for label in labels)
+    note = "" if verify else "checksums not verified"
+    return _colour_images("cifar100", train, test, classes=classes, note=note)
+
+
+def _cifar_files(
+    data_dir: Path | None, names: Sequence[str], checksums: dict[str, str], verify: bool
+) -> tuple[Path, dict[str, bytes]]:
+    """The place of a CIFAR set and its files, verified."""
+    places = existing(data_dir, *names)
+    if not places:
+        raise DataError(f"{data_dir} has neither {names[0]}/ nor {names[1]}")
+    files = {
+        name: member.read(256 * reading.MIB)
+        for member in reading.members(places[0])
+        if (name := PurePosixPath(member.name).name) in checksums
+    }
+    for name in checksums if verify else ():
+        raw = files.get(name)
+        if (
+            raw is not None
+            and (md5 := hashlib.md5(raw, usedforsecurity=False).hexdigest()) != checksums[name]
+        ):
+            found = f"{places[0]}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {checksums[name]}"
+            raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
+    return places[0], files
 
 
 def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> Dataset:
@@ -155,13 +188,15 @@ def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> D
     return Dataset(name, train, test, **{**usual, **fields})
 
 
-def _cifar_batch(raw: bytes, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _cifar_batch(
+    raw: bytes, source: str, key: bytes, classes: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images [n, 3, 32, 32] and labels of one batch."""
     content = reading.unpickle(raw, source)
     images = reading.pickled_bytes(content.get(b"data"), 3072, source)
-    labels = content.get(b"labels")
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 10 for label in labels):
-        raise DataError(f"{source} has no list of labels from 0 to 9")
+    labels = content.get(key)
+    if not isinstance(labels, list) or not all(type(n) is int and 0 <= n < classes for n in labels):
+        raise DataError(f"{source} has no list of labels from 0 to {classes - 1}")
     if len(labels) != len(images) or not labels:
         raise DataError(f"{source} has {len(images):,} images and {len(labels):,} labels")
     return images.reshape(-1, 3, 32, 32).copy(), np.array(labels, dtype=np.int64)
@@ -174,7 +209,7 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
     only, and is split by base image, half and half. If it is absent, the corruptions are made from CIFAR-10.
     No base image is in both splits.
     """
-    if published := _existing(data_dir, "CIFAR-10-C", "CIFAR-10-C.tar"):
+    if published := existing(data_dir, "CIFAR-10-C", "CIFAR-10-C.tar"):
         arrays, y = _published_corruptions(published[0])
         is_test = held_out(y, 1, 2)
         bases = [np.flatnonzero(~is_test), np.flatnonzero(is_test)]
@@ -271,7 +306,7 @@ def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:
 
 def _image_files(data_dir: Path | None, root: str) -> list[ImageFile]:
     """The images of root/{train,test}/<class>/ in the data folder, or in an archive in it."""
-    places = _existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar", "*.tar")
+    places = existing(data_dir, root, f"{root}.tar.gz", f"{root}.tar", "*.tar")
     place = next((p for p in places if p.name.partition(".tar")[0] == root or _begins_in(p, root)), None)
     if place is None:
         raise DataError(f"{data_dir} has neither {root}/ nor {root}.tar nor a .tar with a folder {root}/")
@@ -307,19 +342,27 @@ def _image_splits(
     return splits
 
 
-def _existing(data_dir: Path | None, *names: str) -> list[Path]:
-    """The files and folders of these names or patterns in the data folder."""
-    if data_dir is None:
-        raise DataError("no data folder was given; name one with --data-dir DIR or in COPFL_DATA")
-    if not data_dir.is_dir():
-        raise DataError(f"the data folder {data_dir} does not exist")
-    return [path for name in names for path in sorted(data_dir.glob(name))]
-
-
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
+    "breast_cancer": other_sets.breast_cancer,
+    "wine": other_sets.wine,
+    "diabetes": other_sets.diabetes,
     "cifar10": cifar10,
     "cifar10c": cifar10c,
+    "cifar100": cifar100,
     "cinic10": cinic10,
     "mini_imagenet": mini_imagenet,
+    "fashion_mnist": image_sets.fashion_mnist,
+    "svhn": image_sets.svhn,
+    "tiny_imagenet": image_sets.tiny_imagenet,
+    "pacs": image_sets.pacs,
+    "office_caltech10": image_sets.office_caltech10,
+    "digits_five": image_sets.digits_five,
+    "femnist": other_sets.femnist,
+    "shakespeare": other_sets.shakespeare,
+    "uci_har": other_sets.uci_har,
+    "ag_news": other_sets.ag_news,
+    "sst2": other_sets.sst2,
+    "banking77": other_sets.banking77,
+    "clinc150": other_sets.clinc150,
 }

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from copfl.errors import DataError
 
 MIB = 2**20
+LARGEST_INNER_ARCHIVE = 512 * MIB  # an archive in an archive, which is read into memory
 LARGEST_IMAGE_FILE = 32 * MIB
 LARGEST_IMAGE_SIDE = 4096  # pixels
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
@@ -72,12 +73,32 @@ class Member(NamedTuple):
     read: Callable[[int], bytes]  # of the largest size that is accepted
 
 
+def existing(data_dir: Path | None, *names: str) -> list[Path]:
+    """The files and folders of these names or patterns in the data folder."""
+    if data_dir is None:
+        raise DataError("no data folder was given; name one with --data-dir DIR or in COPFL_DATA")
+    if not data_dir.is_dir():
+        raise DataError(f"the data folder {data_dir} does not exist")
+    return [path for name in names for path in sorted(data_dir.glob(name))]
+
+
+def found(data_dir: Path | None, *names: str) -> Path:
+    """The first of these files or folders in the data folder; a DataError if there is none."""
+    places = existing(data_dir, *names)
+    if not places:
+        raise DataError(f"{data_dir} has no {' and no '.join(names)}")
+    return places[0]
+
+
 def members(place: Path) -> Iterator[Member]:
-    """The regular files of a folder or a tar archive, compressed or not; links in an archive are skipped."""
+    """The regular files of a folder, a .zip or a tar archive, compressed or not; links are skipped."""
     if place.is_dir():
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             name, size = path.relative_to(place).as_posix(), path.stat().st_size
             yield Member(name, path, 0, size, partial(read_bytes, path))
+        return
+    if place.suffix == ".zip":
+        yield from _zip_members(place, place)
         return
     with naming(str(place), "tar archive"), tarfile.open(place, "r:*", tarinfo=_StrictTarInfo) as archive:
         while (info := archive.next()) is not None:
@@ -96,6 +117,23 @@ def members(place: Path) -> Iterator[Member]:
 
             if info.isreg() and not info.issparse():
                 yield Member(info.name, place, info.offset_data, info.size, read)
+
+
+def _zip_members(place: Path, file: Path | IO[bytes]) -> Iterator[Member]:
+    """The files of a .zip archive, and of .zip archives in it."""
+    with naming(str(place), "zip archive"), zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+
+            def read(limit: int, info: zipfile.ZipInfo = info) -> bytes:
+                source = f"{place} ({info.filename})"
+                _check_size(source, info.file_size, limit)
+                with naming(source):
+                    return archive.read(info)
+
+            if info.filename.endswith(".zip"):
+                yield from _zip_members(place, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
+            elif not info.is_dir():
+                yield Member(info.filename, place, 0, info.file_size, read)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -220,17 +258,28 @@ class ImageFile(NamedTuple):
     read: Callable[[], bytes]
 
 
-def image_files(place: Path) -> list[ImageFile]:
-    """The images of [{train,test}/]<class>/ in a folder or an archive, encoded, ordered by name."""
+Locate = Callable[
+    [PurePosixPath], tuple[str, str] | None
+]  # split and label by an image's path; None: neither
+
+
+def by_folder(path: PurePosixPath) -> tuple[str, str] | None:
+    """Split and label of [<split>/]<label>/<file>."""
+    split, label, _ = ("", "", *path.parts)[-3:]
+    return (split, label) if label and not label.startswith(".") else None
+
+
+def image_files(place: Path, locate: Locate = by_folder) -> list[ImageFile]:
+    """The images in a folder or an archive, encoded, ordered by split, label and name."""
     images = []
     for member in members(place):
-        split, label, file = ("", "", *PurePosixPath(member.name).parts)[-3:]
-        is_image = file.lower().endswith((".png", ".jpg", ".jpeg")) and not file.startswith(".")
-        if is_image and label and not label.startswith("."):
+        path = PurePosixPath(member.name)
+        is_image = path.suffix.lower() in (".png", ".jpg", ".jpeg") and not path.name.startswith(".")
+        if is_image and (located := locate(path)) is not None:
             source = str(member.path) if place.is_dir() else f"{place} ({member.name})"
             read = partial(member.read, LARGEST_IMAGE_FILE)
             read = read if place.is_dir() else partial(bytes, read())
-            images.append(ImageFile(split, label, file, source, read))
+            images.append(ImageFile(*located, path.name, source, read))
     return sorted(images, key=lambda image: (image.split, image.label, image.file))
 
 

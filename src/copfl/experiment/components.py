@@ -40,6 +40,14 @@ from copfl.wrappers.robust import ROBUST_RULES
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
+SMALL_TABLE: Tables = {
+    "run": {"rounds": 40, "batch": 8, "clients": 5},
+    "partition": {"name": "dirichlet"},
+    "model": {"name": "mlp"},
+    "adam": {"lr": 1e-3},
+    "mamo": {"lr": 1e-3},
+    "sgd": {"lr": 0.1},
+}
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.
 DEFAULTS: dict[str, Tables] = {
@@ -54,6 +62,14 @@ DEFAULTS: dict[str, Tables] = {
     "cifar10c": {"data": {"all": True}, "classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
     # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 selects them.
     "mini_imagenet": {"data": {"size": 32}, "classes": {"per_client": 10}},
+    "breast_cancer": SMALL_TABLE,
+    "wine": SMALL_TABLE,
+    "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
+    # Sets with clients by nature: domains, persons, writers, roles.
+    **dict.fromkeys(
+        ("pacs", "office_caltech10", "digits_five", "uci_har", "femnist", "shakespeare", "clinc150"),
+        {"partition": {"name": "by_group"}},
+    ),
 }
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 

@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
 SMALL_TABLE: Tables = {
-    "run": {"rounds": 40, "batch": 8, "clients": 5},
+    "run": {"rounds": 20, "batch": 16, "clients": 5},
     "partition": {"name": "dirichlet"},
     "model": {"name": "mlp"},
     "adam": {"lr": 1e-3},
@@ -66,10 +66,18 @@ DEFAULTS: dict[str, Tables] = {
     "wine": SMALL_TABLE,
     "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
     # Sets with clients by nature: domains, persons, writers, roles.
-    **dict.fromkeys(
-        ("pacs", "office_caltech10", "digits_five", "uci_har", "femnist", "shakespeare", "clinc150"),
-        {"partition": {"name": "by_group"}},
-    ),
+    **{
+        name: {"partition": {"name": "by_group"}}
+        for name in [
+            "pacs",
+            "office_caltech10",
+            "digits_five",
+            "uci_har",
+            "femnist",
+            "shakespeare",
+            "clinc150",
+        ]
+    },
 }
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 

@@ -60,7 +60,6 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     assert found.reference == "copfl"  # the first, where none is named
     copfl_row, local_row = found.rows
     size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 8}
-    size |= {"model": "mlp", "partition": "iid", "mlp": {"width": 4}}
     alone = [
         copfl.run(
             "local",
@@ -77,8 +76,8 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     expected = [result.accuracy[-2:].mean() for result in alone]
     assert local_row.per_seed()["accuracy"] == pytest.approx(expected)
     gains = (
-        [run.mean("accuracy") for run in local_row.outcomes],
-        [run.mean("accuracy") for run in copfl_row.outcomes],
+        [run.mean("accuracy") for run in local_row.records],
+        [run.mean("accuracy") for run in copfl_row.records],
     )
     assert local_row.differences["accuracy"].mean == pytest.approx(np.subtract(*gains).mean())
     assert copfl_row.differences == {}
@@ -212,7 +211,7 @@ def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
 def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Path) -> None:
     tables = {**base(data), "algorithm": {"name": "local", "epochs": 2}}
     found = sweep({"run.clients": [2, 4], "lr": [0.1]}, [0], tables, tmp_path / "a")
-    assert [len(row.outcomes[0].clients["accuracy"]) for row in found.rows] == [2, 4]
+    assert [len(row.records[0].clients["accuracy"]) for row in found.rows] == [2, 4]
     assert found.title == "local on clouds.npz, 3 rounds, seed 0"
 
 

@@ -11,7 +11,7 @@ from copfl import charts
 from copfl.comparison import plots
 from copfl.comparison.entries import Entry
 from copfl.comparison.tables import Comparison, Row
-from tests.comparison.test_tables import comparison, outcome
+from tests.comparison.test_tables import comparison, record
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")
 
@@ -43,7 +43,7 @@ def test_the_curve_is_the_mean_over_seeds() -> None:
 
 
 def test_a_map_of_a_sweep(tmp_path: Path) -> None:
-    rows = [Row(Entry("copfl", f"cell {i}", {}), [outcome(0.1 * i)]) for i in range(6)]
+    rows = [Row(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(6)]
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 0.2, 0.3]}
     found = Comparison("toys", rows, [0], 5, over=grid)
     assert "map.png" in {path.name for path in plots.write(found, tmp_path)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from copfl.comparison.jobs import LAST, Job
-from copfl.comparison.results import last_evaluations, outcome_of, worst_of
+from copfl.comparison.results import last_evaluations, record_of, worst_of
 from copfl.data.partition import Partition
 from copfl.errors import DataError, RunError
 
@@ -38,6 +38,9 @@ def run(
     parts = tuple(np.arange(3 * n, 3 * n + 3) for n in range(3))
     test = tuple(part[: 3 * some] for part, some in zip(parts, tested, strict=True))
     Partition(parts, test, "by hand").save(path / "partition.json")
+    (path / "environment.json").write_text('{"start": {}}')
+    kinds = ("algorithm", "data", "partition", "model", "run")
+    (path / "run.toml").write_text("".join(f"[{kind}]\n" for kind in kinds))
     return Job("toy", {"algorithm": {}, "run": {"seed": 0}}, path, last=last)
 
 
@@ -48,15 +51,15 @@ def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:
 
 def test_a_value_is_the_mean_of_the_last_evaluations_of_each_client(tmp_path: Path) -> None:
     lines = [evaluated(0, 0, 0), {}, evaluated(0.2, 0.4, 0.6), evaluated(0.4, 0.4, 0.9)]
-    found = outcome_of(run(tmp_path / "run", lines, last=2))
+    found = record_of(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.3, 0.4, 0.75])
     assert found.mean("accuracy") == pytest.approx(1.45 / 3)
-    assert found.rounds.tolist() == [1, 3, 4]  # the second had no evaluation
-    assert found.curve == pytest.approx([0, 0.4, 1.7 / 3])
-    assert found.best == pytest.approx(1.7 / 3)
+    assert found.rounds == [1, 3, 4]  # the second had no evaluation
+    assert found.curves["accuracy"] == pytest.approx([0, 0.4, 1.7 / 3])
+    assert found.mean("accuracy", "best_round") == pytest.approx(1.7 / 3)
     assert found.worst == pytest.approx(0.3)  # a tenth of three clients is one
-    assert (found.bytes_up, found.bytes_down) == (8, 6)
-    assert found.seconds == 2  # the median of 1, 3, 2: the first round warms up
+    assert (found.cost["bytes_up"], found.cost["bytes_down"]) == (8, 6)
+    assert found.cost["seconds"] == 2  # the median of 1, 3, 2: the first round warms up
 
 
 def test_a_client_that_was_away_has_its_own_last_evaluations(tmp_path: Path) -> None:
@@ -65,17 +68,17 @@ def test_a_client_that_was_away_has_its_own_last_evaluations(tmp_path: Path) -> 
         evaluated(0.3, 0.5, clients=[0, 2]),
         evaluated(0.5, 0.4, clients=[0, 1]),
     ]
-    found = outcome_of(run(tmp_path / "run", lines, last=2))
+    found = record_of(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.4, 0.3, 0.5])
 
 
 def test_a_broken_model_counts_as_nought_and_no_samples_as_nothing(tmp_path: Path) -> None:
-    found = outcome_of(run(tmp_path / "run", [evaluated(1, None, None)], tested=(1, 1, 0), last=1))
+    found = record_of(run(tmp_path / "run", [evaluated(1, None, None)], tested=(1, 1, 0), last=1))
     assert np.array_equal(found.clients["accuracy"], [1, 0, nan], equal_nan=True)
-    assert found.broken == 1
+    assert found.cost["broken"] == 1
     assert found.mean("accuracy") == 0.5
     with pytest.raises(DataError, match="no client has test samples"):
-        outcome_of(run(tmp_path / "other", [evaluated(1, 1, 1)], tested=(0, 0, 0)))
+        record_of(run(tmp_path / "other", [evaluated(1, 1, 1)], tested=(0, 0, 0)))
 
 
 def test_the_worst_tenth() -> None:
@@ -92,18 +95,18 @@ def test_last_evaluations_of_fewer_than_asked() -> None:
 def test_malicious_clients_are_not_counted(tmp_path: Path) -> None:
     malicious = {"malicious": [0.0, 1.0, 0.0]}
     lines = [evaluated(0.2, 0.0, 0.4, **malicious), evaluated(0.4, 1.0, 0.6, **malicious)]
-    found = outcome_of(run(tmp_path / "run", lines, last=1))
+    found = record_of(run(tmp_path / "run", lines, last=1))
     assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
     assert found.mean("accuracy") == pytest.approx(0.5)
-    assert found.curve == pytest.approx([0.3, 0.5])
+    assert found.curves["accuracy"] == pytest.approx([0.3, 0.5])
 
 
 def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
-    found = outcome_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2, last=2))
+    found = record_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.5, 0.0, 0.7])  # tried, and without a finite answer
     assert np.isnan(found.clients["accuracy_before"]).all()
     assert np.isnan(found.mean("accuracy_global"))
-    assert found.broken == 2
+    assert found.cost["broken"] == 2
 
 
 @pytest.mark.parametrize("wrong", [17123988.0, 1.5, -0.1])
@@ -111,4 +114,4 @@ def test_an_accuracy_that_is_no_fraction_is_an_error(tmp_path: Path, wrong: floa
     message = r"accuracy_before is between .* must be a fraction.*remove .*run it again"
     job = run(tmp_path / "run", [evaluated(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])])
     with pytest.raises(RunError, match=message):
-        outcome_of(job)
+        record_of(job)

@@ -11,7 +11,7 @@ from copfl.comparison import runner
 from copfl.comparison.compare import job_of
 from copfl.comparison.entries import entry_of, layers
 from copfl.comparison.jobs import Job, Starts
-from copfl.comparison.results import start_of
+from copfl.comparison.results import environment_of
 from copfl.comparison.runner import LeanFolder, all_done, finished, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
@@ -129,17 +129,17 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
     def check() -> None:
         starts = Starts("delete the older run")
         for one in jobs:
-            starts.check(one.title, one.tables, 0.0, start_of(one))
+            starts.check(one.title, one.tables, 0.0, environment_of(one)["start"])
 
     jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
     all_done(jobs, 1, print)
     check()
-    starts = [start_of(one) for one in jobs]
+    starts = [environment_of(one)["start"] for one in jobs]
     assert starts[0] == starts[1] == starts[2]
     assert len(set(starts[0].values())) == 3
     other = job(tmp_path, "copfl", 1)
     carry_out(other)
-    assert start_of(other)["weights"] != starts[0]["weights"]
+    assert environment_of(other)["start"]["weights"] != starts[0]["weights"]
     for what in ("partition", "samples", "weights"):
         path = jobs[1].path / "environment.json"
         content = json.loads(path.read_text())

@@ -11,22 +11,25 @@ import pytest
 
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import ACCURACIES
-from copfl.comparison.results import Outcome, Trial, Tuned
+from copfl.comparison.results import Record, Trial, Tuned
 from copfl.comparison.tables import Comparison, Row, as_csv, as_json, as_markdown, as_text
 from copfl.stats import difference
 
 
-def outcome(*accuracies: float, broken: int = 0) -> Outcome:
-    values = np.array(accuracies)
-    clients = {"accuracy": values, "accuracy_before": values / 2, "accuracy_global": values / 4}
-    return Outcome(clients, np.array([1, 2]), np.array([0.1, values.mean()]), 1500.0, 2.5e6, 0.5, broken)
+def record(*accuracies: float, broken: int = 0) -> Record:
+    clients = {name: [a / part for a in accuracies] for name, part in zip(ACCURACIES, (1, 2, 4), strict=True)}
+    curve = [0.1, sum(accuracies) / len(accuracies)]
+    cost = {"bytes_up": 1500.0, "bytes_down": 2.5e6, "seconds": 0.5, "broken": broken}
+    return Record({}, 0.0, 5, [1, 2], {"accuracy": curve}, clients, cost)
 
 
 def comparison(seeds: int = 2) -> Comparison:
-    first = [outcome(0.5, 0.7), outcome(0.6, 0.8)][:seeds]
-    second = [outcome(0.4, 0.6), outcome(0.5, 0.8)][:seeds]
+    first = [record(0.5, 0.7), record(0.6, 0.8)][:seeds]
+    second = [record(0.4, 0.6), record(0.5, 0.8)][:seeds]
     gains = {
-        name: difference([run.clients[name] for run in second], [run.clients[name] for run in first])
+        name: difference(
+            [np.array(run.clients[name]) for run in second], [np.array(run.clients[name]) for run in first]
+        )
         for name in ACCURACIES
     }
     tuned = Tuned([Trial({"optimizer": {"lr": 0.1}}, 0.25), Trial({"optimizer": {"lr": 0.01}}, 0.75)])
@@ -89,7 +92,7 @@ def test_json_goes_down_to_the_clients() -> None:
 
 
 def test_a_sweep_over_two_keys_has_a_map() -> None:
-    rows = [Row(Entry("copfl", f"cell {i}", {}), [outcome(0.1 * i)]) for i in range(4)]
+    rows = [Row(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(4)]
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 1]}
     lines = as_text(Comparison("toys", rows, [0], 5, over=grid)).splitlines()
     assert lines[-5:] == [

@@ -18,14 +18,14 @@ import numpy as np
 from copfl.comparison import entries as reading
 from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
 from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts, placed
-from copfl.comparison.results import Outcome, Trial, Tuned, outcome_of, start_of
+from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.run import prepare
-from copfl.stats import Difference, difference
+from copfl.stats import Difference, Numbers, difference
 
 BaseTables = Mapping[str, Mapping[str, Any]]
 VALIDATION = 0.2  # of each client's training samples
@@ -88,11 +88,11 @@ def compare(
         all_done(tuning, jobs, log, "tuning runs")
     found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
-    outcomes = _outcomes(final, jobs, log)
-    against = outcomes[labels.index(chosen)]
+    records = _records(final, jobs, log)
+    against = records[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against), optimizer_of(plan))
-        for entry, own, best, plan in zip(rows, outcomes, found, final, strict=True)
+        for entry, own, best, plan in zip(rows, records, found, final, strict=True)
     ]
     notes = _notes(table) + _tuning_notes(table, grids)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
@@ -130,10 +130,10 @@ def sweep(
         for row in rows
     ]
     prepare([final[0][0].tables])
-    outcomes = _outcomes(final, jobs, log or _silent)
+    records = _records(final, jobs, log or _silent)
     table = [
         Row(entry, runs, optimizer=optimizer_of(plan))
-        for entry, runs, plan in zip(rows, outcomes, final, strict=True)
+        for entry, runs, plan in zip(rows, records, final, strict=True)
     ]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
@@ -220,19 +220,22 @@ def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, job
     return labels
 
 
-def _outcomes(plan: list[list[Job]], jobs: int, log: Log) -> list[list[Outcome]]:
-    """The outcome of every run, a list per entry; those that are missing are run."""
+def _records(plan: list[list[Job]], jobs: int, log: Log) -> list[list[Record]]:
+    """The record of every run, a list per entry; those that are missing are run."""
     by_seed = [job for seed in zip(*plan, strict=True) for job in seed]  # all rows grow together
     all_done(by_seed, jobs, log)
-    starts = Starts("delete the older run")
-    for job in by_seed:
-        starts.check(str(job.path), job.tables, job.validation, start_of(job))
-    return [[outcome_of(job) for job in row] for row in plan]
+    starts, found = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
+    for path, record in found.items():
+        starts.check(str(path), record.tables, record.validation, record.start)
+    return [[found[job.path] for job in row] for row in plan]
 
 
-def _differences(own: Sequence[Outcome], reference: Sequence[Outcome]) -> dict[str, Difference]:
+def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str, Difference]:
+    def values(row: Sequence[Record], name: str) -> list[Numbers]:
+        return [np.array(run.clients[name]) for run in row]
+
     return {
-        name: difference([run.clients[name] for run in own], [run.clients[name] for run in reference])
+        name: difference(values(own, name), values(reference, name))
         for name in ACCURACIES
         if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not evaluated
     }
@@ -247,7 +250,7 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    broken = {row.label: sum(run.broken for run in row.outcomes) for row in rows}
+    broken = {row.label: sum(int(run.cost["broken"]) for run in row.records) for row in rows}
     return [
         f"{label}: {count} evaluations of a model without a finite output count as accuracy 0."
         for label, count in broken.items()
@@ -269,7 +272,7 @@ def _tuning_notes(rows: Sequence[Row], grids: Sequence[Grid]) -> list[str]:
 
 def _accuracy(jobs: Sequence[Job]) -> float:
     """The mean personal accuracy over the seeds."""
-    return float(np.mean([outcome_of(job).mean("accuracy") for job in jobs]))
+    return float(np.mean([record_of(job).mean() for job in jobs]))
 
 
 def at_an_end(chosen: Tables, grid: Grid) -> list[str]:

@@ -5,55 +5,96 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from copfl.comparison.jobs import ACCURACIES, Job, Start
+from copfl.comparison.jobs import ACCURACIES, Job, Start, accuracies
 from copfl.errors import DataError, RunError
 from copfl.experiment import records
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.stats import Numbers
+from copfl.experiment.identity import essential
+from copfl.stats import Numbers, mean_of_known
 
 WORST = 0.1  # fraction of the clients
+WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
 
-class Outcome(NamedTuple):
-    """One run. Accuracies are means over each client's last evaluations; nan without any or if malicious."""
+class Record(NamedTuple):
+    """What is kept of a run. Accuracies are fractions; nan where none was measured, or of a malicious client."""
 
-    clients: dict[str, Numbers]  # by accuracy, [clients]
-    rounds: NDArray[np.int64]  # the rounds with an evaluation, from 1
-    curve: Numbers  # personal accuracy, without malicious clients; 0 where a model is not finite
-    bytes_up: float  # per client and round
-    bytes_down: float
-    seconds: float  # of a round, the median
-    broken: int  # evaluations of a model whose output is not finite; they count as accuracy 0
-    highest: Mapping[str, Numbers] = {}  # by accuracy, the highest evaluation of each client, [clients]
-    curves: Mapping[str, list[float]] = {}  # by metric, its mean over the clients at each evaluation
+    tables: Tables  # the essential settings
+    validation: float
+    last: int
+    rounds: list[int]  # those with an evaluation, from 1
+    curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
+    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last evaluations
+    cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
+    start: Mapping[str, str] = {}  # fingerprints of the partition, the samples and the initial weights
+    data: str = ""  # the data set's own note
+    where: Mapping[str, str] = {}
+    best: Mapping[
+        str, list[float]
+    ] = {}  # by accuracy, each client's highest evaluation; none in older records
 
-    def mean(self, accuracy: str) -> float:
-        """Over the clients; nan if no such model was evaluated."""
-        values = self.clients[accuracy]
-        return math.nan if np.isnan(values).all() else float(np.nanmean(values))
+    @property
+    def seed(self) -> int:
+        return int(self.tables["run"]["seed"])
+
+    @property
+    def length(self) -> int:
+        """Its rounds."""
+        return int(self.tables["run"]["rounds"])
+
+    @property
+    def title(self) -> str:
+        """Such as "cifar10, 10 clients, copfl, mamo, seed 0"."""
+        data, algorithm, optimizer = (str(self.tables[t]["name"]) for t in ("data", "algorithm", "optimizer"))
+        clients = self.tables["run"]["clients"]
+        return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
+
+    def mean(self, accuracy: str = "accuracy", statistic: str = "last") -> float:
+        """The mean over the clients; nan where the record does not have what the statistic needs."""
+        if statistic == "best_round":
+            return max(self.curves[accuracy], default=math.nan)
+        values = self.clients if statistic == "last" else self.best
+        return float(mean_of_known(np.array(values[accuracy]))) if accuracy in values else math.nan
 
     @property
     def worst(self) -> float:
         """The mean over the worst tenth of the clients, at least one."""
-        return worst_of(self.clients["accuracy"])
+        return worst_of(np.array(self.clients["accuracy"]))
 
     @property
-    def best(self) -> float:
-        """The best round of the curve: what is reported if the round is chosen by its test accuracy."""
-        return float(self.curve.max())
+    def counted(self) -> tuple[int, int]:
+        """The first and the last round whose evaluations are in its mean."""
+        return self.rounds[-self.last :][0], self.rounds[-1]
+
+    def mean_within(self, rounds: tuple[int, int], accuracy: str = "accuracy") -> float:
+        """The mean of the evaluations from the first of these rounds to the last."""
+        if rounds == self.counted:
+            return self.mean(accuracy)
+        low, high = rounds
+        values = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if low <= r <= high]
+        return float(np.mean(values)) if values else math.nan
+
+    def serves(self, job: Job) -> bool:
+        """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
+        wanted = accuracies(job.tables["run"]["eval_models"])
+        return self.last == job.last and self.evaluated().issuperset(wanted)
+
+    def evaluated(self) -> set[str]:
+        return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
 
 
-def outcome_of(job: Job) -> Outcome:
-    """The metrics of a finished run; a RunError if they cannot be right."""
+def record_of(job: Job) -> Record:
+    """The record of a finished run; a RunError if its metrics cannot be right."""
     lines = records.read(job.path / "rounds.jsonl")
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")]
-    partition = RunFolder(job.path).partition()
+    folder = RunFolder(job.path)
+    partition, ran = folder.partition(), folder.tables()["run"]
     tested = np.array([len(part) > 0 for part in partition.test])
     if not tested.any():
         raise DataError(f"{job.title}: no client has test samples; use another partition")
@@ -74,19 +115,42 @@ def outcome_of(job: Job) -> Outcome:
             row[wrong_output] = 0.0
             broken += int(wrong_output.sum()) if name == "accuracy" else 0
         tables[name] = np.where(malicious, math.nan, values)
-    shown = ~np.isnan(tables["accuracy"]).all(axis=1)  # of few clients in a round, none may be tested
-    means = [evaluations[place]["mean"] for place in np.flatnonzero(shown)]
-    return Outcome(
-        clients={name: last_evaluations(values, job.last) for name, values in tables.items()},
-        highest={name: np.fmax.reduce(values) for name, values in tables.items()},  # nan if there is none
-        rounds=np.array([line["round"] for line in evaluations])[shown],
-        curves={name: [mean.get(name, math.nan) for mean in means] for name in (*ACCURACIES, "loss")},
-        curve=np.nanmean(tables["accuracy"][shown], 1),
-        bytes_up=_per_client(lines, "bytes_up"),
-        bytes_down=_per_client(lines, "bytes_down"),
-        seconds=float(np.median(timing[1:] or timing)),  # the first one also warms up
-        broken=broken,
+    # Of few clients in a round, none may be tested.
+    shown = np.flatnonzero(~np.isnan(tables["accuracy"]).all(axis=1))
+    losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
+    highest = {name: np.fmax.reduce(values).tolist() for name, values in tables.items()}
+    environment = environment_of(job)
+    notes = [environment.get("data", ""), *environment.get("partition", [])]
+    return Record(
+        tables=essential(job.tables),
+        validation=job.validation,
+        last=job.last,
+        rounds=[evaluations[place]["round"] for place in shown],
+        curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
+        | {"loss": losses},
+        clients={name: last_evaluations(values, job.last).tolist() for name, values in tables.items()},
+        best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
+        cost={
+            "bytes_up": _per_client(lines, "bytes_up"),
+            "bytes_down": _per_client(lines, "bytes_down"),
+            "seconds": float(np.median(timing[1:] or timing)),  # the first one also warms up
+            "broken": broken,
+        },
+        start=environment["start"],
+        data="; ".join(note for note in notes if note),
+        where={key: str(environment[key]) for key in WHERE if key in environment}
+        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
     )
+
+
+def environment_of(job: Job) -> dict[str, Any]:
+    """The content of environment.json, if it has what the run began with."""
+    path = job.path / "environment.json"
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return {**content, "start": Start(content["start"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} does not contain what the run began with ({error!r})") from error
 
 
 def last_evaluations(values: Numbers, last: int) -> Numbers:
@@ -108,19 +172,6 @@ def worst_of(values: Numbers) -> float:
 def _per_client(lines: list[dict[str, Any]], name: str) -> float:
     """The mean over all clients of all rounds."""
     return float(np.mean([value for line in lines for value in line["per_client"][name]]))
-
-
-# What runs began with
-
-
-def start_of(job: Job) -> Start:
-    """Fingerprints of the partition, the samples and the initial weights that the run began with."""
-    path = job.path / "environment.json"
-    try:
-        start: Start = json.loads(path.read_text("utf-8"))["start"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} does not contain what the run began with ({error!r})") from error
-    return start
 
 
 # Tuning

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from copfl.comparison.jobs import Job, Start
-from copfl.comparison.results import start_of
+from copfl.comparison.results import environment_of
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
@@ -256,7 +256,7 @@ def finished(job: Job) -> bool:
         if done > job.tables["run"]["rounds"]:
             raise RunError(f"{job.path}/rounds.jsonl has {done} rounds, more than run.toml says")
         records.read(job.path / "timing.jsonl")
-        start_of(job)
+        environment_of(job)
     except CopflError as error:
         raise damaged(job, error) from error
     return bool(done == job.tables["run"]["rounds"])
@@ -268,7 +268,7 @@ def damaged(job: Job, error: CopflError) -> RunError:
 
 
 def started_with(experiment: Experiment) -> Start:
-    """Fingerprints of what a run of the experiment begins with, as `start_of` reads them."""
+    """Fingerprints of what a run of the experiment begins with, as `environment_of` reads them."""
     initial = experiment.task.initial.detach().cpu().numpy().tobytes()
     return {
         "partition": experiment.federation.partition.fingerprint[:16],

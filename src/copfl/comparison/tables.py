@@ -13,7 +13,7 @@ from typing import Any
 from copfl import tables
 from copfl.comparison.entries import Entry, Grid, described
 from copfl.comparison.jobs import ACCURACIES
-from copfl.comparison.results import Outcome, Tuned
+from copfl.comparison.results import Record, Tuned
 from copfl.experiment.components import optimizer_text
 from copfl.files import write_bytes
 from copfl.stats import LEVEL, Difference, Spread, spread_of
@@ -22,10 +22,10 @@ from copfl.tables import Table, interval, percent, percent_with_spread, plain
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One entry: an outcome per seed, and what tuning chose."""
+    """One entry: a record per seed, and what tuning chose."""
 
     entry: Entry
-    outcomes: list[Outcome]
+    records: list[Record]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
     differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference
     optimizer: dict[str, Any] = field(default_factory=dict)  # its table, with every option
@@ -42,9 +42,11 @@ class Row:
 
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
-        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
-        others = ("worst", "best", "bytes_up", "bytes_down", "seconds")
-        return values | {name: [float(getattr(run, name)) for run in self.outcomes] for name in others}
+        values = {name: [run.mean(name) for run in self.records] for name in ACCURACIES}
+        values["worst"] = [run.worst for run in self.records]
+        values["best"] = [run.mean("accuracy", "best_round") for run in self.records]
+        costs = ("bytes_up", "bytes_down", "seconds")
+        return values | {name: [run.cost[name] for run in self.records] for name in costs}
 
     def metrics(self) -> dict[str, Spread]:
         """Every metric of the table, its mean and spread over the seeds."""
@@ -211,8 +213,8 @@ def _row(row: Row) -> dict[str, Any]:
         "mean": {name: metric.mean for name, metric in metrics.items()},
         "spread": {name: metric.spread for name, metric in metrics.items()},
         "per_seed": row.per_seed(),
-        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in ACCURACIES},
-        "curves": [{"round": run.rounds, "accuracy": run.curve} for run in row.outcomes],
+        "per_client": {name: [run.clients[name] for run in row.records] for name in ACCURACIES},
+        "curves": [{"round": run.rounds, "accuracy": run.curves["accuracy"]} for run in row.records],
         "differences": {
             name: {
                 "mean": gain.mean,

@@ -7,31 +7,23 @@ leaves the runs of the others alone. A run that has a record is not run again.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from copfl.comparison.jobs import ACCURACIES, Job, Start, placed
-from copfl.comparison.results import outcome_of, start_of
+from copfl.comparison import results
+from copfl.comparison.jobs import Job, Start, placed
+from copfl.comparison.results import Record
 from copfl.comparison.runner import Runner, TimeIsUp
 from copfl.errors import CopflError, RunError
 from copfl.experiment import records as rounds_file
 from copfl.experiment.config import Tables
-from copfl.experiment.folder import RunFolder
-from copfl.experiment.identity import essential
 from copfl.experiment.progress import span
 from copfl.files import Busy
 from copfl.reproduction.experiments import Plan, joined
 from copfl.reproduction.findings import tuned
-from copfl.reproduction.records import Record, Store
-
-COST = {"bytes_up": 1, "bytes_down": 1, "seconds": 4, "broken": 0}  # digits after the point
-WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
+from copfl.reproduction.records import Store
 
 
 @dataclass
@@ -120,33 +112,11 @@ def count_left(plans: Sequence[Plan], store: Store) -> int:
 
 
 def record_of(job: Job) -> Record:
-    """The record of the job's finished run folder."""
-    found = outcome_of(job)
+    """The record of the job's finished run folder, if no mask in it is wrong."""
     if wrong := overgrown(job.tables["algorithm"], rounds_file.read(job.path / "rounds.jsonl")):
         advice = "such a run gets no record: remove its folder, and it is run again"
         raise RunError(f"{job.path}: {wrong}; {advice}")
-    environment = json.loads((job.path / "environment.json").read_text("utf-8"))
-    ran = RunFolder(job.path).tables()["run"]
-    notes = [environment.get("data", ""), *environment.get("partition", [])]
-    return Record(
-        tables=essential(job.tables),
-        validation=job.validation,
-        last=job.last,
-        rounds=found.rounds.tolist(),
-        curves={name: _short(values) for name, values in found.curves.items()},
-        clients={name: _short(found.clients[name].tolist()) for name in ACCURACIES},
-        best={name: _short(own.tolist()) for name, own in found.highest.items() if not np.isnan(own).all()},
-        cost={name: round(getattr(found, name), digits) for name, digits in COST.items()},
-        start=start_of(job),
-        data="; ".join(note for note in notes if note),
-        where={key: str(environment[key]) for key in WHERE if key in environment}
-        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
-    )
-
-
-def _short(values: Sequence[float | None]) -> list[float]:
-    """Six digits after the point: more than a test set can distinguish."""
-    return [math.nan if value is None else round(float(value), 6) for value in values]
+    return results.record_of(job)
 
 
 def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:

@@ -15,11 +15,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from copfl.comparison.jobs import Job, Starts, accuracies
+from copfl.comparison.jobs import Job, Starts
+from copfl.comparison.results import Record
 from copfl.errors import CopflError, RunError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
@@ -30,74 +28,13 @@ from copfl.tables import plain
 
 FORMAT = "copfl record 2"
 SUFFIX = ".jsonl.gz"
+COST = {"bytes_up": 1, "bytes_down": 1, "seconds": 4, "broken": 0}  # digits after the point
 STATISTICS = {
     "last": "the mean of each client's last evaluations",
     "best_round": "the round with the highest mean over clients",
     "best_per_client": "the best round of each client",
 }
 ADVICE = "use the data and the kind of processor of the other records, or another folder with --results DIR"
-
-
-class Record(NamedTuple):
-    """What is kept of a run."""
-
-    tables: Tables  # the essential settings
-    validation: float
-    last: int
-    rounds: list[int]  # those with an evaluation, from 1
-    curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
-    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last evaluations; nan: none
-    cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
-    start: dict[str, str]  # fingerprints of the partition, the samples and the initial weights
-    data: str  # the data set's own note
-    where: dict[str, str]
-    best: Mapping[
-        str, list[float]
-    ] = {}  # by accuracy, each client's highest evaluation; none in older records
-
-    @property
-    def seed(self) -> int:
-        return int(self.tables["run"]["seed"])
-
-    @property
-    def length(self) -> int:
-        """Its rounds."""
-        return int(self.tables["run"]["rounds"])
-
-    @property
-    def title(self) -> str:
-        """Such as "cifar10, 10 clients, copfl, mamo, seed 0"."""
-        data, algorithm, optimizer = (str(self.tables[t]["name"]) for t in ("data", "algorithm", "optimizer"))
-        clients = self.tables["run"]["clients"]
-        return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
-
-    def mean(self, accuracy: str = "accuracy", statistic: str = "last") -> float:
-        """The mean over the clients; nan where the record does not have what the statistic needs."""
-        if statistic == "best_round":
-            return max(self.curves[accuracy], default=math.nan)
-        values = self.clients if statistic == "last" else self.best
-        return float(np.nanmean(values[accuracy])) if accuracy in values else math.nan
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """The first and the last round whose evaluations are in its mean."""
-        return self.rounds[-self.last :][0], self.rounds[-1]
-
-    def mean_within(self, rounds: tuple[int, int], accuracy: str = "accuracy") -> float:
-        """The mean of the evaluations from the first of these rounds to the last."""
-        if rounds == self.counted:
-            return self.mean(accuracy)
-        low, high = rounds
-        values = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if low <= r <= high]
-        return float(np.mean(values)) if values else math.nan
-
-    def serves(self, job: Job) -> bool:
-        """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
-        wanted = accuracies(job.tables["run"]["eval_models"])
-        return self.last == job.last and self.evaluated().issuperset(wanted)
-
-    def evaluated(self) -> set[str]:
-        return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
 
 
 # Files
@@ -207,8 +144,12 @@ def write(path: Path, found: Mapping[str, Record]) -> None:
 
 
 def as_json(record: Record) -> str:
-    """The record as a line; nan is null."""
-    content = plain({"format": FORMAT, **record._asdict()})
+    """The record as a line; nan is null. Six digits are more than a test set can distinguish."""
+    content = record._asdict()
+    for part in ("curves", "clients", "best"):
+        content[part] = {name: [round(v, 6) for v in own] for name, own in content[part].items()}
+    content["cost"] = {name: round(value, COST[name]) for name, value in record.cost.items()}
+    content = plain({"format": FORMAT, **content})
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.comparison import tables
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.tables import FILES
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, UsageError
+from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
@@ -165,6 +167,8 @@ def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
         assert f"{row.label} (adam {row.optimizer['lr']:g})" in str(found)
     assert "unequal" not in found.title
     assert len(folders(tmp_path / "a", "tuning")) == 9
+    tables = RunFolder(next((tmp_path / "a" / "runs").glob("copfl-*"))).tables()
+    assert tables["algorithm"]["state_per_phase"] is True
     csv = (tmp_path / "a" / "table.csv").read_text().splitlines()
     assert csv[1].startswith(f"copfl,copfl,adam,{found.rows[0].optimizer['lr']},")
 
@@ -194,6 +198,25 @@ def test_a_rate_that_a_row_names_is_not_tuned(tmp_path: Path, data: Path) -> Non
     assert (found.rows[0].optimizer["lr"], found.rows[0].tuned.trials) == (0.02, [])
     assert len(found.rows[1].tuned.trials) == 2
     assert found.title.endswith("unequal learning rates")
+
+
+def test_new_clients_have_a_table_of_their_own(tmp_path: Path, data: Path) -> None:
+    found = untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5), tmp_path / "a")
+    assert "4 clients (50% of them new)" in found.title
+    text = str(found)
+    assert "New clients: accuracy in %" in text
+    fedper, local = (tables.new_client_differences(row) for row in found.rows)
+    assert list(fedper) == ["1", "5", "all"]
+    assert all(gain.mean == 0 for _, gain in local.values())  # it is training alone
+    new = [run.new for run in found.rows[0].records]
+    expected = np.mean([(one.accuracy["5"] - one.alone["5"]).mean() for one in new if one is not None])
+    assert fedper["5"][1].mean == pytest.approx(expected)
+    csv = (tmp_path / "a" / "table.csv").read_text().splitlines()
+    assert csv[0].endswith("new_all_difference")
+    next((tmp_path / "a").rglob("new_clients.json")).unlink()  # killed before it was written: trained again
+    assert numbers(
+        untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5), tmp_path / "a")
+    ) == numbers(found)
 
 
 def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:

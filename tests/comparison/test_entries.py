@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from copfl.algorithms import ALGORITHMS
 from copfl.comparison.entries import (
     Entry,
     cells,
@@ -163,3 +164,7 @@ def test_files_that_are_not_allowed(tmp_path: Path, text: str, message: str) -> 
         read_file(path)
     with pytest.raises(UsageError, match="cannot read"):
         read_file(tmp_path / "nothing.toml")
+
+
+def test_all_algorithms_by_one_word() -> None:
+    assert [entry.name for entry in entries_of(["all"])] == list(ALGORITHMS)

@@ -10,3 +10,5 @@ from copfl.parts.averaging import Averaging
 @dataclass(frozen=True)
 class FedAvg(Averaging):
     """The mean of all models, weighted by their numbers of samples, or equally: `weights`."""
+
+    fine_tuned = True

@@ -23,6 +23,7 @@ class FedAvgFT(Averaging):
 
     minimum = (("tune_epochs", 0),)
     phases = ("epochs", "tune_epochs")
+    fine_tuned = True
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w = self.global_model(task, client, down)

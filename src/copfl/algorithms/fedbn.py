@@ -17,3 +17,4 @@ class FedBN(Averaging):
     # Paper: covers batch norm alone; here group and layer norms are personal too. The released code averages
     # evenly; weights="equal" restores it.
     personal = ("norms", "buffers")
+    fine_tuned = True

@@ -39,6 +39,7 @@ class FedCALM(PartlyPersonal):
 
     weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: stage 1 is a plain mean
     minimum = (("margin", 0), ("limit", 0))
+    fine_tuned = True
 
     def server_init(self, task: Task, clients: int) -> Server:
         return Server(super().server_init(task, clients).w, task.initial.new_zeros(clients))

@@ -65,6 +65,8 @@ class FedCE(Averaging):
 
     weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: the scores are the weights
 
+    fine_tuned = True
+
     def __post_init__(self) -> None:
         one_of(COMBINE, combine=self.combine)
         one_of(ERRORS, error=self.error)

@@ -114,6 +114,9 @@ class FedPAC(Averaging):
         client = Client(personal_of(task, (), w), *states)
         return ClientOutput(client, upload, w, {"loss": loss, "weight": weight})
 
+    def next_message(self, task: Task, down: Down, upload: Upload) -> Down:
+        return down._replace(head=upload.head)
+
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         rows = (upload.head, upload.means, upload.spread, torch.ones_like(upload.spread))
         tables = tree.placed(rows, id, server.heads.shape[0])

@@ -17,6 +17,7 @@ class FedProx(Averaging):
     mu: float = 0.1  # the authors name no default and tune over 0.001, 0.01, 0.1, 0.5, 1
 
     minimum = (("mu", 0),)
+    fine_tuned = True
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         w = self.global_model(task, client, down)

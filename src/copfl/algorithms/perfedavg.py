@@ -30,6 +30,7 @@ class PerFedAvg(Averaging):
 
     minimum = (("inner_rate", 0), ("tune_steps", 0))
     phases = ("epochs", "epochs")
+    fine_tuned = True
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         start = self.global_model(task, client, down)

@@ -36,6 +36,7 @@ class PFedMe(Averaging):
     server_rate: float = 1.0  # beta
 
     minimum = (("rate", 0), ("lam", 0), ("inner_steps", 1), ("server_rate", 0))
+    fine_tuned = True
 
     def client_init(self, task: Task) -> Client:
         never = task.initial.new_zeros((), dtype=torch.bool)

@@ -34,7 +34,12 @@ def compare(
     tables: options.Tables,
     algorithms: Annotated[
         list[str] | None,
-        option(TRAINING, "Rows of the table, such as copfl,copfl:score=none,local.", "--algorithms", "-a"),
+        option(
+            TRAINING,
+            "Rows of the table, such as copfl,copfl:score=none,local; all: every one.",
+            "--algorithms",
+            "-a",
+        ),
     ] = None,
     seeds: Seeds = None,
     tune: Annotated[

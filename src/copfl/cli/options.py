@@ -104,6 +104,12 @@ RUN_OPTIONS = {
         Row("--clients -n", "run.clients", "Number of clients; default: 10.", int),
         Row("--rounds -r", "run.rounds", "Number of rounds; default: 40 on digits, 100 elsewhere.", int),
         Row("--participation", "run.participation", "Fraction of clients per round; default: 1.", float),
+        Row(
+            "--new-clients",
+            "run.new_clients",
+            "Fraction of the clients that never train and are fitted as new ones afterwards; default: 0.",
+            float,
+        ),
         Row("--store", "run.store", "Where client states are kept, memory or disk; default: memory."),
     ),
     ROBUSTNESS: (

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from copfl.algorithms import ALGORITHMS
 from copfl.comparison import entries as reading
 from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
 from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts, placed
@@ -23,7 +24,7 @@ from copfl.comparison.runner import Log, all_done
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Tables, keywords_of
 from copfl.experiment.run import prepare
 from copfl.stats import Difference, Numbers, difference
 
@@ -72,7 +73,7 @@ def compare(
     def jobs_of(entry: Entry, cell: Tables, tuning: bool) -> list[Job]:
         label = f"{entry.label} {described(cell, 'optimizer', entry.name)}" if tuning else entry.label
         folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
-        parts = [*layers(entry, base), cell]
+        parts = [*_layers(entry, base), cell]
         return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     grids = [_default_grid(entry, base) if tune is None else _own_grid(entry, base, grid) for entry in rows]
@@ -81,9 +82,9 @@ def compare(
         for entry, own in zip(rows, grids, strict=True)
     ]
     for entry in rows:  # an error now, and not after the tuning
-        resolve(layers(entry, base), {})
+        resolve(_layers(entry, base), {})
     tuning = [job for plan in trials for _, tests in plan for job in tests]
-    prepare([*layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if tuning else 0.0)
+    prepare([*_layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if tuning else 0.0)
     if tuning:
         all_done(tuning, jobs, log, "tuning runs")
     found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
@@ -180,6 +181,18 @@ def _with_optimizer(base: BaseTables) -> Tables:
     return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
 
 
+def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
+    """The layers of an entry. With one optimizer for every row, each phase has a new state, as in all methods.
+
+    A state that two phases share makes the steps of the second one smaller.
+    """
+    result = layers(entry, base)
+    phased = "state_per_phase" in keywords_of(ALGORITHMS[entry.name])
+    if phased and "name" in base.get("optimizer", {}) and not resolve(result, {})["optimizer"]["keep"]:
+        result.insert(1, {entry.name: {"state_per_phase": True}})
+    return result
+
+
 def _default_grid(entry: Entry, base: BaseTables) -> Grid:
     """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
     name = reading.applies(entry, base)[1]
@@ -245,6 +258,8 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
     """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep."""
     data, run = job.tables["data"], job.tables["run"]
     counts = [f"{run[key]} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})]
+    if run.get("new_clients"):
+        counts[0] += f" ({run['new_clients']:.0%} of them new)"
     word = "seeds" if len(seeds) > 1 else "seed"
     return ", ".join([Path(str(data.get("name"))).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
 

@@ -20,7 +20,11 @@ Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
-COMMON: dict[str, tuple[str, ...] | None] = {"data": None, "partition": None, "run": ("seed", "clients")}
+COMMON: dict[str, tuple[str, ...] | None] = {
+    "data": None,
+    "partition": None,
+    "run": ("seed", "clients", "new_clients"),
+}
 
 
 class Entry(NamedTuple):
@@ -32,8 +36,9 @@ class Entry(NamedTuple):
 
 
 def entries_of(texts: Sequence[str]) -> list[Entry]:
-    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001"."""
-    return [entry_of(part) for text in texts for part in split(text)]
+    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001", or "all"."""
+    parts = [part for text in texts for part in split(text)]
+    return [entry_of(name) for part in parts for name in (ALGORITHMS if part == "all" else (part,))]
 
 
 def entry_of(text: str) -> Entry:

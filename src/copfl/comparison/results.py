@@ -12,10 +12,11 @@ import numpy as np
 
 from copfl.comparison.jobs import ACCURACIES, Job, Start, accuracies
 from copfl.errors import DataError, RunError
-from copfl.experiment import records
+from copfl.experiment import new_clients, records
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
+from copfl.experiment.new_clients import NewClients
 from copfl.stats import Numbers, mean_of_known
 
 WORST = 0.1  # fraction of the clients
@@ -35,9 +36,9 @@ class Record(NamedTuple):
     start: Mapping[str, str] = {}  # fingerprints of the partition, the samples and the initial weights
     data: str = ""  # the data set's own note
     where: Mapping[str, str] = {}
-    best: Mapping[
-        str, list[float]
-    ] = {}  # by accuracy, each client's highest evaluation; none in older records
+    # By accuracy, each client's highest evaluation; none in older records.
+    best: Mapping[str, list[float]] = {}
+    new: NewClients | None = None  # the clients that did not train
 
     @property
     def seed(self) -> int:
@@ -140,6 +141,7 @@ def record_of(job: Job) -> Record:
         data="; ".join(note for note in notes if note),
         where={key: str(environment[key]) for key in WHERE if key in environment}
         | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
+        new=new_clients.read(job.path),
     )
 
 

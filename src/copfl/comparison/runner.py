@@ -36,7 +36,7 @@ from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round, State
 from copfl.errors import CopflError, RunError
-from copfl.experiment import records
+from copfl.experiment import new_clients, records
 from copfl.experiment.components import build_data
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
@@ -259,7 +259,9 @@ def finished(job: Job) -> bool:
         environment_of(job)
     except CopflError as error:
         raise damaged(job, error) from error
-    return bool(done == job.tables["run"]["rounds"])
+    fitted = job.tables["run"].get("new_clients") and not job.validation
+    missing = fitted and not (job.path / new_clients.FILE).is_file()
+    return bool(done == job.tables["run"]["rounds"]) and not missing
 
 
 def damaged(job: Job, error: CopflError) -> RunError:

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from copfl import tables
 from copfl.comparison.entries import Entry, Grid, described
 from copfl.comparison.jobs import ACCURACIES
 from copfl.comparison.results import Record, Tuned
+from copfl.experiment import new_clients
 from copfl.experiment.components import optimizer_text
 from copfl.files import write_bytes
-from copfl.stats import LEVEL, Difference, Spread, spread_of
+from copfl.stats import LEVEL, Difference, Spread, difference, spread_of
 from copfl.tables import Table, interval, percent, percent_with_spread, plain
 
 
@@ -86,6 +89,8 @@ def all_tables(comparison: Comparison) -> list[Table]:
     parts = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
         parts.append(_differences(comparison))
+    if all(run.new is not None for row in comparison.rows for run in row.records):
+        parts.append(_new_clients(comparison))
     if any(row.tuned.trials for row in comparison.rows):
         parts.append(_tuning(comparison))
     if len(comparison.over) == 2:
@@ -126,6 +131,39 @@ def _differences(comparison: Comparison) -> Table:
     head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
     title = f"Difference to {comparison.reference}, personal accuracy after local training, in points"
     return Table(title, head, rows, [note])
+
+
+def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
+    """By number of samples: a new client's accuracy, and its paired difference to training alone."""
+    found = [run.new for run in row.records if run.new is not None]
+    return {
+        name: (
+            spread_of([float(np.nanmean(new.accuracy[name])) for new in found]),
+            difference([new.accuracy[name] for new in found], [new.alone[name] for new in found]),
+        )
+        for name in (found[0].accuracy if found else ())
+    }
+
+
+def _new_clients(comparison: Comparison) -> Table:
+    rows, names = [], list(new_clients.SAMPLES)
+    for row in comparison.rows:
+        cells = []
+        for mean, gain in new_client_differences(row).values():
+            low, high = gain.seeds
+            cells += [
+                percent_with_spread(*mean),
+                f"{percent(gain.mean, '+.1f')} {interval(100 * low, 100 * high)}",
+            ]
+        rows.append([row.title, *cells])
+    head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
+    note = (
+        "Clients that never trained, fitted after the last round by the algorithm's own local update, "
+        f"{new_clients.UPDATES} times, with 1, 5 or all of their training samples. to alone: the paired "
+        "difference to training alone, with the same samples, optimizer, learning rate and number of steps, in "
+        "points, with the 95 % t interval over seeds."
+    )
+    return Table("New clients: accuracy in % on their own test samples", ["", *head], rows, [note])
 
 
 def _tuning(comparison: Comparison) -> Table:
@@ -169,6 +207,9 @@ def as_csv(comparison: Comparison) -> str:
     head = ["label", "algorithm", "optimizer", "lr", "settings", "chosen", "trials", "seeds"]
     head += [f"{name}_{what}" for name in COLUMNS for what in ("mean", "spread")]
     head += [f"{name}_difference_{end}" for name in ACCURACIES for end in ends] + ["verdict"]
+    head += [
+        f"new_{name}_{what}" for name in new_clients.SAMPLES for what in ("mean", "spread", "difference")
+    ]
     rows = []
     for row in comparison.rows:
         metrics, gains = row.metrics(), row.differences
@@ -180,7 +221,12 @@ def as_csv(comparison: Comparison) -> str:
             gain = gains.get(name)
             values = (math.nan,) * len(ends) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
             line += map(_cell, values)
-        rows.append([*line, gains["accuracy"].verdict if gains else ""])
+        line.append(gains["accuracy"].verdict if gains else "")
+        new = new_client_differences(row)
+        for name in new_clients.SAMPLES:
+            numbers = (*new[name][0], new[name][1].mean) if new else (math.nan,) * 3
+            line += map(_cell, numbers)
+        rows.append(line)
     return tables.as_csv(Table("", head, rows))
 
 
@@ -214,6 +260,7 @@ def _row(row: Row) -> dict[str, Any]:
         "spread": {name: metric.spread for name, metric in metrics.items()},
         "per_seed": row.per_seed(),
         "per_client": {name: [run.clients[name] for run in row.records] for name in ACCURACIES},
+        "new_clients": [run.new and run.new._asdict() for run in row.records],
         "curves": [{"round": run.rounds, "accuracy": run.curves["accuracy"]} for run in row.records],
         "differences": {
             name: {

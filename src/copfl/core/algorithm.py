@@ -77,22 +77,28 @@ def received(algorithm: AnyAlgorithm, server: Any, id: Tensor) -> Any:
     return tree.each(lambda t: t[0], algorithm.downlink(server, id[None]))
 
 
-def message_to_new_client(algorithm: AnyAlgorithm, server: Any, clients: int) -> Any:
-    """The message that a client which has never taken part receives: the mean of those to all clients.
+def next_message(algorithm: AnyAlgorithm, task: Task, down: Any, upload: Any) -> Any:
+    """The message for the next local update of a new client, whose upload no server receives.
 
-    Where all clients receive the same, it is that. Of what is not a number, such as a mask, the first counts.
+    It stays the same, unless the algorithm has a method of this name: one whose local update starts from the
+    global model alone gets its own model back, and so fine-tunes it.
     """
-    rows = algorithm.downlink(server, torch.arange(clients, device=_device(server)))
+    rule = getattr(algorithm, "next_message", None)
+    return down if rule is None else rule(task, down, upload)
+
+
+def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> Any:
+    """The message that a client which has never taken part receives: the mean of those to these clients.
+
+    Where they all receive the same, it is that. Of what is not a number, such as a mask, the first counts.
+    """
+    rows = algorithm.downlink(server, ids)
 
     def mean(t: Tensor) -> Tensor:
-        alike = t.stride(0) == 0 or clients == 1 or bool((t == t[:1]).all())
+        alike = t.stride(0) == 0 or len(t) == 1 or bool((t == t[:1]).all())
         return t[0] if alike or not t.is_floating_point() else t.mean(0)
 
     return tree.each(mean, rows)
-
-
-def _device(record: Any) -> torch.device:
-    return next((t.device for t in tree.leaves(record)), torch.device("cpu"))
 
 
 def example_upload(

@@ -13,6 +13,8 @@ from torch import Tensor
 from copfl.core.random import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
 from copfl.core.task import Batch, Data, Plan
 
+NO_ROUND = 10**9  # of the choice of new clients: runs have fewer rounds
+
 
 def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]:
     """The clients that take part in this round, sorted: `count` of them, each set equally likely."""
@@ -20,6 +22,13 @@ def choose(seed: int, round: int, clients: int, count: int) -> NDArray[np.int64]
         return np.arange(clients)
     keys = hashed(seed, CHOICE, round, np.arange(clients, dtype=np.uint64))
     return np.sort(np.argpartition(keys, count)[:count]).astype(np.int64)
+
+
+def split_new(seed: int, clients: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The clients that train, and those that are kept out as new ones: one at least, if a fraction is."""
+    count = min(clients - 1, max(1, round(fraction * clients))) if fraction else 0
+    new = choose(seed, NO_ROUND, clients, count)
+    return np.setdiff1d(np.arange(clients), new), new
 
 
 def participants(clients: int, participation: float) -> int:

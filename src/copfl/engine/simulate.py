@@ -66,22 +66,24 @@ def simulate(
     participation: float = 1.0,
     eval_every: int = 1,
     eval_models: str = "all",
+    population: Ids | None = None,
     executor: Executor | None = None,
 ) -> Iterator[Round]:
     """Each round as it ends; `state` is then the start of the next round.
 
     Everything random is a function of the seed, the round and the client, so the loop can stop and resume
-    anywhere.
+    anywhere. The clients of each round are chosen from the `population`, by default from all.
     """
     fraction_of("the clients", participation=participation)
     at_least(1, batch=batch, eval_every=eval_every)
     at_least(0, seed=seed)
     one_of(EVAL_MODELS, eval_models=eval_models)
-    count = participants(federation.clients, participation)
+    population = np.arange(federation.clients) if population is None else population
+    count = participants(len(population), participation)
     executor = executor or InProcess(Simulation(algorithm, task, federation, mapping, seed, batch))
     while state.round < rounds:
         due = (state.round + 1) % eval_every == 0 or state.round + 1 == rounds
-        ids = choose(seed, state.round, federation.clients, count)
+        ids = population[choose(seed, state.round, len(population), count)]
         parts = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.

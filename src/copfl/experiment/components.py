@@ -183,7 +183,11 @@ def build_wrappers(
         return algorithm
     clients, shape, augment = federation.clients, federation.shape, federation.dataset.augment
     context: dict[str, dict[str, Any]] = {
-        "privacy": {"clients": clients, "taking_part": settings.participants, "seed": settings.seed},
+        "privacy": {
+            "clients": len(settings.split_clients[0]),
+            "taking_part": settings.participants,
+            "seed": settings.seed,
+        },
         "attack": {"clients": clients, "seed": settings.seed, "attack": tables.get("attack", {}).get("name")},
     }
     for kind, wrapper in given.items():

@@ -34,6 +34,8 @@ def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     ):  # the content of a pretrained model counts, not its place
         del model["weights"]
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
+    if not result.get("run", {}).get("new_clients", True):  # none: as before there was such a setting
+        del result["run"]["new_clients"]
     plain: Tables = json.loads(json.dumps(result, default=str))
     return plain
 

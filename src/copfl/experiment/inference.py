@@ -100,7 +100,8 @@ class RunModels:
         like = {"server": algorithm.server_init(task, clients)}
         path = self.path / "checkpoint" / "state.safetensors"
         server = checkpoint.load(path, like, renamed_tensor)[0]["server"]
-        down = message_to_new_client(algorithm, server, clients)
+        trained = torch.from_numpy(self.experiment.settings.split_clients[0])
+        down = message_to_new_client(algorithm, server, trained)
         return algorithm.personal_model(task, algorithm.client_init(task), down)
 
     def predict(self, model: Personal, x: Inputs, y: NDArray[Any] | None = None) -> Predictions:
@@ -160,7 +161,8 @@ class RunModels:
         """The models that a new client may start from, by name; without saved models, the global one alone."""
         starts = {"the global model": vector_of(self.new_client())}
         if (self.path / "models").is_dir() and len(data.train) > 1:
-            models = {n: vector_of(self.client(n)) for n in range(self.experiment.clients)}
+            trained = self.experiment.settings.split_clients[0].tolist()
+            models = {n: vector_of(self.client(n)) for n in trained}
             closest = nearest(self.experiment.task, models, data.train)
             starts["the mean of the personal models"] = torch.stack(list(models.values())).mean(0)
             starts[f"the model of client {closest}, the nearest"] = models[closest]

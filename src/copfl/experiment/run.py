@@ -27,11 +27,12 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError, unknown
-from copfl.experiment import components, divergence, model_tables, records, user_code
+from copfl.experiment import components, divergence, model_tables, new_clients, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import settings_digest
+from copfl.experiment.new_clients import NewClients
 from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.wrappers.attacks import Attacked
 
@@ -192,6 +193,7 @@ class Result:
     state: State
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
+    new_clients: NewClients | None = None  # the clients that did not train, see `--new-clients`
 
     def metric(self, name: str) -> Array:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
@@ -351,6 +353,10 @@ def execute(
                 on_round(round, seconds)
     if folder is not None and settings.save_models:
         folder.save_models(e.algorithm, e.task, state, e.clients)
+    if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
+        result.new_clients = new_clients.fitted(setting_of(e), state, *settings.split_clients)
+        if folder is not None:
+            new_clients.write(result.new_clients, folder.path)
     return result
 
 
@@ -379,6 +385,7 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
             participation=settings.participation,
             eval_every=settings.eval_every,
             eval_models=settings.eval_models,
+            population=settings.split_clients[0],
             executor=executor,
         )
         if external:  # the executor seeds the models

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from copfl.core.batches import participants
+from copfl.core.batches import participants, split_new
 from copfl.core.evaluation import EVAL_MODELS
-from copfl.errors import UsageError, fraction_of, one_of
+from copfl.engine.rounds import Ids
+from copfl.errors import UsageError, below_one, fraction_of, one_of
 
 CHOICES = {
     "engine": ("auto", "sequential", "vmap", "cuda_graph"),
@@ -39,6 +40,7 @@ class RunSettings:
     seed: int = 0
     batch: int = 32
     participation: float = 1.0
+    new_clients: float = 0.0  # fraction of the clients that never train, and are fitted after the last round
     eval_every: int = 1  # rounds between evaluations
     eval_models: str = "all"  # "personal": without the global model; "final": only after local training
     checkpoint_every: int = 10
@@ -62,13 +64,23 @@ class RunSettings:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed={self.seed} must be at least 0 and below 2^63")
         fraction_of("the clients", participation=self.participation)
+        below_one(new_clients=self.new_clients)
+        if self.new_clients and self.clients < 2:
+            raise UsageError(
+                f"new_clients={self.new_clients} needs at least two clients, and one of them trains"
+            )
         for name, known in CHOICES.items():
             one_of(known, **{name: getattr(self, name)})
 
     @property
     def participants(self) -> int:
         """The number of clients in each round."""
-        return participants(self.clients, self.participation)
+        return participants(len(self.split_clients[0]), self.participation)
+
+    @property
+    def split_clients(self) -> tuple[Ids, Ids]:
+        """The clients that train, and the new ones."""
+        return split_new(self.seed, self.clients, self.new_clients)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -118,6 +118,7 @@ class Averaging:
     personal: ClassVar[tuple[str, ...]] = ()  # the parts of the model that stay with the client
     minimum: ClassVar[tuple[tuple[str, float], ...]] = ()  # options and their smallest allowed values
     phases: ClassVar[tuple[str, ...]] = ("epochs",)  # the options that add up to the epochs of an update
+    fine_tuned: ClassVar[bool] = False  # whether a new client continues from its own model, see next_message
 
     def __post_init__(self) -> None:
         for name, low in {"epochs": 1, **dict(self.minimum)}.items():
@@ -156,6 +157,9 @@ class Averaging:
         """The mean by the clients' weights; a round without uploads changes nothing."""
         w = weighted_mean(total.w, total.size, server.w)
         return Server(w), {"shared": (~task.where(*self.parts(task)))[: task.d].to(w.dtype).mean()}
+
+    def next_message(self, task: Task, down: Any, upload: Any) -> Any:
+        return down._replace(w=upload.w) if self.fine_tuned else down
 
     # -- steps of a local update -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, latest, mean_of_known
 from copfl.tables import RULE, Table, as_text, number, percent, plain
@@ -37,6 +38,8 @@ def as_json(result: Result) -> dict[str, Any]:
         content["attackers"] = np.flatnonzero(malicious)
     if epsilons := _epsilons(result):
         content["spent"] = epsilons
+    if result.new_clients is not None:
+        content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
 
 
@@ -57,6 +60,8 @@ def show(result: Result, out: IO[str]) -> None:
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
+    if result.new_clients is not None:
+        print(f"\n{as_text(new_clients_table(result.new_clients), width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
     print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{folder}", file=out)
 
@@ -66,7 +71,7 @@ def _table(result: Result, width: int) -> Table:
     data, partition = experiment.federation.dataset, experiment.federation.partition
     columns, room = _columns(width, bool(malicious.any()))
     lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
-    counts = partition.label_counts(data)
+    counts, new = partition.label_counts(data), set(experiment.settings.split_clients[1].tolist())
 
     def accuracies(clients: Any) -> dict[str, str]:
         means = {name: mean_of_known(last[metric][clients]) for name, metric in ACCURACIES.items()}
@@ -75,7 +80,7 @@ def _table(result: Result, width: int) -> Table:
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
         cells = {
-            "client": f"{n} malicious" if malicious[n] else str(n),
+            "client": f"{n} malicious" if malicious[n] else f"{n} new" if n in new else str(n),
             "classes": _listed([data.classes[c] for c in np.flatnonzero(counts[n])], room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
@@ -90,9 +95,22 @@ def _table(result: Result, width: int) -> Table:
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
+def new_clients_table(new: NewClients) -> Table:
+    """The new clients' accuracy by the number of their samples, and that of training alone."""
+    cells = [(new.accuracy[name], new.alone[name]) for name in new.accuracy]
+    rows = [
+        [str(n), *(percent(float(values[place])) for pair in cells for values in pair)]
+        for place, n in enumerate(new.clients)
+    ]
+    means = ["mean", *(percent(float(mean_of_known(values))) for pair in cells for values in pair)]
+    head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
+    note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
+    return Table("New clients: accuracy in %", ["client", *head], [*rows, RULE, means], [note])
+
+
 def _columns(width: int, malicious: bool) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
-    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": 15 if malicious else 8}
+    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": 15 if malicious else 9}
     names = list(COLUMNS)
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:

@@ -1,0 +1,156 @@
+"""Clients that never trained, fitted after the last round by the algorithm's own local update."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl import files
+from copfl.algorithms.local import Local
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, message_to_new_client, next_message
+from copfl.core.task import Data, Personal, Plan, Task
+from copfl.data.federation import Federation
+from copfl.data.partition import generator
+from copfl.engine import mapping
+from copfl.engine.rounds import Ids, State
+from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.stats import Numbers
+from copfl.tables import plain
+from copfl.wrappers.base import Wrapper
+
+FILE = "new_clients.json"
+SAMPLES = {"1": 1, "5": 5, "all": None}  # training samples of a new client, by the name of the column
+UPDATES = 20  # local updates of a new client
+
+
+class NewClients(NamedTuple):
+    """The accuracy of new clients by the number of their samples, and of training alone on the same."""
+
+    clients: list[int]
+    accuracy: dict[str, Numbers]  # by number of samples, [new clients]
+    alone: dict[str, Numbers]  # with the same optimizer, learning rate and number of local epochs
+
+
+class Nothing(NamedTuple):
+    """A record without content."""
+
+    zero: Tensor
+
+
+class NewClient(NamedTuple):
+    """A new client's record, and the message that it will use in its next local update."""
+
+    client: Any
+    down: Any
+
+
+@dataclass(frozen=True)
+class WithoutServer(Wrapper):
+    """The local updates of new clients, which have one message from the server and send nothing."""
+
+    message: Any = None
+
+    def server_init(self, task: Task, clients: int) -> Nothing:
+        return Nothing(task.initial.new_zeros(()))
+
+    def client_init(self, task: Task) -> NewClient:
+        return NewClient(self.algorithm.client_init(task), self.message)
+
+    def downlink(self, server: Nothing, ids: Tensor) -> Nothing:
+        return tree.repeat(server, len(ids))
+
+    def client_update(
+        self, task: Task, client: NewClient, down: Nothing, data: Data, plan: Plan
+    ) -> ClientOutput:
+        output = self.algorithm.client_update(task, client.client, client.down, data, plan)
+        after = NewClient(output.client, next_message(self.algorithm, task, client.down, output.upload))
+        metrics = {name: output.metrics[name] for name in ("loss", "weight")}
+        return ClientOutput(after, down, output.trained, metrics)
+
+    def personal_model(self, task: Task, client: NewClient, down: Nothing) -> Personal:
+        return self.algorithm.personal_model(task, client.client, client.down)
+
+    def summand(self, task: Task, server: Nothing, id: Tensor, upload: Nothing) -> Nothing:
+        return upload
+
+    def server_update(self, task: Task, server: Nothing, total: Nothing) -> tuple[Nothing, Metrics]:
+        return server, {}
+
+
+def fitted(simulation: Simulation, state: State, trained: Ids, new: Ids) -> NewClients:
+    """The new clients after the last round. Their updates depend on the seed and the client alone."""
+    algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
+    message = message_to_new_client(algorithm, state.server, torch.from_numpy(trained).to(device))
+    own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
+    found = NewClients(new.tolist(), {}, {})
+    for name, count in SAMPLES.items():
+        federation = _only(whole, new, count, simulation.seed, device)
+        found.accuracy[name] = _accuracy(simulation._replace(algorithm=own, federation=federation))
+        found.alone[name] = (
+            np.full(len(new), np.nan)
+            if alone is None
+            else _accuracy(simulation._replace(algorithm=alone, federation=federation))
+        )
+    return found
+
+
+def local_baseline(algorithm: AnyAlgorithm) -> Local | None:
+    """Local training with the algorithm's optimizer and number of epochs; None if it has no optimizer."""
+    optimizer = getattr(algorithm, "optimizer", None)
+    return None if optimizer is None else Local(optimizer, algorithm.total_epochs)
+
+
+def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: torch.device) -> Federation:
+    """A federation of these clients, each with at most `count` of its training samples: the first drawn."""
+    partition = whole.partition
+    drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
+    part = dataclasses.replace(
+        partition, train=tuple(np.sort(own) for own in drawn), test=tuple(partition.test[n] for n in ids)
+    )
+    return Federation(whole.dataset, part, device)
+
+
+def _accuracy(simulation: Simulation) -> Numbers:
+    """The accuracy of each client's model after all local updates."""
+    algorithm, task, federation = simulation.algorithm, simulation.task, simulation.federation
+    engine = simulation.mapping
+    *_, last = simulate(
+        algorithm,
+        task,
+        federation,
+        mapping.sequential() if engine.name == "sequential" else mapping.vmap(engine.chunk),
+        begin(algorithm, task, federation.clients),
+        rounds=UPDATES,
+        seed=simulation.seed,
+        batch=simulation.batch,
+        eval_every=UPDATES,
+        eval_models="final",
+    )
+    return last.clients["accuracy"]
+
+
+def write(found: NewClients, folder: Path) -> None:
+    """Writes the file of a run folder."""
+    text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
+    files.write_bytes(folder / FILE, text.encode())
+
+
+def read(folder: Path) -> NewClients | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    accuracy, alone = (
+        {name: np.array(values, np.float64) for name, values in content[key].items()}
+        for key in ("accuracy", "alone")
+    )
+    return NewClients(content["clients"], accuracy, alone)

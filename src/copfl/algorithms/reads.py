@@ -43,6 +43,8 @@ class Reads(Averaging):
 
     threshold: float = 0.5  # the lowest cosine within a cluster; -1: one cluster, FedAvg; 1: local training
 
+    fine_tuned = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not -1 <= self.threshold <= 1:

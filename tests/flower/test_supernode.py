@@ -41,6 +41,7 @@ class Network:
         self.waiting: list[Any] = []
         self.store: dict[str, bytes] = {}
         self.sent: list[Any] = []
+        self.trees: list[Any] = []
         self.pushed: dict[str, bytes] = {}
         self.is_broken = False
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 5, 1
@@ -56,6 +57,7 @@ class Network:
         if self.is_broken:
             raise Killed
         self.sent.append(reply)
+        self.trees.append(tree)
         return {t.object_id for t in objects.iterate_object_tree(tree)}, "session"
 
     def connection(self) -> Connection:
@@ -79,7 +81,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 def node_of(network: Network, tmp_path: Path) -> Node:
     config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
-    return Node(network.connection(), config, tmp_path / "message", allow_app_code=False)
+    return Node(network.connection(), config, tmp_path, allow_app_code=False)
 
 
 def asked(tmp_path: Path) -> Content:
@@ -95,7 +97,7 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     network.add(TRAIN, asked(tmp_path))
     network.add("query.other", ("", b""))
     while node._receive():
-        assert not node.stored.exists()
+        assert not node.message.exists()
     greeting, upload, other = (content_of(reply) for reply in network.sent)
     assert json.loads(greeting[0]) == {"client": 0} == json.loads(other[0])
     assert '"kind":"upload"' in upload[0]
@@ -113,11 +115,33 @@ def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Netwo
         node_of(network, tmp_path)._receive()
     network.is_broken = False
     again = node_of(network, tmp_path)
-    assert again.stored.stat().st_mode & 0o077 == 0
-    again._answer_stored()
+    assert again.message.stat().st_mode & 0o077 == 0
+    again._finish_earlier()
     assert network.sent[0].metadata.reply_to_message_id == message.metadata.message_id
     assert '"kind":"upload"' in content_of(network.sent[0])[0]
-    assert not again.stored.exists()
+    assert not again.message.exists()
+
+
+def test_a_reply_that_was_announced_is_uploaded_when_the_node_returns(
+    network: Network, tmp_path: Path
+) -> None:
+    """Killed before its parts were uploaded: the server would wait three minutes for them."""
+    network.add(TRAIN, asked(tmp_path))
+    node = node_of(network, tmp_path)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    node.connection = node.connection._replace(push_object=killed)
+    with pytest.raises(Killed):
+        node._receive()
+    (reply,) = network.sent
+    again = node_of(network, tmp_path)
+    again._finish_earlier()
+    assert network.sent == [reply]  # not announced again
+    assert network.pushed.keys() == {t.object_id for t in objects.iterate_object_tree(network.trees[0])}
+    assert not again.message.exists()
+    assert not again.reply.exists()
 
 
 @pytest.mark.parametrize("how", ["late", "another node", "damaged"])
@@ -125,15 +149,15 @@ def test_an_earlier_message_that_nobody_waits_for_is_dropped(
     how: str, network: Network, tmp_path: Path
 ) -> None:
     message, node = network.add(TRAIN, asked(tmp_path), ttl=0.01), node_of(network, tmp_path)
-    node.stored.write_bytes(
+    node.message.write_bytes(
         b"\xff" * 9 if how == "damaged" else message_to_proto(message).SerializeToString()
     )
     if how == "another node":
         node.connection = node.connection._replace(node_id=18)
     time.sleep(0.02)
-    node._answer_stored()
+    node._finish_earlier()
     assert network.sent == []
-    assert not node.stored.exists()
+    assert not node.message.exists()
 
 
 def test_code_of_the_app_is_installed_only_if_it_is_allowed(

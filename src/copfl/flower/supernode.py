@@ -21,10 +21,10 @@ from copfl.errors import CopflError, UsageError
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
 from copfl.flower.registry import greeting, state_dir
-from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, as_record, content_of, refusal
+from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, as_record, content_of, printable, refusal
 from copfl.flower.worker import Request
 
-KEY, NODE_ID, MESSAGE = "key", "node-id", "message"  # files in the folder of the worker
+KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
 FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
 FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
@@ -70,7 +70,7 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
         with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
             connection = Connection(*functions)
             write_bytes(folder / NODE_ID, str(connection.node_id).encode())
-            Node(connection, node_config, folder / MESSAGE, allow_app_code).serve()
+            Node(connection, node_config, folder, allow_app_code).serve()
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
 
 
@@ -104,17 +104,17 @@ class Node:
     """A connected node."""
 
     def __init__(
-        self, connection: Connection, node_config: Mapping[str, Any], stored: Path, allow_app_code: bool
+        self, connection: Connection, node_config: Mapping[str, Any], folder: Path, allow_app_code: bool
     ) -> None:
         self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
-        self.stored = stored  # the file of the message that is being answered
+        self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.run, self.app = 0, App({}, ())  # of the last message
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
         from flwr.supercore.run import RunNotRunningException
 
-        self._answer_stored()
+        self._finish_earlier()
         last = time.monotonic()  # when there was a message
         while True:
             try:
@@ -145,25 +145,31 @@ class Node:
             initial_backoff=SHORTEST,
         )
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
-        write_bytes(self.stored, message_to_proto(message).SerializeToString(), durable=False, private=True)
+        write_bytes(self.message, message_to_proto(message).SerializeToString(), durable=False, private=True)
         self._handle(message)
         return True
 
-    def _answer_stored(self) -> None:
-        """Answers the message of a process that was killed. Flower would deliver it to nobody else."""
-        from flwr.common.serde import message_from_proto
-        from flwr.proto.message_pb2 import Message as MessageProto
-
+    def _finish_earlier(self) -> None:
+        """Sends what a process that was killed did not. Flower would deliver its message to nobody else."""
         try:
-            message = message_from_proto(MessageProto.FromString(self.stored.read_bytes()))
-            about = message.metadata
-            if about.dst_node_id == self.connection.node_id and time.time() < about.created_at + about.ttl:
-                self._handle(message)
-        except FileNotFoundError:
-            pass
+            if self.reply.exists():
+                session, _, content = self.reply.read_bytes().partition(b"\n")
+                self._push(_message(content), session.decode())
+            elif self.message.exists():
+                message = _message(self.message.read_bytes())
+                about = message.metadata
+                if (
+                    about.dst_node_id == self.connection.node_id
+                    and time.time() < about.created_at + about.ttl
+                ):
+                    self._handle(message)
         except Exception as error:  # of another version, damaged, or of a run that has ended
-            logging.getLogger("flwr").warning("copfl: an earlier message is dropped: %s", error)
-        self.stored.unlink(missing_ok=True)
+            logging.getLogger("flwr").warning("copfl: an earlier message is dropped: %s", printable(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.message.unlink(missing_ok=True)
+        self.reply.unlink(missing_ok=True)
 
     def _handle(self, message: Any) -> None:
         """Sends the answer to a message."""
@@ -171,7 +177,7 @@ class Node:
         if run != self.run:
             self.app, self.run = self._app(run), run
         self._send(message, self._answer(message), started)
-        self.stored.unlink(missing_ok=True)
+        self._forget()
 
     def _app(self, run: int) -> App:
         """The app of a run, as Flower sends it."""
@@ -199,17 +205,34 @@ class Node:
             return refusal(error)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
+        """Announces the reply, stores it, and uploads its parts: the server waits minutes for a missing one."""
         from flwr.app import Message
-        from flwr.supercore.inflatable import inflatable_object as objects
+        from flwr.common.serde import message_to_proto
+        from flwr.supercore.inflatable.inflatable_object import get_object_tree
+
+        reply = Message(as_record(content), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        missing, session = self.connection.send(reply, get_object_tree(reply), time.monotonic() - started)
+        if missing:
+            stored = session.encode() + b"\n" + message_to_proto(reply).SerializeToString()
+            write_bytes(self.reply, stored, durable=False, private=True)
+            self._push(reply, session)
+
+    def _push(self, reply: Any, session: str) -> None:
+        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
         from flwr.supercore.inflatable.inflatable_utils import push_objects
 
-        reply, run = Message(as_record(content), reply_to=message), message.metadata.run_id
-        with objects.no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            tree = objects.get_object_tree(reply)
-            missing, session = self.connection.send(reply, tree, time.monotonic() - started)
-            push = partial(self.connection.push_object, run, session)
-            push_objects(objects.get_all_nested_objects(reply), push, object_ids_to_push=missing)
+        with no_object_id_recompute():
+            push = partial(self.connection.push_object, reply.metadata.run_id, session)
+            push_objects(get_all_nested_objects(reply), push)
+
+
+def _message(content: bytes) -> Any:
+    """The message of Flower that was stored."""
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.message_pb2 import Message as MessageProto
+
+    return message_from_proto(MessageProto.FromString(content))
 
 
 def _read(path: Path) -> bytes:

@@ -188,6 +188,7 @@ class Worker:
         resident = Resident()
         self.listener.settimeout(IDLE)
         path: list[str] | None = None
+        memory = MEMORY
         while True:
             try:
                 connection, _ = self.listener.accept()
@@ -199,12 +200,12 @@ class Worker:
                 given = json.loads(fields)
                 if path not in (None, given["path"]):
                     self.end()  # modules of another app may have the same names
-                path = given["path"]
+                path, memory = given["path"], float(given["node_config"].get("memory", MEMORY))
                 sys.path[:0] = [entry for entry in path if entry not in sys.path]
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)
                 send(connection, b"", answer_head.encode(), answer_body)
-            if resident_memory() > float(given["node_config"].get("memory", MEMORY)) * 2**30:
+            if resident_memory() > memory * 2**30:
                 self.end()
 
 

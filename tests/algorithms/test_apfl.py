@@ -98,7 +98,7 @@ def test_a_new_client_answers_like_the_broadcast(mixture: str) -> None:
     task, algorithm = chain(9.0, 9.0), APFL(mixture=mixture)
     w, x = vector(*W), vector(X)[None]
     personal = algorithm.personal_model(task, algorithm.client_init(task), down_of(algorithm, task, w))
-    torch.testing.assert_close(task.answers(personal, x), task.answers(w, x))
+    torch.testing.assert_close(task.predict(personal, x), task.predict(w, x))
 
 
 def test_options_that_make_no_sense_are_refused() -> None:

@@ -93,5 +93,5 @@ def test_the_order_of_uploads_does_not_matter() -> None:
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(UsageError, match="epochs=0 must be a number of at least 1"):
         FedAvg(epochs=0)
-    with pytest.raises(UsageError, match='no part "tail" in the model'):
+    with pytest.raises(UsageError, match='no part "tail" in the trained part of the model'):
         FedPer(personal=("tail",)).server_init(slopes(0.0), 1)

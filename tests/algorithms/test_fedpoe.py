@@ -59,7 +59,7 @@ def test_the_answer_is_the_mixture_of_the_probabilities() -> None:
     halves, pair = softmax(1.0, 0.0), softmax(0.0, -1.0)
     shares = [halves[0] * pair[0], halves[0] * pair[1], halves[1]]
     assert experts.share.tolist() == numbers(*shares)
-    answer = task.answers(experts, vector(1.0)[:, None]).exp()[0, 1]
+    answer = task.predict(experts, vector(1.0)[:, None]).exp()[0, 1]
     mixed = sum(share * sigma(a) for share, a in zip(shares, (3.0, -1.0, 2.0), strict=True))
     assert float(answer) == pytest.approx(mixed)
 

@@ -91,7 +91,8 @@ def test_head_body_and_buffers_make_the_whole() -> None:
 
 def test_a_name_matches_whole_components_alone() -> None:
     with pytest.raises(
-        UsageError, match=r'no part "fir" in the model. Known: head, body, norms, buffers, first, last, norm'
+        UsageError,
+        match=r'no part "fir" in the trained part of the model. Known: head, body, norms, buffers, first, last, norm',
     ):
         layout().where("fir")
 
@@ -120,7 +121,7 @@ def test_a_model_without_a_linear_needs_a_named_head() -> None:
 
 
 def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(UsageError, match="the model has no parameters"):
+    with pytest.raises(UsageError, match="the model has no parameter to train"):
         layout_of(nn.Sequential(nn.ReLU()))
 
 

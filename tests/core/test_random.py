@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from copfl.core.random import hashed, mixed, normal
+from copfl.core.random import hashed, normal
+from copfl.kernels.draws import mixed
 
 
 def test_the_bits_are_those_of_the_plans_hash() -> None:

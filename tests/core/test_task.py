@@ -332,7 +332,7 @@ def test_evaluate_of_nobody_is_zero_and_filling_may_be_anything() -> None:
 
 def test_answers_are_log_probabilities() -> None:
     made = toy()
-    logs = made.answers(made.initial, samples(5)[0])
+    logs = made.predict(made.initial, samples(5)[0])
     close(logs.exp().sum(1), torch.ones(5, dtype=torch.float64))
 
 
@@ -341,24 +341,24 @@ def test_experts_average_probabilities() -> None:
     x, _ = samples(5)
     ws = torch.stack([made.initial, made.initial + 0.3])
     share = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    mixed = made.answers(Experts(ws, share), x).exp()
-    apart = [made.answers(w, x).exp() for w in ws]
+    mixed = made.predict(Experts(ws, share), x).exp()
+    apart = [made.predict(w, x).exp() for w in ws]
     close(mixed, 0.25 * apart[0] + 0.75 * apart[1])
-    alone = made.answers(Experts(ws, torch.tensor([1.0, 0.0], dtype=torch.float64)), x)
+    alone = made.predict(Experts(ws, torch.tensor([1.0, 0.0], dtype=torch.float64)), x)
     torch.testing.assert_close(alone.exp(), apart[0], rtol=1e-9, atol=1e-9)
 
 
 def test_the_same_model_in_single_and_double_precision_agrees() -> None:
     single = task_of(network(), 4)
     x, _ = samples(5)
-    expected = toy().answers(toy().initial, x).float()
-    torch.testing.assert_close(single.answers(single.initial, x), expected, rtol=1e-4, atol=1e-4)
+    expected = toy().predict(toy().initial, x).float()
+    torch.testing.assert_close(single.predict(single.initial, x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cross_entropy_of_all_classes_alike_is_the_logarithm_of_their_number() -> None:
     logits, y = torch.zeros(4, 8, dtype=torch.float64), torch.tensor([0, 3, 5, 7])
     for valid in (None, torch.tensor([True, True, False, False])):
-        close(task.cross_entropy(logits, logits, y, valid), torch.tensor(8.0, dtype=torch.float64).log())
+        close(toy().objective(logits, logits, y, valid), torch.tensor(8.0, dtype=torch.float64).log())
 
 
 def test_build_then_task_for_every_model_that_ships() -> None:

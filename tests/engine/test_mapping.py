@@ -12,7 +12,8 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.core.task import Experts, with_statistics
-from copfl.engine.mapping import sequential, vectorised, vmap
+from copfl.core.tree import vectorised
+from copfl.engine.mapping import sequential, vmap
 from copfl.parts import Cowa, Pwpm
 from copfl.testing import small_federation
 from tests.toys import federation_of, rounds_of, slopes

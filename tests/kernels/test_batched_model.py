@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from copfl.core.task import Task, task_of
-from copfl.engine.mapping import vectorised
+from copfl.core.task import Data, Task, task_of
+from copfl.core.tree import vectorised
 from copfl.kernels.batched_model import batched_module
 from copfl.kernels.layers import Geometry, patches, product, unpatch
 from copfl.models import MLP, ResNet18, SmallCNN
@@ -79,12 +79,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+def samples(x: Tensor) -> Data:
+    return Data(x, torch.arange(len(x)) % 2, torch.tensor(len(x)))
+
+
 def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], valid: Tensor | None) -> tuple[Tensor, ...]:
     """Gradient, loss, buffers after, and answers of every client."""
 
     def one(given: tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]) -> tuple[Tensor, ...]:
         (w, x, y), valid = given
-        return (*task.gradient(w[: task.d], w[task.d :], x, y, valid), task.answers(w, x))
+        return (*task.gradient(w[: task.d], w[task.d :], x, y, valid), task.predict(w, x))
 
     with torch.no_grad():
         return vectorised(one, (rows, valid))
@@ -155,20 +159,20 @@ def test_what_folding_would_change_is_noticed_and_left_to_vmap(make: type[nn.Mod
     torch.manual_seed(0)
     task = task_of(make(), 2)
     assert task.with_batching().batched is not None  # by its layers it could be folded
-    assert task.with_batching(samples=torch.randn(4, 3)) is task
+    assert task.with_batching(data=samples(torch.randn(4, 3))) is task
 
 
 def test_what_folding_does_not_change_is_folded() -> None:
     torch.manual_seed(0)
     task = task_of(SmallCNN((1, 8, 8), 4, norm="batch"), 4)
-    assert task.with_batching(samples=torch.randn(4, 1, 8, 8)).batched is not None
-    assert task.with_batching(torch.bfloat16, torch.randn(1, 1, 8, 8)).batched is not None
+    assert task.with_batching(data=samples(torch.randn(4, 1, 8, 8))).batched is not None
+    assert task.with_batching(torch.bfloat16, samples(torch.randn(1, 1, 8, 8))).batched is not None
 
 
 def test_a_model_that_is_all_head_folds() -> None:
     torch.manual_seed(0)
     task = task_of(nn.Sequential(nn.Linear(3, 2)), 2, dtype=torch.float64)
-    folded = task.with_batching(samples=torch.randn(4, 3, dtype=torch.float64))
+    folded = task.with_batching(data=samples(torch.randn(4, 3, dtype=torch.float64)))
     assert folded.batched is not None
     w = task.initial + torch.randn(CLIENTS, len(task.initial), dtype=torch.float64)
     x, y = torch.randn(CLIENTS, BATCH, 3, dtype=torch.float64), torch.randint(0, 2, (CLIENTS, BATCH))
@@ -248,6 +252,6 @@ def test_it_is_tried_in_float64_whatever_the_run_computes_in() -> None:
             return self.head(torch.relu(self.body(x)))  # type: ignore[no-any-return]
 
     task = task_of(Spy(), 2)
-    assert task.with_batching(samples=torch.randn(4, 3)).batched is not None
+    assert task.with_batching(data=samples(torch.randn(4, 3))).batched is not None
     assert set(seen) == {torch.float64}
     assert task.initial.dtype == torch.float32

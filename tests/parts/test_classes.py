@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from copfl.core import Data, UsageError, task_of
-from copfl.core.task import cross_entropy
 from copfl.parts.classes import Sums, aligned, centroids_of, class_sums, prior_means, table_shape
 from tests.algorithms.chain import chain, samples, vector
 
@@ -48,10 +47,11 @@ def test_alignment_by_hand() -> None:
     features = torch.tensor([[1.0, 2.0], [5.0, 7.0]]).double()
     own = Sums(torch.tensor([[9.0, 9.0], [6.0, 6.0]]).double(), vector(0.0)[0], vector(1.0, 2.0))
     centroids = torch.tensor([[0.0, 0.0], [50.0, 50.0]]).double()
-    plain = float(cross_entropy(logits, features, labels, None))
-    pulled = aligned(centroids, torch.tensor([True, False]), own, 0.5)(logits, features, labels, None)
+    task = chain(1.0, 1.0)
+    plain = float(task.objective(logits, features, labels, None))
+    pulled = aligned(task, centroids, torch.tensor([True, False]), own, 0.5)(logits, features, labels, None)
     assert float(pulled) == pytest.approx(plain + 0.5 * ((1 + 4) / 2 + (4 + 16) / 2) / 2)
-    nobody = aligned(centroids, torch.tensor([False, False]), own, 0.5)(logits, features, labels, None)
+    nobody = aligned(task, centroids, torch.tensor([False, False]), own, 0.5)(logits, features, labels, None)
     assert float(nobody) == plain
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from copfl.core import Batch, Experts, Sgd, Task, descend
-from copfl.parts.mixtures import MIXTURES, Logs, even, fallen, log_right, losses, losses_of_halves, shares
+from copfl.parts.mixtures import MIXTURES, Logs, even, fallen, losses, losses_of_halves, mixture, shares
 from tests.algorithms.chain import chain, samples, vector
 
 DATA = samples((1.0, 1), (-2.0, 0), (0.5, 0))
@@ -53,12 +51,11 @@ def test_v_descends_the_mixtures_loss(kind: str) -> None:
         assert float((V - moved)[entry]) == pytest.approx(rise / (2 * step), rel=1e-6)
 
 
-def test_the_log_probability_of_the_right_label() -> None:
-    task = chain(1.0, 1.0)
-    found = log_right(task, vector(2.0, 1.0), DATA, ALL).tolist()
-    assert found == pytest.approx(
-        [-math.log(1 + math.exp(-2)), -math.log(1 + math.exp(-4)), -math.log(1 + math.e)]
-    )
+def test_a_mixture_by_hand() -> None:
+    """Probabilities 1/2 and 1/4 with weights 0.8 and 0.2."""
+    of_v, of_w = torch.tensor([[0.5, 0.5]]).double().log(), torch.tensor([[0.25, 0.75]]).double().log()
+    mixed = mixture(chain(1.0, 1.0), of_v, of_w, torch.tensor(0.8).double()).exp()
+    assert mixed.tolist() == [pytest.approx([0.8 * 0.5 + 0.2 * 0.25, 0.8 * 0.5 + 0.2 * 0.75])]
 
 
 # -- weights that fall with the loss

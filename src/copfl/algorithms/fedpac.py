@@ -101,7 +101,7 @@ class FedPAC(Averaging):
         before, n = class_sums(task, start, data), data.size.to(start.dtype)
         optimizers = faster(self.optimizer, self.head_speed), self.optimizer
         moments = client.head_moments, client.body_moments
-        pulled = aligned(down.centroids, down.known, before, self.alignment)
+        pulled = aligned(task, down.centroids, down.known, before, self.alignment)
         w, *states, loss = head_then_body(
             task, optimizers, start, moments, data, plan, self.head_epochs, objective=pulled
         )

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from copfl.core.random import CHOICE, FLIP, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
+from copfl.core import tree
+from copfl.core.random import CHOICE, FLIP, MODEL, ORDER, SHIFT_ACROSS, SHIFT_DOWN, hashed
 from copfl.core.task import Batch, Data, Plan
 
 NO_ROUND = 10**9  # of the choice of new clients: runs have fewer rounds
@@ -45,12 +46,14 @@ def plan(
     batch: int,
     epochs: int,
     augment: bool = False,
+    random: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
     """The batches of these clients in this round, a row per client; every epoch is a shuffle of all samples.
 
     The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own
-    samples; a step without a valid sample changes nothing for the client.
+    samples; a step without a valid sample changes nothing for the client. With `random`, each step has a key
+    for the random numbers inside the model.
     """
     client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
@@ -69,6 +72,9 @@ def plan(
         shifts = np.stack([down % np.uint64(9), across % np.uint64(9)], -1).astype(np.int64)
         flips = (flip & np.uint64(1)).astype(bool)
 
+    step_number = np.arange(-(-largest // batch), dtype=np.uint64)
+    step_keys = hashed(seed, MODEL, round, client, epoch, step_number).astype(np.int64) if random else None
+
     def tensor(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
@@ -81,6 +87,7 @@ def plan(
             valid=None if valid is None else tensor(valid),
             shift=None if shifts is None else tensor(shifts[chosen]),
             flip=None if flips is None else tensor(flips[chosen]),
+            key=None if step_keys is None else tensor(step_keys[:, epoch, start // batch]),
         )
 
     return tuple(tuple(step(n, start) for start in range(0, largest, batch)) for n in range(epochs))
@@ -100,7 +107,9 @@ def training_split(plan: Plan, every: int = 5, fold: Tensor | None = None) -> Pl
 def validation_split(data: Data, every: int = 5, fold: Tensor | None = None) -> Data:
     """One of `every` folds of the client's samples, index % every == fold; by default the last."""
     if fold is None:
-        return Data(data.x[every - 1 :: every], data.y[every - 1 :: every], data.size // every)
+        x, y = tree.each(lambda t: t[every - 1 :: every], (data.x, data.y))
+        return Data(x, y, data.size // every)
     rows = torch.arange(-(-data.y.shape[0] // every), device=data.y.device) * every + fold
     place = rows.clamp(max=data.y.shape[0] - 1)
-    return Data(data.x[place], data.y[place], (rows < data.size).sum())
+    x, y = tree.each(lambda t: t[place], (data.x, data.y))
+    return Data(x, y, (rows < data.size).sum())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import accumulate
 
@@ -71,7 +72,11 @@ class Layout:
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
     def where(self, *parts: str) -> Tensor:
-        """A bool vector, True on these parts of w: "head", "body", "norms", "buffers", or a module's name."""
+        """A bool vector, True on these parts of w.
+
+        A part is "head", "body", "norms", "buffers", the name of a module or a parameter, or a pattern of such
+        names, as "*.lora_B".
+        """
         chosen = {name for part in parts for name in self._names_in(part)}
         sizes = zip(self.names, self.sizes, strict=True)
         return torch.cat([torch.full((size,), name in chosen) for name, size in sizes])
@@ -81,13 +86,14 @@ class Layout:
         if part == "buffers":
             return self.names[self.trained :]
         if part == "body":
-            return [name for name in trained if not _inside(name, self.head)]
+            return [name for name in trained if not inside(name, self.head)]
         modules = {"head": (self.head,), "norms": self.norms}.get(part, (part,))
-        names = [name for name in trained if any(_inside(name, module) for module in modules)]
+        names = [name for name in trained if any(inside(name, module) for module in modules)]
         if not names and part not in ("head", "norms"):
             tops = sorted({name.split(".")[0] for name in self.names})
             raise UsageError(
-                f'no part "{part}" in the model. Known: head, body, norms, buffers, {", ".join(tops)}'
+                f'no part "{part}" in the trained part of the model. Known: head, body, norms, buffers, '
+                f'{", ".join(tops)}, and patterns of parameters\' names such as "*.bias"'
             )
         return names
 
@@ -122,30 +128,30 @@ def put_together(runs: Runs, inside: Tensor, outside: Tensor) -> Tensor:
     return torch.cat([next(pieces[chosen]) for _, chosen in runs])
 
 
-def _inside(name: str, module: str) -> bool:
+def inside(name: str, module: str) -> bool:
+    """Whether the parameter `name` is the module or pattern `module`, or within it."""
+    if any(sign in module for sign in "*?["):
+        return fnmatchcase(name, module) or fnmatchcase(name, module + ".*")
     return name == module or name.startswith(module + ".")
 
 
 def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = ()) -> Layout:
-    """The layout of a model's parameters and float buffers; the default head is its last Linear."""
+    """The layout of the parameters that require a gradient, and of the float buffers.
+
+    Of a model with frozen parameters, only those buffers count whose module has a parameter that is trained.
+    """
     _check_registered(model)
-    parameters = dict(model.named_parameters())
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
     if not parameters:
-        raise UsageError("the model has no parameters; copfl trains torch modules with at least one")
-    modules = dict(model.named_modules())
-    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    if head is None and "head" not in modules and not linears:
         raise UsageError(
-            'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+            "the model has no parameter to train; copfl trains the parameters of a torch module that have "
+            "requires_grad=True, and there must be at least one"
         )
-    if head is None:
-        head = "head" if "head" in modules else linears[-1]
-    if head not in modules:
-        raise UsageError(
-            f'the model has no module "{head}" to be its head; its Linear layers are: '
-            f'{", ".join(linears) or "none"}. Name the head, such as head="classifier"'
-        )
+    if has_frozen(model):
+        trained = {name.rpartition(".")[0] for name in parameters}
+        buffers = {name: b for name, b in buffers.items() if name.rpartition(".")[0] in trained}
+    head = _head(model, head, parameters)
     tensors = {**parameters, **buffers}
     return Layout(
         names=tuple(tensors),
@@ -154,6 +160,30 @@ def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = 
         head=head,
         norms=tuple(norms),
     )
+
+
+def has_frozen(model: nn.Module) -> bool:
+    """Whether some parameter of the model is not trained."""
+    return any(not p.requires_grad for p in model.parameters())
+
+
+def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:
+    """The module of this name; else "head", or the last Linear that is trained and not in an adapter."""
+    modules = dict(model.named_modules())
+    linears = [name for name, m in modules.items() if isinstance(m, nn.Linear) and ".lora_" not in name]
+    if head is None and "head" not in modules and not linears:
+        raise UsageError(
+            'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+        )
+    if head is None:
+        trained = {name.rpartition(".")[0] for name in parameters}
+        head = "head" if "head" in modules else ([n for n in linears if n in trained] or linears)[-1]
+    if head not in modules:
+        raise UsageError(
+            f'the model has no module "{head}" to be its head; its Linear layers are: '
+            f'{", ".join(linears) or "none"}. Name the head, such as head="classifier"'
+        )
+    return head
 
 
 def _check_registered(model: nn.Module) -> None:

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl.kernels.draws import CONSTANTS, mixed, shift_right
+
 Bits = NDArray[np.uint64]
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
-
-CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
 
 
 def hashed(*counters: int | Bits) -> Bits:
@@ -35,28 +35,9 @@ def hashed(*counters: int | Bits) -> Bits:
     return state
 
 
-def mixed(*counters: int | Tensor) -> Tensor:
-    """`hashed` for tensors of int64, of which at least one must be given; for small arrays numpy is faster."""
-    step, first, second = (constant - 2**64 for constant in CONSTANTS)
-    device = next(counter.device for counter in counters if isinstance(counter, Tensor))
-    state = torch.zeros((), dtype=torch.int64, device=device)
-    for counter in counters:
-        state = (state ^ counter) + step
-        state = (state ^ _shift_right(state, 30)) * first
-        state = (state ^ _shift_right(state, 27)) * second
-        state = state ^ _shift_right(state, 31)
-    return state
-
-
 def normal(key: Tensor, like: Tensor) -> Tensor:
     """Standard normal numbers in the shape of the vector `like`, by the Box-Muller transform."""
     place = torch.arange(like.shape[-1], device=like.device)
-    first, second = ((_shift_right(mixed(key, n, place), 11).double() + 0.5) / 2**53 for n in (0, 1))
+    first, second = ((shift_right(mixed(key, n, place), 11).double() + 0.5) / 2**53 for n in (0, 1))
     drawn: Tensor = (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
     return drawn.to(like.dtype)
-
-
-def _shift_right(bits: Tensor, places: int) -> Tensor:
-    """A shift that fills with zeros; torch's own repeats the sign bit."""
-    shifted: Tensor = (bits >> places) & (2 ** (64 - places) - 1)
-    return shifted

@@ -6,20 +6,23 @@ value.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from copfl.core import tree
+from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.errors import UsageError
+from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import mapped
-from copfl.kernels.modules import BatchNorm, for_tasks
+from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, for_tasks, logits_of
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
@@ -28,8 +31,8 @@ EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty cli
 class Data(NamedTuple):
     """One client's samples; rows from `size` on are padding, up to the size of the largest client."""
 
-    x: Tensor  # [n, ...]: uint8 images, or any input of the model
-    y: Tensor  # [n] int64
+    x: Inputs  # [n, ...]: uint8 images, or any input of the model; a dict of arrays if it has several
+    y: Tensor  # [n] int64, or targets of another kind, [n, ...]
     size: Tensor  # [] int64, the number of valid samples
 
 
@@ -40,6 +43,7 @@ class Batch(NamedTuple):
     valid: Tensor | None  # [b] bool; None: all are valid
     shift: Tensor | None  # [b, 2] int64 in 0..8, where the crop starts; None: no augmentation
     flip: Tensor | None  # [b] bool
+    key: Tensor | None = None  # [] int64, of the random numbers inside the model; None: it draws none
 
 
 Epoch = tuple[Batch, ...]  # once over the client's data
@@ -55,15 +59,16 @@ class Experts(NamedTuple):
 
 
 Personal = Tensor | Experts  # a client's model: one vector, or a mixture of several
-# logits, features, labels, valid -> mean
+# logits, features, targets, valid -> mean
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+KeyedInputs = Any  # Inputs, or Keyed ones: the samples of a step, as `Task.batch` returns them
 
 
 class BatchedModel(Protocol):
     """The model for batched clients: kernels.batched_model.BatchedModule."""
 
     def forward(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+        self, parameters: Tensor, buffers: Tensor, x: KeyedInputs, valid: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, the features and the buffers after."""
 
@@ -72,34 +77,22 @@ class BatchedModel(Protocol):
         loss: Callable[[Tensor, Tensor], Tensor],
         parameters: Tensor,
         buffers: Tensor,
-        x: Tensor,
+        x: KeyedInputs,
         valid: Tensor | None,
         head: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the loss of logits and features, its value, and the buffers after."""
 
 
-def cross_entropy(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean cross-entropy over the valid samples."""
-    return mean_of_valid(F.cross_entropy(logits, labels, reduction="none"), valid)
-
-
-def mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean over the valid samples; 0 where there are none."""
-    if valid is None:
-        return values.mean()
-    weight = valid.to(values.dtype)
-    return (values * weight).sum() / weight.sum().clamp(min=1)
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """The learning task: the model, its initial weights, and the preprocessing of samples."""
 
-    module: nn.Module
+    module: nn.Module  # has the frozen parameters, one copy for all clients
     layout: Layout
     initial: Tensor  # [D], the initial weights of every client
-    classes: int
+    classes: int  # or labels, or targets: the outputs for a sample
+    criterion: Criterion = field(default_factory=classification)
     mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
@@ -123,57 +116,74 @@ class Task:
         """The entries that stay at the client when these parts are personal: they, and local statistics."""
         return self.where(*parts, "buffers") if self.buffers == "local" else self.where(*parts)
 
-    def with_batching(self, products: torch.dtype | None = None, samples: Tensor | None = None) -> Task:
+    def with_batching(self, products: torch.dtype | None = None, data: Data | None = None) -> Task:
         """The same task with a faster model for batched clients; unchanged if the model does not allow it.
 
         `products` is the dtype of matrix products; weights, statistics and sums keep their own. With a few
-        raw `samples` the result is compared first: a model that mixes the samples of a batch, or calls a
-        batch norm twice, would silently compute something else.
+        samples of one client, `data`, the result is compared first: a model that mixes the samples of a batch,
+        or calls a batch norm twice, would silently compute something else.
         """
         from copfl.kernels.batched_model import batched_module
 
         fast = batched_module(self.module, self.layout, products)
         if fast is None:
             return self
-        if samples is not None:
+        if data is not None:
             # In float64: in a GPU's short formats, rounding may exceed the difference of a wrong model.
             module = copy.deepcopy(self.module).double()
             wide = replace(self, module=module, initial=self.initial.double(), batched=None)
-            if not wide._agrees(replace(wide, batched=batched_module(module, self.layout)), samples):
+            if not wide._agrees(replace(wide, batched=batched_module(module, self.layout)), data):
                 return self
         return replace(self, batched=fast)
 
-    def _agrees(self, other: Task, samples: Tensor) -> bool:
+    def _agrees(self, other: Task, data: Data) -> bool:
         """Whether both give two clients with different weights the same gradients and statistics."""
         w = torch.stack([self.initial, 1.5 * self.initial])
         # After a batch norm of two samples little but rounding is left.
-        half = max(1, min(8, len(samples) // 2))
-        x = self.numbers(torch.stack([samples[:half], samples[-half:]]))
-        y = torch.arange(half, device=self.device) % self.classes
+        half = max(1, min(8, int(data.size) // 2))
+        first, last = (slice(0, half), slice(int(data.size) - half, int(data.size)))
+        x, y = tree.each(lambda t: torch.stack([t[first], t[last]]), (self.numbers(data.x), data.y))
+        key = torch.arange(2, device=self.device)
 
-        def both(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-            pairs = zip(*(t.gradient(w[: self.d], w[self.d :], x, y) for t in (self, other)), strict=True)
+        def both(given: Any) -> tuple[Tensor, ...]:
+            w, x, y, key = given
+            tasks = self, other
+            pairs = zip(*(t.gradient(w[: self.d], w[self.d :], Keyed(x, key), y) for t in tasks), strict=True)
             # Correct ones differ by 1e-12, wrong ones by percents.
             return tuple((a - b).norm() <= 1e-5 * (1e-6 + b.norm()) for a, b in pairs)
 
-        with torch.no_grad(), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            return all(bool(close.all()) for close in torch.func.vmap(both, randomness="different")(w, x))
+        with torch.no_grad():
+            try:
+                close = tree.vectorised(both, (w, x, y, key))
+            except NotBatched:
+                return False
+        return all(bool(c.all()) for c in close)
 
     # -- samples ---------------------------------------------------------------------------------------------
 
-    def numbers(self, x: Tensor) -> Tensor:
+    def numbers(self, x: Inputs) -> Inputs:
         """Samples as input of the model: images scaled and normalised, others unchanged."""
+        if isinstance(x, dict):
+            return {name: self._numbers(array) for name, array in x.items()}
+        return self._numbers(x)
+
+    def _numbers(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
             x = x.to(self.initial.dtype) / 255
             return x if self.mean is None or self.std is None else (x - self.mean) / self.std
         return x.to(self.initial.dtype) if x.is_floating_point() else x
 
-    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+    def batch(self, data: Data, batch: Batch) -> tuple[KeyedInputs, Tensor]:
         """The samples and labels of one step, augmented according to the plan."""
-        x, y = data.x[batch.index], data.y[batch.index]
+        x, y = tree.each(lambda t: t[batch.index], (data.x, data.y))
         if batch.shift is not None and batch.flip is not None:
             x = crop_and_flip(x, batch.shift, batch.flip)
-        return self.numbers(x), y
+        x = self.numbers(x)
+        return x if batch.key is None else Keyed(x, batch.key), y
+
+    def objective(self, logits: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
+        """The mean loss over the valid samples."""
+        return mean_of_valid(self.criterion.losses(logits, targets), valid)
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -181,17 +191,19 @@ class Task:
         self,
         parameters: Tensor,
         buffers: Tensor,
-        x: Tensor,
+        x: KeyedInputs,
         y: Tensor,
         valid: Tensor | None = None,
-        objective: Objective = cross_entropy,
+        objective: Objective | None = None,
         *,
         head: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch.
 
-        A `head` [h] replaces the model's own, and the gradient is then that of the head alone.
+        The default objective is the task's. A `head` [h] replaces the model's own, and the gradient is then
+        that of the head alone.
         """
+        objective = objective or self.objective
         if self.batched is not None:
             return self.batched.gradient(
                 lambda logits, features: objective(logits, features, y, valid),
@@ -226,7 +238,7 @@ class Task:
         return gradient, value.detach(), after.detach()
 
     def forward(
-        self, w: Tensor, x: Tensor, training: bool = False, valid: Tensor | None = None
+        self, w: Tensor, x: KeyedInputs, training: bool = False, valid: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The logits [b, classes] and the features [b, f], the input of the head; x as `numbers` returns it.
 
@@ -236,7 +248,7 @@ class Task:
         return self._forward(w[: self.d], w[self.d :], x, valid, training)[:2]
 
     def _forward(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+        self, parameters: Tensor, buffers: Tensor, x: KeyedInputs, valid: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, the features, and the buffers after this batch."""
         if self.batched is not None:
@@ -244,12 +256,14 @@ class Task:
         return self._run(self.layout.split(parameters), buffers, x, valid, training)
 
     def _run(
-        self, tensors: Tensors, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+        self, tensors: Tensors, buffers: Tensor, x: KeyedInputs, valid: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`_forward` of the module with these parameters."""
         statistics = self.layout.split(buffers, buffers=True)
         if training:  # in new tensors: under vmap, writes into views of a vector are lost
             statistics = {name: b.clone() for name, b in statistics.items()}
+        key = x.key if isinstance(x, Keyed) and training else None
+        arguments = arguments_of(self.module, x.x if isinstance(x, Keyed) else x)
         features: list[Tensor] = []
         head = self.module.get_submodule(self.layout.head)
         hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
@@ -257,7 +271,9 @@ class Task:
         for norm in norms:
             norm.valid = valid
         try:
-            logits = torch.func.functional_call(self.module, {**tensors, **statistics}, (x,))
+            with contextlib.nullcontext() if key is None else Draws(key):
+                output = torch.func.functional_call(self.module, {**tensors, **statistics}, *arguments)
+            logits = logits_of(output)
         finally:
             hook.remove()
             for norm in norms:
@@ -278,42 +294,63 @@ class Task:
         momenta = _bn_momenta(self.module, self.layout, self.device, self.initial.dtype)
         sums, weight = torch.zeros_like(w[self.d :]), w.new_zeros(())
         for start in range(0, data.y.shape[0], STATISTICS_BATCH):
-            x = self.numbers(data.x[start : start + STATISTICS_BATCH])
-            valid = torch.arange(start, start + x.shape[0], device=w.device) < data.size
+            part = slice(start, start + STATISTICS_BATCH)
+            x, count = self.numbers(tree.each(lambda t, part=part: t[part], data.x)), len(data.y[part])
+            valid = torch.arange(start, start + count, device=w.device) < data.size
             after = self._forward(w[: self.d], torch.zeros_like(sums), x, valid, training=True)[2]
-            count = valid.sum().to(w.dtype)
-            sums, weight = sums + count * after, weight + count
+            counted = valid.sum().to(w.dtype)
+            sums, weight = sums + counted * after, weight + counted
         # Running statistics that start at zero end at momentum times the batch's own.
         statistics = sums / weight.clamp(min=1) / torch.where(momenta > 0, momenta, 1)
         return torch.cat([w[: self.d], torch.where((momenta > 0) & (weight > 0), statistics, w[self.d :])])
 
     # -- evaluation ------------------------------------------------------------------------------------------
 
-    def answers(self, personal: Personal, x: Tensor) -> Tensor:
-        """Log-probabilities [b, classes] of raw samples; of a mixture, from the mean probabilities."""
-        x = self.numbers(x)
+    def predict(self, personal: Personal, x: Inputs) -> Tensor:
+        """Predictions of raw samples, such as log-probabilities [b, classes]; of a mixture, their mean."""
+        x, criterion = self.numbers(x), self.criterion
         if isinstance(personal, Tensor):
-            return F.log_softmax(self.forward(personal, x)[0], 1)
-        logs = [F.log_softmax(self.forward(w, x)[0], 1) for w in personal.w]
-        return torch.logsumexp(torch.stack(logs) + personal.share.clamp(min=1e-12).log()[:, None, None], 0)
+            return criterion.predictions(self.forward(personal, x)[0])
+        each = [criterion.predictions(self.forward(w, x)[0]) for w in personal.w]
+        return criterion.mixed(torch.stack(each), personal.share)
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
-        """Mean loss and accuracy over all valid samples, without augmentation."""
+        """The loss and the score over all valid samples."""
+        scores = self.scores(personal, data)
+        return scores.loss, scores.score
+
+    def scores(self, personal: Personal, data: Data) -> Scores:
+        """The evaluation of a model on all valid samples, without augmentation."""
         loss = right = self.initial.new_zeros(())
+        predictions = []
         for start in range(0, data.y.shape[0], EVAL_BATCH):
             part = slice(start, start + EVAL_BATCH)
-            logs, y = self.answers(personal, data.x[part]), data.y[part]
+            x, y = tree.each(lambda t, part=part: t[part], (data.x, data.y))
+            predicted = self.predict(personal, x)
             valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
-            loss = loss + torch.where(valid, F.nll_loss(logs, y, reduction="none"), 0).sum()
-            right = right + (valid & (logs.argmax(1) == y)).sum()
+            losses = self.criterion.test_losses(predicted, y)
+            loss = loss + torch.where(valid, losses, 0).sum()
+            if self.criterion.correct is not None:
+                right = right + torch.where(valid, self.criterion.correct(predicted, y), 0).sum()
+            predictions.append(predicted)
         size = data.size.clamp(min=1)
-        return loss / size, right / size
+        loss = loss / size
+        return Scores(loss, -loss if self.criterion.correct is None else right / size, predictions)
+
+
+class Scores(NamedTuple):
+    """The evaluation of one model on one client's samples."""
+
+    loss: Tensor  # [], the mean
+    score: Tensor  # [], higher is better: the fraction that is correct, or -loss where nothing is correct
+    predictions: list[Tensor]  # of the samples, in parts
 
 
 def task_of(
     model: nn.Module,
     classes: int,
     *,
+    criterion: Criterion | None = None,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     head: str | None = None,
@@ -322,10 +359,18 @@ def task_of(
     dtype: torch.dtype = torch.float32,
     public: Tensor | None = None,
 ) -> Task:
-    """The task of any nn.Module that maps a batch of samples to logits; the module itself stays unchanged."""
+    """The task of any nn.Module that maps a batch of samples to logits; the module itself stays unchanged.
+
+    Parameters that do not require a gradient are frozen: they are no part of `w`, and all clients share them.
+    """
     if buffers not in ("local", "average"):
         raise UsageError(f'buffers="{buffers}": batch-norm statistics are "local" or shared by "average"')
-    module = for_tasks(copy.deepcopy(model)).to(device=device, dtype=dtype)
+    # A frozen parameter is not copied: it is never written.
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in frozen}
+    module = for_tasks(copy.deepcopy(model, shared), partly_frozen=bool(frozen)).to(
+        device=device, dtype=dtype
+    )
     normalising = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
     norms = [name for name, m in module.named_modules() if isinstance(m, normalising)]
     layout = layout_of(module, head, norms)
@@ -337,6 +382,7 @@ def task_of(
         layout,
         initial,
         classes,
+        criterion or classification(),
         mean=channel[0],
         std=channel[1],
         buffers=buffers,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.optim import Optimizer, State, kept
-from copfl.core.task import Batch, Data, Epoch, Objective, Task, cross_entropy
+from copfl.core.task import Batch, Data, Epoch, KeyedInputs, Objective, Task
 from copfl.kernels.fused import mostly
 
 
@@ -22,17 +22,17 @@ class Trainable(Protocol):
     def d(self) -> int:
         """The number of parameters in w; the rest are statistics."""
 
-    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+    def batch(self, data: Data, batch: Batch) -> tuple[KeyedInputs, Tensor]:
         """The samples and labels of one step."""
 
     def gradient(
         self,
         parameters: Tensor,
         buffers: Tensor,
-        x: Tensor,
+        x: KeyedInputs,
         y: Tensor,
         valid: Tensor | None,
-        objective: Objective,
+        objective: Objective | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of the objective [d], its value, and the buffers after this batch."""
 
@@ -54,15 +54,15 @@ def descend(
     batches: Epoch,
     *,
     active: Tensor | None = None,
-    objective: Objective = cross_entropy,
+    objective: Objective | None = None,
     adjust: Callable[[Tensor, Tensor], Tensor] | None = None,
     at: Callable[[Tensor], Tensor] | None = None,
 ) -> Trained:
     """The weights, state and mean loss after one step per batch.
 
     `adjust(parameters, grad)` may change the gradient, for a pull towards other weights. `at(parameters)` may
-    take the gradient at another point. `objective` may use the features. A step without a valid sample
-    changes nothing.
+    take the gradient at another point. `objective` replaces the task's and may use the features. A step
+    without a valid sample changes nothing.
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Masked(NamedTuple):
@@ -120,6 +122,18 @@ def placed(tree: T, id: Tensor, clients: int) -> T:
         return torch.where(here.view(-1, *[1] * t.dim()), t, torch.zeros_like(t))
 
     return each(place, tree)
+
+
+def vectorised(f: Callable[[A], B], rows: A) -> B:
+    """f over all rows at once. vmap accepts neither records nor None, so it gets plain lists of tensors."""
+    shape: list[B] = []
+
+    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
+        shape[:] = [f(rebuild(rows, tensors))]
+        return tuple(leaves(shape[0]))
+
+    results = torch.func.vmap(flat, randomness="different")(*leaves(rows))
+    return rebuild(shape[0], results)
 
 
 def add(a: T, b: T) -> T:

@@ -96,12 +96,12 @@ def sequential() -> Mapping:
 
 def vmap(chunk: int = 64) -> Mapping:
     """Up to `chunk` clients batched in one program, by vmap."""
-    return Mapping("vmap", chunk, vectorised)
+    return Mapping("vmap", chunk, tree.vectorised)
 
 
 def cuda_graph(chunk: int = 64) -> Mapping:
     """`vmap`, with the program recorded in the first rounds as a CUDA graph and replayed in the others."""
-    return Mapping("cuda_graph", chunk, vectorised, Recorder(_lasting))
+    return Mapping("cuda_graph", chunk, tree.vectorised, Recorder(_lasting))
 
 
 def _lasting(results: Sequence[ChunkResult]) -> Any:
@@ -112,18 +112,6 @@ def _lasting(results: Sequence[ChunkResult]) -> Any:
 def single(f: Callable[[A], B], rows: A) -> B:
     """f of the only row."""
     return tree.each(lambda t: t.unsqueeze(0), f(tree.row(rows, 0)))
-
-
-def vectorised(f: Callable[[A], B], rows: A) -> B:
-    """f over all rows at once. vmap accepts neither records nor None, so it gets plain lists of tensors."""
-    shape: list[B] = []
-
-    def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
-        shape[:] = [f(tree.rebuild(rows, tensors))]
-        return tuple(tree.leaves(shape[0]))
-
-    results = torch.func.vmap(flat, randomness="different")(*tree.leaves(rows))
-    return tree.rebuild(shape[0], results)
 
 
 def run_chunk(

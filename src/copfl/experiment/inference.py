@@ -109,7 +109,7 @@ class RunModels:
         task, size = self.experiment.task, len(next(iter(by_name(x).values())))
 
         def answers(start: int) -> torch.Tensor:
-            return task.answers(model, tensors(each(lambda array: array[start : start + BATCH], x)))
+            return task.predict(model, tensors(each(lambda array: array[start : start + BATCH], x)))
 
         with torch.no_grad():
             logs = torch.cat([answers(start) for start in range(0, size, BATCH)])

@@ -165,8 +165,8 @@ def prepare(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
     if engine.name != "sequential":
-        samples = tree.each(lambda t: t[0, : federation.train.sizes[0]], federation.train.rows([0]).x)
-        task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, samples)
+        first = tree.row(federation.train.rows([0]), 0)
+        task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, first)
     if precision == "bf16" and task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
     if not workers and threads == 1:

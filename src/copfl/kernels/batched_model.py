@@ -2,8 +2,9 @@
 
 vmap alone turns a convolution with a weight per client into a grouped convolution, which no library does
 well. Here the clients' samples are batched in one axis, so that everything without parameters (ReLU, pooling,
-sums) runs unchanged, and the layers with parameters are batched matrix products over the clients. A model
-with parameters outside of the layers below is left to vmap.
+sums), and every frozen layer, runs unchanged, and the layers with trained parameters are batched matrix
+products over the clients. Layers without such a form run under vmap, each in its place. A model that itself
+has trained parameters, outside of its layers, is left to vmap.
 
 Activations are channels-last: a convolution is then a gather of patches and one product, whose result has
 that layout.
@@ -11,17 +12,20 @@ that layout.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import aligned_like, over_rows
 from copfl.kernels.layers import Geometry, convolve, normalise, product
-from copfl.kernels.modules import BatchNorm, Convolution, is_plain
+from copfl.kernels.modules import BatchNorm, Convolution, Inputs, arguments_of, is_plain, logits_of
 
 
 class Batched(nn.Module):
@@ -39,27 +43,47 @@ class Batched(nn.Module):
     def clients(self) -> int:
         return next(iter(self.values.values())).shape[0]
 
+    def value(self, name: str) -> Tensor | None:
+        """The parameter of every client [N, ...]; a frozen one is the same for all."""
+        if name in self.values:
+            return self.values[name]
+        frozen = getattr(self.like[0], name)
+        return None if frozen is None else frozen.expand(self.clients(), *frozen.shape)
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings of the layer that this one replaces, which a model may read."""
+        if "like" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.like[0], name)
+
 
 class BatchedLinear(Batched):
     def forward(self, x: Tensor) -> Tensor:
-        n, weight = self.clients(), self.values["weight"]
+        n, like = self.clients(), self.like[0]
         rows = x.reshape(n, -1, x.shape[-1])  # [N, B..., in]
-        bias = self.values.get("bias")
-        y = product(rows, weight.transpose(1, 2), self.products)
+        bias = self.value("bias")
+        if "weight" in self.values:
+            y = product(rows, self.values["weight"].transpose(1, 2), self.products)
+        else:
+            y = F.linear(rows, like.weight)  # type: ignore[arg-type]
         if bias is not None:
             y = y + bias[:, None]
-        return y.reshape(*x.shape[:-1], weight.shape[1])
+        return y.reshape(*x.shape[:-1], -1)
 
 
 class BatchedConv2d(Batched):
     def forward(self, x: Tensor) -> Tensor:
         like: Any = self.like[0]
         geometry = Geometry(like.kernel_size, like.stride, like.padding)
-        # Taken once: a layer that is called twice has two gradients, which autograd must add.
-        gradient = self.gradients.pop("weight", None)
-        y = convolve(x.permute(0, 2, 3, 1), self.values["weight"], geometry, self.products, gradient)
-        if "bias" in self.values:
-            y = y + self.values["bias"].repeat_interleave(x.shape[0] // self.clients(), 0)[:, None, None]
+        if "weight" in self.values:
+            # Taken once: a layer that is called twice has two gradients, which autograd must add.
+            gradient = self.gradients.pop("weight", None)
+            y = convolve(x.permute(0, 2, 3, 1), self.values["weight"], geometry, self.products, gradient)
+        else:
+            y = F.conv2d(x, like.weight, None, *geometry[1:]).permute(0, 2, 3, 1)
+        bias = self.value("bias")
+        if bias is not None:
+            y = y + bias.repeat_interleave(x.shape[0] // self.clients(), 0)[:, None, None]
         return y.permute(0, 3, 1, 2)
 
 
@@ -74,7 +98,9 @@ class BatchedBatchNorm(Batched):
         inside = x if x.dim() == 2 else x.movedim(1, -1)
         rows = inside.reshape(n, -1, channels)  # [N, B*H*W, C]
         mean, var = self.values["running_mean"], self.values["running_var"]
-        weight, bias = self.values["weight"], self.values["bias"]
+        weight, bias = self.value("weight"), self.value("bias")
+        assert weight is not None
+        assert bias is not None
         if self.training:
             weights, count = None, rows.shape[1]
             momentum: float | Tensor = like.momentum
@@ -109,8 +135,9 @@ class BatchedNorm(Batched):
         else:
             x, channel = F.layer_norm(x, like.normalized_shape, eps=like.eps), -1
         for name, apply in (("weight", torch.mul), ("bias", torch.add)):
-            if name in self.values:
-                value = self.values[name].repeat_interleave(x.shape[0] // self.clients(), 0)
+            values = self.value(name)
+            if values is not None:
+                value = values.repeat_interleave(x.shape[0] // self.clients(), 0)
                 x = apply(x, value.reshape(x.shape[0], *([1] * (x.dim() - 2)), -1).movedim(-1, channel))
         return x
 
@@ -120,6 +147,38 @@ class BatchedEmbedding(Batched):
         n, table = self.clients(), self.values["weight"]  # [N, words, width]
         shift = torch.arange(n, device=x.device).repeat_interleave(x.shape[0] // n) * table.shape[1]
         return F.embedding(x + shift.view(-1, *[1] * (x.dim() - 1)), table.flatten(0, 1))
+
+
+class BatchedAny(Batched):
+    """Any other module with parameters: vmap over the clients, in this place alone."""
+
+    draws: Draws | None = None
+    constants: tuple[str, ...] = ()  # its float buffers
+
+    def forward(self, *arrays: Any, **options: Any) -> Any:
+        n = self.clients()
+        inputs, structure = tree_flatten((arrays, options))
+        batched = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
+        rows = [inputs[place].unflatten(0, (n, -1)) for place in batched]
+
+        def one(values: dict[str, Tensor], key: Tensor, *rows: Tensor) -> Any:
+            for place, row in zip(batched, rows, strict=True):
+                inputs[place] = row
+            positional, named = tree_unflatten(inputs, structure)
+            if self.draws is None:
+                return torch.func.functional_call(self.like[0], values, positional, named)
+            with Draws(key, self.draws.calls) as draws:
+                outputs = torch.func.functional_call(self.like[0], values, positional, named)
+            calls.append(draws.calls)
+            return outputs
+
+        calls: list[int] = []
+        key = torch.arange(n, device=rows[0].device) if self.draws is None else self.draws.key
+        outputs = torch.func.vmap(one, randomness="error")(self.values, key, *rows)
+        if self.draws is not None:
+            self.draws.calls = calls[-1]
+        self.after = {name: self.values[name] for name in self.constants}
+        return tree_map(lambda t: t.flatten(0, 1) if isinstance(t, Tensor) else t, outputs)
 
 
 LAYERS: dict[type[nn.Module], type[Batched]] = {
@@ -154,62 +213,92 @@ class BatchedModule:
     """A model's forward pass over batched clients."""
 
     def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
-        self.module, self.layout = copy.deepcopy(module), layout
+        shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+        self.module, self.layout = copy.deepcopy(module, shared), layout  # the tensors are not copied
         self.layers: dict[str, Batched] = {}
-        names = {id(t): name for name, t in _tensors(self.module, remove_duplicate=True)}
-        uses = [(name, names[id(t)]) for name, t in _tensors(self.module, remove_duplicate=False)]
-        _replace(self.module, "", self.layers)
+        uses = _uses(self.module, set(layout.names))
+        _replace(self.module, "", {use for use, _ in uses}, self.layers)
         self.head = self.module.get_submodule(layout.head)
-        self.uses = [use for use in uses if use[0].rpartition(".")[0] in self.layers]
-        sources = [source for _, source in self.uses]
+        self.places = [
+            Place(layer, use[len(name) + 1 :], source)
+            for name, layer in self.layers.items()
+            for use, source in uses
+            if use.startswith(name + ".")
+        ]
+        sources = [place.source for place in self.places]
         self.tied = {source for source in sources if sources.count(source) > 1}
-        for layer in self.layers.values():
+        for name, layer in self.layers.items():
             layer.products = products
+            if isinstance(layer, BatchedAny):
+                constants = (n for n in layout.names[layout.trained :] if n.startswith(name + "."))
+                layer.constants = tuple(n[len(name) + 1 :] for n in constants)
 
     def __call__(
         self,
         tensors: dict[str, Tensor],
-        x: Tensor,
+        x: Inputs,
         valid: Tensor | None,
         training: bool,
+        *,
+        key: Tensor | None = None,
         gradients: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Logits [N, B, classes], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
-        n, batch = x.shape[:2]
+        """Logits [N, B, ...], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
+        rows = next(iter(x.values())).shape[:2] if isinstance(x, dict) else x.shape[:2]
         for layer in self.layers.values():
             layer.valid = valid
-        for use, source in self.uses:
-            layer_name, _, key = use.rpartition(".")
-            self.layers[layer_name].values[key] = tensors[source]
+        for layer, name, source in self.places:
+            layer.values[name] = tensors[source]
             if gradients and source in gradients and source not in self.tied:  # autograd adds those
-                self.layers[layer_name].gradients[key] = gradients[source]
-        samples = x.flatten(0, 1)
-        if samples.dim() == 4:
-            samples = samples.contiguous(memory_format=torch.channels_last)
+                layer.gradients[name] = gradients[source]
+        samples = {name: _one_batch(t) for name, t in x.items()} if isinstance(x, dict) else _one_batch(x)
+        positional, keywords = arguments_of(self.module, samples)
         features: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        draws = Draws(key) if training and key is not None else None
+        for layer in self.layers.values():
+            if isinstance(layer, BatchedAny):
+                layer.draws = draws
+                layer.like[0].train(training)
         try:
             self.module.train(training)
-            logits = self.module(samples)
+            with draws or contextlib.nullcontext():
+                logits = logits_of(self.module(*positional, **keywords))
         finally:
             hook.remove()
-        after = {f"{name}.{key}": t for name, layer in self.layers.items() for key, t in layer.after.items()}
-        for layer in self.layers.values():
-            layer.values, layer.gradients, layer.valid, layer.after = {}, {}, None, {}
-        return logits.reshape(n, batch, -1), features[-1].reshape(n, batch, -1), after
+            after = {f"{name}.{k}": t for name, layer in self.layers.items() for k, t in layer.after.items()}
+            for layer in self.layers.values():
+                layer.values, layer.gradients, layer.valid, layer.after = {}, {}, None, {}
+        return logits.reshape(*rows, *logits.shape[1:]), features[-1].reshape(*rows, -1), after
 
     def forward(
-        self, parameters: Tensor, buffers: Tensor, x: Tensor, valid: Tensor | None, training: bool
+        self, parameters: Tensor, buffers: Tensor, x: Inputs | Keyed, valid: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, the features and the buffers after, of one client; vmap calls it once for all."""
-        return _forward(parameters, buffers, x, valid, self, Tape() if training else None)
+        return self._forward(parameters, buffers, x, valid, Tape() if training else None)
+
+    def _forward(
+        self,
+        parameters: Tensor,
+        buffers: Tensor,
+        x: Inputs | Keyed,
+        valid: Tensor | None,
+        tape: Tape | None,
+        head: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        key = x.key if isinstance(x, Keyed) else None
+        arrays = x.x if isinstance(x, Keyed) else x
+        names = tuple(arrays) if isinstance(arrays, dict) else None
+        inputs = tuple(arrays.values()) if isinstance(arrays, dict) else (arrays,)
+        run = Run(self, tape, names)
+        return _forward(parameters, buffers, valid, key, head, run, *inputs)
 
     def gradient(
         self,
         loss: Callable[[Tensor, Tensor], Tensor],
         parameters: Tensor,
         buffers: Tensor,
-        x: Tensor,
+        x: Inputs | Keyed,
         valid: Tensor | None,
         head: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,7 +307,7 @@ class BatchedModule:
         A `head` replaces the one in the parameters, and the gradient is then its own.
         """
         tape = Tape()
-        logits, features, after = _forward(parameters, buffers, x, valid, self, tape, head)
+        logits, features, after = self._forward(parameters, buffers, x, valid, tape, head)
 
         def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
             value = loss(logits, features)
@@ -228,25 +317,38 @@ class BatchedModule:
         return _backward(grads[0], grads[1], tape), value, after
 
 
-def _tensors(module: nn.Module, *, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
-    """Parameters and float buffers by name; of one under several names, the first or all."""
-    found = (
-        *module.named_parameters(remove_duplicate=remove_duplicate),
-        *module.named_buffers(remove_duplicate=remove_duplicate),
-    )
-    return [(name, t) for name, t in found if t.is_floating_point()]
+class Place(NamedTuple):
+    """Where a layer needs a tensor of the vector."""
+
+    layer: Batched
+    name: str  # within the layer
+    source: str  # in the vector
+
+
+def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:
+    """The names of the trained tensors in the module, and in the vector: tied ones have several in the module."""
+    names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return [(name, names[id(t)]) for name, t in every if names[id(t)] in trained]
+
+
+def _one_batch(x: Tensor) -> Tensor:
+    """The samples of all clients [N, B, ...] in one axis; images in channels-last layout."""
+    samples = x.flatten(0, 1)
+    return samples.contiguous(memory_format=torch.channels_last) if samples.dim() == 4 else samples
 
 
 def batched_module(
     module: nn.Module, layout: Layout, products: torch.dtype | None = None
 ) -> BatchedModule | None:
-    """The model for batched clients, or None if it has parameters outside of these layers."""
-    layers = [layer for layer in module.modules() if _can(layer)]
-    known = {id(t) for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values())}
-    floats = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-    if not _can(module.get_submodule(layout.head)) or any(id(t) not in known for t in floats) or _can(module):
+    """The model for batched clients, or None if the model itself has parameters outside of its layers."""
+    trained = set(layout.names)
+    if _can(module) or any(name in trained for name in (*module._parameters, *module._buffers)):
         return None
-    return BatchedModule(module, layout, products)
+    batched = BatchedModule(module, layout, products)
+    mapped = [layer.like[0] for layer in batched.layers.values() if isinstance(layer, BatchedAny)]
+    # The statistics of a batch norm inside of such a module would be lost.
+    return None if any(isinstance(m, BatchNorm) for like in mapped for m in like.modules()) else batched
 
 
 def _can(layer: nn.Module) -> bool:
@@ -255,16 +357,19 @@ def _can(layer: nn.Module) -> bool:
     return type(layer) in LAYERS and not (isinstance(layer, BatchNorm) and layer.weight is None)
 
 
-def _replace(module: nn.Module, path: str, layers: dict[str, Batched]) -> None:
+def _replace(module: nn.Module, path: str, trained: set[str], layers: dict[str, Batched]) -> None:
+    """Replaces the layers with trained tensors; all others see the samples of all clients as one batch."""
     for name, child in list(module._modules.items()):  # a module under two names twice
         place = f"{path}.{name}" if path else name
-        if child is not None and _can(child):
+        if child is None:
+            continue
+        if any(f"{place}.{own}" in trained for own in (*child._parameters, *child._buffers)):
             known = (layer for layer in layers.values() if layer.like[0] is child)
-            layer = next(known, None) or LAYERS[type(child)](child)
-            layers[place] = layer
-            setattr(module, name, layer)
-        elif child is not None:
-            _replace(child, place, layers)
+            form = LAYERS[type(child)] if _can(child) else BatchedAny
+            layers[place] = next(known, None) or form(child)
+            setattr(module, name, layers[place])
+        else:
+            _replace(child, place, trained, layers)
 
 
 # -- the two operations of a training step -------------------------------------------------------------------
@@ -282,17 +387,27 @@ class Tape:
     outputs: list[Tensor]
 
 
+class Run(NamedTuple):
+    """What a forward pass needs beside tensors."""
+
+    model: BatchedModule
+    tape: Tape | None  # in training mode, for a backward pass
+    names: tuple[str, ...] | None  # of the arrays of a sample; None: there is one array
+
+
 @over_rows
 def _forward(
     parameters: Tensor,
     buffers: Tensor,
-    x: Tensor,
     valid: Tensor | None,
-    model: BatchedModule,
-    tape: Tape | None,
-    head: Tensor | None = None,
+    key: Tensor | None,
+    head: Tensor | None,
+    run: Run,
+    *inputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, features and the buffers after; with a tape, in training mode and for a backward pass."""
+    model, tape = run.model, run.tape
+    x = inputs[0] if run.names is None else dict(zip(run.names, inputs, strict=True))
     statistics, fixed = model.layout.split(buffers, buffers=True), model.layout.split(parameters)
     if tape is None:
         with torch.no_grad():
@@ -303,7 +418,9 @@ def _forward(
     tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
     with torch.enable_grad():
-        logits, features, after = model({**fixed, **tensors, **statistics}, x, valid, True, gradients)
+        logits, features, after = model(
+            {**fixed, **tensors, **statistics}, x, valid, True, key=key, gradients=gradients
+        )
         tape.outputs = [logits, features]
     moved = [after[name].flatten(1) for name in model.layout.names[model.layout.trained :]]
     return logits.detach(), features.detach(), torch.cat(moved, 1).detach() if moved else buffers

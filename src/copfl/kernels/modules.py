@@ -7,7 +7,9 @@ are the same, up to the rounding of sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -151,8 +153,9 @@ class BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm, frozen: bool = False) -> None:
         super().__init__()
+        self.frozen = frozen
         if like.running_mean is None or like.running_var is None:
             raise UsageError(
                 "a batch norm without running statistics cannot be evaluated; leave track_running_stats on"
@@ -199,16 +202,50 @@ def is_plain(conv: nn.Conv2d) -> bool:
     return plain and not isinstance(conv.padding, str)
 
 
-def for_tasks(model: nn.Module) -> nn.Module:
-    """The model with the batch norms, convolutions and max-pools of this module; names and values stay."""
+def for_tasks(model: nn.Module, partly_frozen: bool = False) -> nn.Module:
+    """The model with the batch norms, convolutions and max-pools of this module; names and values stay.
+
+    In a partly frozen model, a batch norm without a parameter that requires a gradient is frozen.
+    """
     for name, child in list(model.named_children()):
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            setattr(model, name, BatchNorm(child))
+            trained = any(p.requires_grad for p in child.parameters())
+            setattr(model, name, BatchNorm(child, frozen=partly_frozen and not trained))
         elif type(child) is nn.Conv2d:
             if is_plain(child):
                 child.__class__ = Convolution  # the same parameters, settings and hooks
         elif type(child) is nn.MaxPool2d and not child.return_indices:
             child.__class__ = MaxPool
         else:
-            for_tasks(child)
+            for_tasks(child, partly_frozen)
     return model
+
+
+# Inputs and outputs of any model
+
+# A batch: a tensor, or a dict of tensors if a sample has several arrays. Any, as only the model knows which.
+Inputs = Any
+
+
+def arguments_of(model: nn.Module, x: Inputs) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
+    """The positional and keyword arguments of a call: the arrays of a dict as keywords, if the model has them."""
+    if isinstance(x, dict) and _takes(type(model).forward, tuple(x)):
+        return (), x
+    return (x,), {}
+
+
+@lru_cache(maxsize=64)
+def _takes(forward: Callable[..., Any], names: tuple[str, ...]) -> bool:
+    parameters = inspect.signature(forward).parameters
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or all(n in parameters for n in names)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits of a model's output: a tensor, or a record with the field `logits` as transformers have it."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        kind = type(output).__name__
+        raise UsageError(
+            f"the model returned {kind}; it must return a tensor, or a record with a field logits"
+        )
+    return logits

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.task import STATISTICS_BATCH, Data, Objective, Task, cross_entropy, mean_of_valid
+from copfl.core.criteria import mean_of_valid
+from copfl.core.task import STATISTICS_BATCH, Data, Objective, Task
 from copfl.errors import UsageError
 
 
@@ -26,7 +27,8 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     """
     parts = []
     for start in range(0, data.y.shape[0], STATISTICS_BATCH):
-        x, y = (samples[start : start + STATISTICS_BATCH] for samples in (data.x, data.y))
+        part = slice(start, start + STATISTICS_BATCH)
+        x, y = tree.each(lambda t, part=part: t[part], (data.x, data.y))
         valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
         _, features = task.forward(w, task.numbers(x), training=True, valid=valid)
         members = ((y[:, None] == torch.arange(task.classes, device=y.device)) & valid[:, None]).to(w.dtype)
@@ -57,8 +59,8 @@ def prior_means(sums: Sums, size: Tensor) -> tuple[Tensor, Tensor]:
     return means, ((sums.squares / size - (means * means).sum()) / size).clamp(min=0)
 
 
-def aligned(centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Objective:
-    """Cross-entropy + strength * mean squared distance of a sample's features to the centroid of its class.
+def aligned(task: Task, centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Objective:
+    """The task's objective + strength * mean squared distance of a sample's features to the centroid of its class.
 
     Where the class has no centroid, `known` [C] is False, to the client's own mean; without any centroid the
     term is 0.
@@ -68,6 +70,6 @@ def aligned(centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Obj
 
     def loss(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
         distance = ((features - target[labels]) ** 2).mean(1)
-        return cross_entropy(logits, features, labels, valid) + weight * mean_of_valid(distance, valid)
+        return task.objective(logits, features, labels, valid) + weight * mean_of_valid(distance, valid)
 
     return loss

@@ -14,31 +14,39 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from copfl.core.task import Batch, Data, Experts, Personal, Task, mean_of_valid
+from copfl.core.criteria import mean_of_valid
+from copfl.core.task import Batch, Data, Experts, Personal, Task
 
 
 class Predictions:
-    """Probabilities are mixed: the loss is -log(alpha p_v + (1 - alpha) p_w) of the right label."""
+    """Predictions are mixed: of classes, the loss is -log(alpha p_v + (1 - alpha) p_w) of the right label."""
 
     def personal_model(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor) -> Personal:
         return Experts(torch.stack([v, w]), torch.stack([alpha, 1 - alpha]))
 
     def options(self, task: Task, w: Tensor, alpha: Tensor, data: Data, batch: Batch) -> dict[str, Any]:
-        log_w = log_right(task, w, data, batch) + (1 - alpha).log()  # [b]
+        of_w = predictions(task, w, data, batch)
 
-        def objective(logits: Tensor, features: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
-            log_v = -F.cross_entropy(logits, labels, reduction="none") + alpha.log()
-            return mean_of_valid(-torch.logaddexp(log_v, log_w), valid)
+        def objective(outputs: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
+            mixed = mixture(task, task.criterion.predictions(outputs), of_w, alpha)
+            return mean_of_valid(task.criterion.test_losses(mixed, targets), valid)
 
         return {"objective": objective}
 
     def slope(self, task: Task, v: Tensor, w: Tensor, alpha: Tensor, data: Data, batch: Batch) -> Tensor:
-        """The mean of (p_w - p_v) / mixture."""
-        p_v, p_w = (log_right(task, model, data, batch).exp() for model in (v, w))
-        mixed = alpha * p_v + (1 - alpha) * p_w
-        return mean_of_valid((p_w - p_v) / mixed.clamp(min=1e-6), batch.valid)
+        """The mixture is a line from w to v; of classes, the mean of (p_w - p_v) / mixture."""
+        of_v, of_w = (predictions(task, model, data, batch) for model in (v, w))
+        mixed = mixture(task, of_v, of_w, alpha)
+        _, targets = task.batch(data, batch)
+
+        def loss(mixed: Tensor) -> Tensor:
+            return mean_of_valid(task.criterion.test_losses(mixed, targets), batch.valid)
+
+        if task.criterion.logarithmic:
+            of_v, of_w = (of_v - mixed).exp(), (of_w - mixed).exp()
+        slope: Tensor = (torch.func.grad(loss)(mixed) * (of_v - of_w)).sum()
+        return slope
 
 
 class Weights:
@@ -65,10 +73,15 @@ class Weights:
 MIXTURES: dict[str, Predictions | Weights] = {"predictions": Predictions(), "weights": Weights()}
 
 
-def log_right(task: Task, w: Tensor, data: Data, batch: Batch) -> Tensor:
-    """The log-probability of each sample's label [b] with the model in training mode."""
-    x, y = task.batch(data, batch)
-    return -F.cross_entropy(task.forward(w, x, True, batch.valid)[0], y, reduction="none")
+def predictions(task: Task, w: Tensor, data: Data, batch: Batch) -> Tensor:
+    """The predictions for a batch, with the model in training mode."""
+    x, _ = task.batch(data, batch)
+    return task.criterion.predictions(task.forward(w, x, True, batch.valid)[0])
+
+
+def mixture(task: Task, of_v: Tensor, of_w: Tensor, alpha: Tensor) -> Tensor:
+    """The predictions of alpha * v + (1 - alpha) * w, from those of v and of w."""
+    return task.criterion.mixed(torch.stack([of_v, of_w]), torch.stack([alpha, 1 - alpha]))
 
 
 # -- an ensemble with weights that fall by exp(-rate * loss): a pair, a bank of models, and the two as halves --

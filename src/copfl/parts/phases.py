@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from copfl.core.optim import Optimizer, State, begin, kept
-from copfl.core.task import Batch, Data, Objective, Plan, Task, cross_entropy
+from copfl.core.task import Batch, Data, KeyedInputs, Objective, Plan, Task
 from copfl.core.train import train
 from copfl.errors import UsageError
 from copfl.kernels.fused import elementwise
@@ -26,7 +26,7 @@ class HeadAlone:
     def d(self) -> int:
         return len(self.task.layout.entries(self.w, "head"))
 
-    def batch(self, data: Data, batch: Batch) -> tuple[Tensor, Tensor]:
+    def batch(self, data: Data, batch: Batch) -> tuple[KeyedInputs, Tensor]:
         """The samples and labels of one step."""
         return self.task.batch(data, batch)
 
@@ -55,7 +55,7 @@ def head_then_body(
     data: Data,
     plan: Plan,
     head_epochs: int,
-    objective: Objective = cross_entropy,
+    objective: Objective | None = None,
 ) -> HeadAndBody:
     """w after `head_epochs` of the plan on the head with the body frozen, then the rest on the body.
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from copfl.core.task import STATISTICS_BATCH, Batch, Data, Epoch, Objective, Task, mean_of_valid
+from copfl.core.criteria import mean_of_valid
+from copfl.core.task import STATISTICS_BATCH, Batch, Data, Epoch, Objective, Task
 from copfl.errors import UsageError
 
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Plan, Task, UsageError, at_least, one_of, tree
 from copfl.core.payload import Update, nbytes, update_of, with_update
-from copfl.core.random import MALICIOUS, hashed, mixed, normal
+from copfl.core.random import MALICIOUS, hashed, normal
+from copfl.kernels.draws import mixed
 from copfl.wrappers.base import RoundWrapper
 
 # From the honest update, the strength and a key for random numbers.

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Plan, Task, UsageError, above, tree
 from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_reported_weight, with_update
-from copfl.core.random import NOISE, mixed, normal
+from copfl.core.random import NOISE, normal
+from copfl.kernels.draws import mixed
 from copfl.wrappers.base import RoundWrapper
 
 # Of Renyi divergences; any give a true bound.

@@ -1,0 +1,183 @@
+"""The meaning of a model's outputs for each kind of target: the training loss, and predictions.
+
+A criterion's functions are elementwise in the samples and have no branch on a tensor's value, so they run under
+vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from copfl.errors import UsageError, above, one_of
+
+IGNORED = -100  # a target token that does not count, as in torch and transformers
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The loss of targets of one kind, and the predictions that are evaluated and mixed."""
+
+    kind: str  # "classification", "multilabel", "regression" or "next_token"
+    losses: Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> [b], in training
+    # outputs -> log-probabilities (classes, tokens), probabilities (labels) or values (regression)
+    predictions: Callable[[Tensor], Tensor]
+    mixed: Callable[[Tensor, Tensor], Tensor]  # predictions [k, b, ...] of k models, weights [k] -> [b, ...]
+    test_losses: Callable[[Tensor, Tensor], Tensor]  # predictions, targets -> [b]
+    correct: Callable[[Tensor, Tensor], Tensor] | None  # predictions, targets -> [b] in 0..1, for an accuracy
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether predictions are log-probabilities; what is mixed are the probabilities."""
+        return self.kind in ("classification", "next_token")
+
+
+def classification(class_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> Criterion:
+    """One class per sample, by cross-entropy; `class_weights` multiply the losses of their class."""
+    if not 0 <= label_smoothing < 1:
+        raise UsageError(f"label_smoothing={label_smoothing:g} must be at least 0 and below 1")
+    if any(weight < 0 for weight in class_weights):
+        raise UsageError(f"class_weights={list(class_weights)} must not be negative")
+    losses = partial(_cross_entropy, tuple(class_weights), label_smoothing)
+    return Criterion("classification", losses, _log_softmax, _mixed_logs, _nll, _right)
+
+
+def multilabel(label_weights: Sequence[float] = ()) -> Criterion:
+    """Any number of labels per sample, each 0 or 1, by binary cross-entropy."""
+    losses = partial(_binary_cross_entropy, tuple(label_weights))
+    return Criterion("multilabel", losses, torch.sigmoid, _mean, _binary_nll, _labels_right)
+
+
+def regression(loss: str = "squared", delta: float = 1.0) -> Criterion:
+    """One or several numbers per sample; the loss is "squared", "absolute" or "huber" with its `delta`."""
+    one_of(REGRESSION_LOSSES, loss=loss)
+    above(0, delta=delta)
+    losses = partial(_distances, loss, delta)
+    return Criterion("regression", losses, _values, _mean, losses, None)
+
+
+def next_token() -> Criterion:
+    """The next token at each place of a sequence, by cross-entropy; targets of -100 do not count."""
+    return Criterion("next_token", _token_losses, _log_softmax_last, _mixed_logs, _token_nll, _tokens_right)
+
+
+CRITERIA: dict[str, Callable[..., Criterion]] = {
+    "classification": classification,
+    "multilabel": multilabel,
+    "regression": regression,
+    "next_token": next_token,
+}
+REGRESSION_LOSSES = ("squared", "absolute", "huber")
+
+
+def mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over the valid samples; 0 where there are none."""
+    if valid is None:
+        return values.mean()
+    weight = valid.to(values.dtype)
+    return (values * weight).sum() / weight.sum().clamp(min=1)
+
+
+# Classes
+
+
+def _cross_entropy(weights: tuple[float, ...], smoothing: float, logits: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
+    if not weights:
+        return losses
+    if len(weights) != logits.shape[-1]:
+        raise UsageError(f"class_weights has {len(weights)} numbers for {logits.shape[-1]} classes")
+    # Comparisons with constants: a recorded program must not copy a table from the host.
+    return losses * sum((y == n) * weight for n, weight in enumerate(weights))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, 1)
+
+
+def _mixed_logs(logs: Tensor, weights: Tensor) -> Tensor:
+    """The logarithm of the weighted mean of probabilities; a model of weight 0 has no part in it."""
+    shape = (-1, *[1] * (logs.dim() - 1))
+    return torch.logsumexp(logs + torch.where(weights > 0, weights, 0).log().view(shape), 0)
+
+
+def _nll(logs: Tensor, y: Tensor) -> Tensor:
+    return F.nll_loss(logs, y, reduction="none")
+
+
+def _right(logs: Tensor, y: Tensor) -> Tensor:
+    return logs.argmax(1) == y
+
+
+# Labels
+
+
+def _binary_cross_entropy(weights: tuple[float, ...], logits: Tensor, y: Tensor) -> Tensor:
+    losses = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")  # [b, labels]
+    if not weights:
+        return losses.mean(1)
+    if len(weights) != logits.shape[-1]:
+        raise UsageError(f"label_weights has {len(weights)} numbers for {logits.shape[-1]} labels")
+    return torch.stack(
+        [column * weight for column, weight in zip(losses.unbind(1), weights, strict=True)]
+    ).mean(0)
+
+
+def _binary_nll(probabilities: Tensor, y: Tensor) -> Tensor:
+    inside = probabilities.clamp(1e-12, 1 - 1e-7)
+    y = y.to(inside.dtype)
+    return -(y * inside.log() + (1 - y) * (1 - inside).log()).mean(1)
+
+
+def _labels_right(probabilities: Tensor, y: Tensor) -> Tensor:
+    return ((probabilities > 0.5) == (y > 0.5)).to(probabilities.dtype).mean(1)
+
+
+# Numbers
+
+
+def _values(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights.view(-1, *[1] * (values.dim() - 1))).sum(0)
+
+
+def _distances(loss: str, delta: float, outputs: Tensor, y: Tensor) -> Tensor:
+    targets = y.to(outputs.dtype).reshape(outputs.shape)
+    if loss == "squared":
+        losses = (outputs - targets) ** 2
+    elif loss == "absolute":
+        losses = (outputs - targets).abs()
+    else:
+        losses = F.huber_loss(outputs, targets, reduction="none", delta=delta)
+    return losses.flatten(1).mean(1)
+
+
+# Tokens: outputs [b, t, words], targets [b, t], already shifted by one
+
+
+def _log_softmax_last(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, -1)
+
+
+def _token_losses(logits: Tensor, y: Tensor) -> Tensor:
+    return _token_nll(_log_softmax_last(logits), y)
+
+
+def _token_nll(logs: Tensor, y: Tensor) -> Tensor:
+    counted = y != IGNORED
+    losses = -logs.gather(-1, torch.where(counted, y, 0)[..., None])[..., 0]
+    return torch.where(counted, losses, 0).sum(-1) / counted.sum(-1).clamp(min=1)
+
+
+def _tokens_right(logs: Tensor, y: Tensor) -> Tensor:
+    counted = y != IGNORED
+    right = (logs.argmax(-1) == y) & counted
+    return right.sum(-1).to(logs.dtype) / counted.sum(-1).clamp(min=1)

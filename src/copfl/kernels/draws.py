@@ -1,0 +1,224 @@
+"""Random numbers inside a model, as dropout draws them, as functions of a key instead of a generator's state.
+
+Every engine draws the same numbers: one client at a time, under vmap, or with the clients in one batch.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from copfl.errors import UsageError
+from copfl.kernels.fused import mapped
+
+CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+
+
+def mixed(*counters: int | Tensor) -> Tensor:
+    """64 well-mixed bits for every combination of the counters, int64 tensors or numbers: core.random.hashed."""
+    step, first, second = (constant - 2**64 for constant in CONSTANTS)
+    device = next(counter.device for counter in counters if isinstance(counter, Tensor))
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for counter in counters:
+        state = (state ^ counter) + step
+        state = (state ^ shift_right(state, 30)) * first
+        state = (state ^ shift_right(state, 27)) * second
+        state = state ^ shift_right(state, 31)
+    return state
+
+
+def shift_right(bits: Tensor, places: int) -> Tensor:
+    """A shift that fills with zeros; torch's own repeats the sign bit."""
+    shifted: Tensor = (bits >> places) & (2 ** (64 - places) - 1)
+    return shifted
+
+
+class Keyed(NamedTuple):
+    """A batch with the key of its random numbers."""
+
+    x: Any  # a tensor, or tensors by name
+    key: Tensor  # [] int64
+
+
+class Draws(TorchFunctionMode):
+    """Within it, random functions of torch return numbers that depend on the key, the call and the place alone.
+
+    The key is one client's [], or one per client [N] where the samples of N clients are one batch.
+    """
+
+    def __init__(self, key: Tensor, calls: int = 0) -> None:
+        super().__init__()
+        self.key, self.calls = key, calls
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in RANDOM:
+            return RANDOM[name](self, *args, **(kwargs or {}))
+        if name == "multi_head_attention_forward":
+            with self:
+                return _unchecked(function)(*args, **(kwargs or {}))
+        if name in UNKNOWN:
+            raise UsageError(
+                f"the model calls {name} in training, whose random numbers copfl cannot draw per client; known are "
+                f"{', '.join(sorted(RANDOM))}"
+            )
+        return function(*args, **(kwargs or {}))
+
+    def uniform(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Numbers in [0, 1), which the client, the call and the place within the client's part determine."""
+        self.calls += 1
+        clients = len(self.key) if self.key.dim() else 1
+        size = math.prod(shape)
+        if self.key.dim() and (not shape or shape[0] % clients):
+            raise NotBatched(f"random numbers of shape {list(shape)} are not a row per sample")
+        with torch.no_grad():
+            place = torch.arange(size // clients, device=self.key.device)
+            bits = mixed(self.key[..., None], self.calls, place)  # [N, size / N], or [size]
+            wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+            # 24 bits, as many as a float32 has: the same draws in every precision.
+            return (shift_right(bits, 40).to(wide) * 2**-24).view(tuple(shape))
+
+    def chosen(self, shape: Sequence[int], probability: float | Tensor, like: Tensor) -> Tensor:
+        """1 with this probability and else 0."""
+        return (self.uniform(shape, like) < probability).to(like.dtype)
+
+
+class NotBatched(RuntimeError):
+    """The model draws numbers for a whole batch, which then has to be one client's."""
+
+
+def _dropout(draws: Draws, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or p == 0:
+        return x
+    return x * draws.chosen(x.shape, 1 - p, x) / max(1 - p, 1e-12)
+
+
+def _feature_dropout(
+    draws: Draws, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if not training or p == 0:
+        return x
+    shape = (*x.shape[:2], *[1] * (x.dim() - 2))
+    return x * draws.chosen(shape, 1 - p, x) / max(1 - p, 1e-12)
+
+
+def _bernoulli(draws: Draws, x: Tensor, p: float | None = None, **_: Any) -> Tensor:
+    return draws.chosen(x.shape, x if p is None else p, x)
+
+
+def _bernoulli_(draws: Draws, x: Tensor, p: float | Tensor = 0.5, **_: Any) -> Tensor:
+    return _written(x, draws.chosen(x.shape, p, x))
+
+
+def _uniform_(draws: Draws, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return _written(x, (low + (high - low) * draws.uniform(x.shape, x)).to(x.dtype))
+
+
+def _normal_(draws: Draws, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return _written(x, (mean + std * _gauss(draws, x.shape, x)).to(x.dtype))
+
+
+def _rand(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
+    return draws.uniform(_shape(size), like).to(like.dtype)
+
+
+def _randn(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
+    return _gauss(draws, _shape(size), like).to(like.dtype)
+
+
+def _rand_like(draws: Draws, x: Tensor, **_: Any) -> Tensor:
+    return draws.uniform(x.shape, x).to(x.dtype)
+
+
+def _randn_like(draws: Draws, x: Tensor, **_: Any) -> Tensor:
+    return _gauss(draws, x.shape, x).to(x.dtype)
+
+
+def _gauss(draws: Draws, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Standard normal numbers, by the Box-Muller transform."""
+    first, second = (draws.uniform(shape, like) for _ in range(2))
+    normal: Tensor = (-2 * (1 - first).log()).sqrt() * (2 * math.pi * second).cos()
+    return normal
+
+
+def _attention(
+    draws: Draws,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """scaled_dot_product_attention, with its dropout on the weights."""
+    if dropout_p == 0:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)
+    if options.get("enable_gqa"):
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (options.get("scale") or query.shape[-1] ** -0.5)
+    if is_causal:
+        places = [torch.arange(n, device=query.device) for n in scores.shape[-2:]]
+        scores = scores.masked_fill(places[1] > places[0][:, None], -math.inf)
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
+    return _dropout(draws, scores.softmax(-1), dropout_p) @ value
+
+
+def _written(x: Tensor, values: Tensor) -> Tensor:
+    """The values, also in the tensor that the model passed; under vmap they have an axis that it lacks."""
+    return values if mapped() else x.copy_(values)
+
+
+def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+
+
+@lru_cache(maxsize=8)
+def _unchecked(function: types.FunctionType) -> Callable[..., Any]:
+    """A copy of torch's function that does not ask for a mode again, so that the mode sees what it calls."""
+    silent = dict.fromkeys(("has_torch_function", "has_torch_function_unary"), lambda *_: False)
+    names = function.__globals__ | silent
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+RANDOM: dict[str, Callable[..., Tensor]] = {
+    "dropout": _dropout,
+    "dropout1d": _feature_dropout,
+    "dropout2d": _feature_dropout,
+    "dropout3d": _feature_dropout,
+    "feature_dropout": _feature_dropout,
+    "bernoulli": _bernoulli,
+    "bernoulli_": _bernoulli_,
+    "uniform_": _uniform_,
+    "normal_": _normal_,
+    "rand": _rand,
+    "randn": _randn,
+    "rand_like": _rand_like,
+    "randn_like": _randn_like,
+    "scaled_dot_product_attention": _attention,
+}
+UNKNOWN = {
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "multinomial",
+    "randint",
+    "randint_like",
+    "randperm",
+    "poisson",
+}

@@ -22,7 +22,7 @@ import torch
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import example_upload
+from copfl.core.algorithm import blank_samples, example_upload
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
@@ -209,7 +209,7 @@ def test_the_table_has_every_algorithm() -> None:
 def test_the_table_matches_the_uploads(name: str) -> None:
     row = rows_of_the_table()[name]
     task, _ = small_federation("batch", (4,))
-    upload = example_upload(ALGORITHMS[name](), task, (1, 8, 8), augment=False)
+    upload = example_upload(ALGORITHMS[name](), task, blank_samples((1, 8, 8), task.device))
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:
         word = WORDS[field].replace("*", "")

@@ -70,7 +70,7 @@ class KTpFL(Averaging):
         above(0, temperature=self.temperature)
 
     def server_init(self, task: Task, clients: int) -> Server:
-        answers = task.initial.new_zeros(clients, public_of(task).shape[0], task.classes)
+        answers = task.initial.new_zeros(clients, len(tree.leaves(public_of(task))[0]), task.classes)
         known = torch.zeros_like(answers[:, 0, 0], dtype=torch.bool)
         return Server(answers, known, answers.new_full((clients, clients), 1 / clients), answers)
 
@@ -85,7 +85,8 @@ class KTpFL(Averaging):
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         public, objective = public_of(task), distillation(self.temperature)
-        taught, batches = lesson(public, down.teacher, down.ready, self.batch)
+        key = plan[0][0].key if plan else None
+        taught, batches = lesson(public, down.teacher, down.ready, self.batch, key)
         epochs = (batches,) * self.distil_epochs
         w, moments, distance = self.fit(task, *client, taught, epochs, objective=objective)
         w, moments, loss = self.fit(task, w, moments, data, plan)

@@ -101,16 +101,25 @@ def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> 
     return tree.each(mean, rows)
 
 
+def blank_samples(shape: tuple[int, ...], device: torch.device) -> Data:
+    """Two samples of zeros, of class 0."""
+    samples = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
+    return Data(samples, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
+
+
 def example_upload(
-    algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], augment: bool, clients: int = 1
+    algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
 ) -> Any:
-    """An upload of this algorithm, from client 0's local update on two blank samples."""
+    """An upload of this algorithm, from client 0's local update on two of these samples."""
     from copfl.core.batches import plan as plan_of
 
     device = task.device
-    samples = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
-    data = Data(samples, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
-    plan = plan_of(0, 0, [0], [2], batch=2, epochs=algorithm.total_epochs, augment=augment, device=device)
+    x, y = tree.each(lambda t: t[:2], (data.x, data.y))
+    data = Data(x, y, torch.tensor(len(y), device=device))
+    epochs, sizes = algorithm.total_epochs, [len(y)]
+    plan = plan_of(
+        0, 0, [0], sizes, batch=2, epochs=epochs, augment=augment, random=task.random, device=device
+    )
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=device))
     with torch.no_grad():
         client = algorithm.client_init(task)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from copfl.core.metrics import PADDING
 from copfl.errors import UsageError, above, one_of
-
-IGNORED = -100  # a target token that does not count, as in torch and transformers
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,12 @@ def _token_losses(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def _token_nll(logs: Tensor, y: Tensor) -> Tensor:
-    counted = y != IGNORED
+    counted = y != PADDING
     losses = -logs.gather(-1, torch.where(counted, y, 0)[..., None])[..., 0]
     return torch.where(counted, losses, 0).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
 def _tokens_right(logs: Tensor, y: Tensor) -> Tensor:
-    counted = y != IGNORED
+    counted = y != PADDING
     right = (logs.argmax(-1) == y) & counted
     return right.sum(-1).to(logs.dtype) / counted.sum(-1).clamp(min=1)

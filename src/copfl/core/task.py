@@ -97,7 +97,8 @@ class Task:
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
     batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
-    public: Tensor | None = None  # [p, ...], unlabelled raw samples that every party has; most need none
+    public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
+    random: bool = False  # whether the model draws random numbers in training, as dropout does
 
     @property
     def d(self) -> int:
@@ -158,6 +159,20 @@ class Task:
             except NotBatched:
                 return False
         return all(bool(c.all()) for c in close)
+
+    def probed(self, data: Data) -> Task:
+        """The same task, with `random` found out by one forward pass in training mode on two samples.
+
+        Unchanged where the model does not fit the samples, which the choice of an engine reports.
+        """
+        x = self.numbers(tree.each(lambda t: t[:2], data.x))
+        parameters, buffers = self.layout.split(self.initial[: self.d]), self.initial[self.d :]
+        with torch.no_grad(), Draws(torch.zeros((), dtype=torch.int64, device=self.device)) as draws:
+            try:
+                self._run(parameters, buffers, x, None, training=True)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+                return self
+        return replace(self, random=draws.calls > 0)
 
     # -- samples ---------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from copfl.engine import mapping
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.mapping import Chunk, Mapping, run_chunk
 from copfl.errors import RunError, UsageError
+from copfl.kernels.draws import Keyed
 
 MEASURED_FROM = 60.0  # seconds: a shorter run is not measured
 GAIN = 1.25  # the factor by which another choice must be faster, so that noise does not decide
@@ -101,11 +102,12 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
 
     def step(given: tuple[Tensor, Data]) -> tuple[Tensor, Tensor]:
         w, data = given
-        x, y = task.numbers(data.x[:2]), data.y[:2]
-        return task.forward(w, x)[0], task.gradient(w[: task.d], w[task.d :], x, y)[0]
+        x, y = tree.each(lambda t: t[:2], (task.numbers(data.x), data.y))
+        keyed = Keyed(x, torch.zeros((), dtype=torch.int64, device=task.device))
+        return task.forward(w, x)[0], task.gradient(w[: task.d], w[task.d :], keyed, y)[0]
 
     try:
-        with torch.no_grad(), torch.random.fork_rng([task.device] if task.device.type == "cuda" else []):
+        with torch.no_grad():
             logits, _ = engine.over(step, (task.initial[None], data))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error):
@@ -114,7 +116,7 @@ def _problem(task: Task, engine: Mapping, data: Data) -> str:
                 "(nvidia-smi lists them) or the model is too large; use --device cpu or a smaller model"
             ) from error
         return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
-    if logits.shape[2:] != (task.classes,):
+    if task.criterion.kind != "next_token" and logits.shape[2:] != (task.classes,):
         return f"the output for a sample has shape {list(logits.shape[2:])} instead of [{task.classes}]"
     return ""
 
@@ -200,7 +202,8 @@ def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: flo
     part = np.arange(min(engine.chunk, federation.clients))
     task = load.task.with_batching() if engine.name != "sequential" else load.task
     sizes, augment = federation.train.sizes[part], federation.dataset.augment
-    batches = plan(0, 0, part, sizes, batch=load.batch, epochs=algorithm.total_epochs, augment=augment)
+    epochs, random = algorithm.total_epochs, task.random
+    batches = plan(0, 0, part, sizes, batch=load.batch, epochs=epochs, augment=augment, random=random)
     steps = max(map(len, batches))
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
@@ -214,14 +217,13 @@ def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: flo
     before = mkldnn_enabled()
     set_mkldnn(choice.mkldnn)
     try:
-        with torch.random.fork_rng([]):
-            for _ in range(2):
-                # The processor's time, which the load of other programs does not change.
-                start = time.process_time()
-                run_chunk(algorithm, task, engine, chunk, ())
-                best = min(best, (time.process_time() - start) * steps / len(part))
-                if best < enough or best > 3 * limit or best * len(part) / steps > LONG:
-                    break
+        for _ in range(2):
+            # The processor's time, which the load of other programs does not change.
+            start = time.process_time()
+            run_chunk(algorithm, task, engine, chunk, ())
+            best = min(best, (time.process_time() - start) * steps / len(part))
+            if best < enough or best > 3 * limit or best * len(part) / steps > LONG:
+                break
     finally:
         set_mkldnn(before)
     return best

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-import torch
-
 from copfl.core import tree
 from copfl.core.evaluation import EvalModels
-from copfl.core.random import MODEL, hashed
 from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
 from copfl.engine.rounds import Ids, State
 from copfl.engine.simulate import Executor, Simulation, chunk_input
@@ -114,7 +111,6 @@ class _Batch:
         """Trains the submitted clients, round by round, until the loops have ended."""
         first = self.simulations[0]
         tasks = [simulation.task for simulation in self.simulations]
-        devices = [first.task.device] if first.task.device.type == "cuda" else []
         with self.changed:
             while True:
                 self.changed.wait_for(lambda: self.stopped or len(self.submitted) + self.ended == len(tasks))
@@ -126,9 +122,7 @@ class _Batch:
                 if len({one.program() for one in submitted}) > 1:
                     raise UsageError("batched simulations must have the same rounds, evaluations and steps")
                 chunks = [one.chunk for one in submitted]
-                with torch.random.fork_rng(devices):
-                    torch.manual_seed(int(hashed(first.seed, MODEL, submitted[0].round)))
-                    results = run_chunks(first.algorithm, tasks, first.mapping, chunks, submitted[0].models)
+                results = run_chunks(first.algorithm, tasks, first.mapping, chunks, submitted[0].models)
                 self.results, self.submitted = dict(enumerate(results)), {}
                 self.changed.notify_all()
 

@@ -16,7 +16,6 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.batches import choose, participants, plan
 from copfl.core.evaluation import EVAL_MODELS, EvalModels
-from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
@@ -172,13 +171,7 @@ def train_part(
     """The local updates of some clients; the result has no records, as the store has taken them."""
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
     chunk = chunk_input(simulation, server, clients, round, part)
-    if task.device.type == "cpu":
-        # Random numbers of the model itself, as of dropout, must not depend on the process or on the order.
-        with torch.random.fork_rng([]):
-            torch.manual_seed(int(hashed(simulation.seed, MODEL, round, int(part[0]))))
-            result = run_chunk(algorithm, task, mapping, chunk, models)
-    else:
-        result = run_chunk(algorithm, task, mapping, chunk, models)
+    result = run_chunk(algorithm, task, mapping, chunk, models)
     clients.put(chunk.ids, result.client)
     return result._replace(client=None)
 
@@ -195,6 +188,7 @@ def chunk_input(simulation: Simulation, server: Any, clients: Store, round: int,
         batch=simulation.batch,
         epochs=simulation.algorithm.total_epochs,
         augment=federation.dataset.augment,
+        random=simulation.task.random,
         device=device,
     )
     train, test = federation.train.rows(part), federation.test.rows(part)

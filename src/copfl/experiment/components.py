@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from copfl.algorithms import ALGORITHMS
+from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_upload
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
@@ -181,7 +182,8 @@ def build_wrappers(
     given = {kind: wrapper for kind, wrapper in WRAPPERS.items() if kind in tables}
     if not given:
         return algorithm
-    clients, shape, augment = federation.clients, federation.shape, federation.dataset.augment
+    clients, augment = federation.clients, federation.dataset.augment
+    samples = tree.row(federation.train.rows([0]), 0)
     context: dict[str, dict[str, Any]] = {
         "privacy": {
             "clients": len(settings.split_clients[0]),
@@ -192,10 +194,10 @@ def build_wrappers(
     }
     for kind, wrapper in given.items():
         if kind == "privacy":
-            check_sums(algorithm, task, example_upload(algorithm, task, shape, augment, 2))
+            check_sums(algorithm, task, example_upload(algorithm, task, samples, augment, 2))
         algorithm = wrapper.build(tables[kind], algorithm=algorithm, **context.get(kind, {}))
     # One server update on an example, so that wrappers that do not fit fail before the run.
-    upload = example_upload(algorithm, task, shape, augment, clients)
+    upload = example_upload(algorithm, task, samples, augment, clients)
     server = algorithm.server_init(task, clients)
     with torch.no_grad():
         total = algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)

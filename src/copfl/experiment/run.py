@@ -18,7 +18,6 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.random import MODEL, hashed
 from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
@@ -155,6 +154,7 @@ def prepare(
         device=device,
         dtype=settings.dtype,
     )
+    task = task.probed(tree.row(federation.train.rows([0]), 0))
     if public := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unassigned(public))
     algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
@@ -366,9 +366,9 @@ def setting_of(e: Experiment) -> simulate.Simulation:
 
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
-    """The rounds that are left. Randomness in the model, such as dropout, depends on seed and round only."""
-    settings, external = e.settings, executor is not None
-    parallel = settings.workers > 1 and state.round < settings.rounds and not external
+    """The rounds that are left."""
+    settings = e.settings
+    parallel = settings.workers > 1 and state.round < settings.rounds and executor is None
     workers = (
         Workers(setting_of(e), state, settings.workers) if parallel else contextlib.nullcontext(executor)
     )
@@ -388,10 +388,4 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
             population=settings.split_clients[0],
             executor=executor,
         )
-        if external:  # the executor seeds the models
-            yield from rounds
-        while state.round < settings.rounds:
-            with torch.random.fork_rng(e.cuda):
-                torch.manual_seed(int(hashed(settings.seed, MODEL, state.round)))
-                round = next(rounds)
-            yield round
+        yield from rounds

@@ -137,6 +137,7 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
         batch=settings.config.batch,
         epochs=settings.algorithm.total_epochs,
         augment=settings.config.augment,
+        random=settings.task.probed(data.train).random,
     )
     return tree.row(order, 0)
 

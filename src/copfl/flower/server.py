@@ -18,7 +18,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import example_upload, received
+from copfl.core.algorithm import blank_samples, example_upload, received
 from copfl.core.batches import choose
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.registry import PATIENCE, Log, Registry
@@ -63,7 +63,11 @@ class Server:
         self.task = self.settings.task
         self.registry = Registry(self.folder.run, self.config.clients, self.log)
         self.upload = example_upload(  # the structure of every upload
-            self.algorithm, self.task, self.settings.shape, self.config.augment, self.config.clients
+            self.algorithm,
+            self.task,
+            blank_samples(self.settings.shape, self.task.device),
+            self.config.augment,
+            self.config.clients,
         )
         self.round = 0  # the next one
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload

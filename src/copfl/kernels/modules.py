@@ -155,14 +155,13 @@ class BatchNorm(nn.Module):
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm, frozen: bool = False) -> None:
         super().__init__()
-        self.frozen = frozen
         if like.running_mean is None or like.running_var is None:
             raise UsageError(
                 "a batch norm without running statistics cannot be evaluated; leave track_running_stats on"
             )
         self.weight, self.bias, self.eps = like.weight, like.bias, like.eps
         mode = like.training
-        self.frozen = not like.train().training
+        self.frozen = frozen or not like.train().training
         like.train(mode)
         self.momentum = 0.0 if self.frozen else 0.1 if like.momentum is None else like.momentum
         self.register_buffer("running_mean", like.running_mean)

@@ -39,6 +39,10 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
 
 def table_shape(task: Task) -> tuple[int, ...]:
     """[C, f], the classes and the features, the shape of the head's matrix."""
+    if task.criterion.kind != "classification":
+        raise UsageError(
+            f"fedpac aligns the features of classes; this task is {task.criterion.kind}. Choose another algorithm"
+        )
     named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     shape = named.get(f"{task.layout.head}.weight", ())
     if len(shape) != 2:

@@ -6,14 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from copfl.core import tree
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import STATISTICS_BATCH, Batch, Data, Epoch, Objective, Task
 from copfl.errors import UsageError
+from copfl.kernels.draws import mixed
+from copfl.kernels.modules import Inputs
 
 
-def public_of(task: Task) -> Tensor:
-    """The public samples [p, ...]; a UsageError if the task has none."""
-    if task.public is None or not len(task.public):
+def public_of(task: Task) -> Inputs:
+    """The public samples [p, ...]; a UsageError if the task has none, or no classes."""
+    if task.criterion.kind != "classification":
+        raise UsageError(
+            f"ktpfl exchanges probabilities of classes; this task is {task.criterion.kind}. Choose another "
+            "algorithm"
+        )
+    if task.public is None or not _count(task.public):
         raise UsageError(
             "ktpfl needs public samples that no client holds, and there are none; leave some training "
             "samples over (fewer clients, or fewer samples a client), or give some, such as "
@@ -22,16 +30,30 @@ def public_of(task: Task) -> Tensor:
     return task.public
 
 
-def softened(task: Task, w: Tensor, samples: Tensor, temperature: float) -> Tensor:
+def _count(samples: Inputs) -> int:
+    return len(tree.leaves(samples)[0])
+
+
+def softened(task: Task, w: Tensor, samples: Inputs, temperature: float) -> Tensor:
     """The model's probabilities for these raw samples [p, C], softmax(logits / temperature)."""
-    logits = [task.forward(w, task.numbers(x))[0] for x in torch.split(samples, STATISTICS_BATCH)]
+    count = _count(samples)
+    sizes = [min(STATISTICS_BATCH, count - start) for start in range(0, count, STATISTICS_BATCH)]
+    logits = [task.forward(w, task.numbers(x))[0] for x in tree.split(samples, sizes)]
     return F.softmax(torch.cat(logits) / temperature, 1)
 
 
-def lesson(samples: Tensor, teacher: Tensor, ready: Tensor, batch: int) -> tuple[Data, Epoch]:
-    """The samples with the teacher's predictions [p, C] as labels; none is valid if not `ready`."""
-    order = torch.arange(samples.shape[0], device=samples.device)
-    steps = (Batch(index, ready.expand(len(index)), None, None) for index in torch.split(order, batch))
+def lesson(
+    samples: Inputs, teacher: Tensor, ready: Tensor, batch: int, key: Tensor | None = None
+) -> tuple[Data, Epoch]:
+    """The samples with the teacher's predictions [p, C] as labels; none is valid if not `ready`.
+
+    The `key` is that of random numbers inside the model, see Batch.
+    """
+    order = torch.arange(_count(samples), device=teacher.device)
+    steps = (
+        Batch(index, ready.expand(len(index)), None, None, None if key is None else mixed(key, number))
+        for number, index in enumerate(torch.split(order, batch))
+    )
     return Data(samples, teacher, order[-1] + 1), tuple(steps)
 
 

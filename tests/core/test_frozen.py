@@ -51,8 +51,9 @@ class Adapted(nn.Module):
         x = self.body(x) + self.up(self.drop(self.down(x)))
         x = x + self.attention(x, x, x, need_weights=False)[0]
         x = self.frozen_norm(x.mean(1))
-        keep = torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.8)
-        return Output(self.head(F.dropout(self.norm(x * keep), 0.2, self.training)))
+        if self.training:
+            x = x * torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.8)
+        return Output(self.head(F.dropout(self.norm(x), 0.2, self.training)))
 
 
 def federation() -> Federation:

@@ -22,7 +22,14 @@ from copfl.core.layout import Layout, layout_of
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import mapped
-from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, for_tasks, logits_of
+from copfl.kernels.modules import (
+    BatchNorm,
+    Inputs,
+    arguments_of,
+    for_tasks,
+    logits_of,
+    mappable_attention,
+)
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
@@ -277,7 +284,7 @@ class Task:
         statistics = self.layout.split(buffers, buffers=True)
         if training:  # in new tensors: under vmap, writes into views of a vector are lost
             statistics = {name: b.clone() for name, b in statistics.items()}
-        key = x.key if isinstance(x, Keyed) and training else None
+        nothing, key = contextlib.nullcontext(), x.key if isinstance(x, Keyed) and training else None
         arguments = arguments_of(self.module, x.x if isinstance(x, Keyed) else x)
         features: list[Tensor] = []
         head = self.module.get_submodule(self.layout.head)
@@ -286,7 +293,7 @@ class Task:
         for norm in norms:
             norm.valid = valid
         try:
-            with contextlib.nullcontext() if key is None else Draws(key):
+            with Draws(key) if key is not None else nothing, mappable_attention() if mapped() else nothing:
                 output = torch.func.functional_call(self.module, {**tensors, **statistics}, *arguments)
             logits = logits_of(output)
         finally:

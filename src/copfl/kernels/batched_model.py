@@ -25,7 +25,15 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import aligned_like, over_rows
 from copfl.kernels.layers import Geometry, convolve, normalise, product
-from copfl.kernels.modules import BatchNorm, Convolution, Inputs, arguments_of, is_plain, logits_of
+from copfl.kernels.modules import (
+    BatchNorm,
+    Convolution,
+    Inputs,
+    arguments_of,
+    is_plain,
+    logits_of,
+    mappable_attention,
+)
 
 
 class Batched(nn.Module):
@@ -161,24 +169,24 @@ class BatchedAny(Batched):
         batched = [place for place, value in enumerate(inputs) if isinstance(value, Tensor)]
         rows = [inputs[place].unflatten(0, (n, -1)) for place in batched]
 
-        def one(values: dict[str, Tensor], key: Tensor, *rows: Tensor) -> Any:
+        shown: list[Any] = []  # the outputs of one client, for their structure
+
+        def one(values: dict[str, Tensor], key: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
             for place, row in zip(batched, rows, strict=True):
                 inputs[place] = row
             positional, named = tree_unflatten(inputs, structure)
-            if self.draws is None:
-                return torch.func.functional_call(self.like[0], values, positional, named)
-            with Draws(key, self.draws.calls) as draws:
-                outputs = torch.func.functional_call(self.like[0], values, positional, named)
-            calls.append(draws.calls)
-            return outputs
+            draws = None if self.draws is None else Draws(key, self.draws.calls)
+            with draws or contextlib.nullcontext():
+                shown[:] = [torch.func.functional_call(self.like[0], values, positional, named)]
+            if self.draws is not None and draws is not None:
+                self.draws.calls = draws.calls
+            return tuple(t for t in tree_flatten(shown)[0] if isinstance(t, Tensor))
 
-        calls: list[int] = []
         key = torch.arange(n, device=rows[0].device) if self.draws is None else self.draws.key
-        outputs = torch.func.vmap(one, randomness="error")(self.values, key, *rows)
-        if self.draws is not None:
-            self.draws.calls = calls[-1]
+        with mappable_attention():
+            results = iter(torch.func.vmap(one, randomness="error")(self.values, key, *rows))
         self.after = {name: self.values[name] for name in self.constants}
-        return tree_map(lambda t: t.flatten(0, 1) if isinstance(t, Tensor) else t, outputs)
+        return tree_map(lambda t: next(results).flatten(0, 1) if isinstance(t, Tensor) else t, shown)[0]
 
 
 LAYERS: dict[type[nn.Module], type[Batched]] = {

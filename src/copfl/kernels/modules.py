@@ -7,8 +7,9 @@ are the same, up to the rounding of sums.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from copfl.errors import UsageError
 from copfl.kernels.fused import mapped
@@ -237,6 +239,18 @@ def arguments_of(model: nn.Module, x: Inputs) -> tuple[tuple[Inputs, ...], dict[
 def _takes(forward: Callable[..., Any], names: tuple[str, ...]) -> bool:
     parameters = inspect.signature(forward).parameters
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or all(n in parameters for n in names)
+
+
+@contextlib.contextmanager
+def mappable_attention() -> Iterator[None]:
+    """Attention in operations that vmap can batch: torch's fused ones have no batching rule."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def logits_of(output: Any) -> Tensor:

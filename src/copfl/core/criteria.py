@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from copfl.core.metrics import PADDING
 from copfl.errors import UsageError, above, one_of
+
+PADDING = -100  # a target token that does not count, as in torch's cross-entropy
 
 
 @dataclass(frozen=True)

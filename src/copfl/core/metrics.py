@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.core.criteria import PADDING
 from copfl.errors import UsageError, unknown
 
 Array = NDArray[Any]
 
-PADDING = -100  # a target token that does not count, as in torch's cross-entropy
 CALIBRATION_BINS = 15
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from copfl import models
 from copfl.core import task
-from copfl.core.task import Batch, Data, Experts, crop_and_flip, task_of
+from copfl.core.augment import crop_and_flip
+from copfl.core.task import Batch, Data, Experts, task_of
 from copfl.errors import UsageError
 
 

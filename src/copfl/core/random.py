@@ -19,7 +19,7 @@ from copfl.kernels.draws import CONSTANTS, mixed, shift_right
 Bits = NDArray[np.uint64]
 
 # One stream per use, so that no two draws ever share their bits.
-ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = range(8)
+ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 def hashed(*counters: int | Bits) -> Bits:

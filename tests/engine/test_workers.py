@@ -72,6 +72,8 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
     if draws:
         torch.manual_seed(0)
         task = task_of(Dropping(federation.shape, task.classes), task.classes)
+        task = task.probed(tree.row(federation.train.rows([0]), 0))
+        assert task.random
     everybody = torch.arange(len(SIZES))
     states, shown = zip(
         *(

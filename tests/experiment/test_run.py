@@ -221,7 +221,7 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
             r"output for a sample has shape \[4\] instead of \[10\]",
         ),
-        ({"model": nn.Flatten()}, "the model has no parameters"),
+        ({"model": nn.Flatten()}, "the model has no parameter to train"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
         ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),
         ({"dataset": (np.zeros((30, 5), np.float32), np.arange(30) % 3)}, r"resnet18 needs images .*try mlp"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,24 @@ def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -
     found = load(train, target="y", test=str(test))
     assert (len(found.train), len(found.test)) == (10, 2)
     assert found.test.x.tolist() == [[199.0, 0.0, 0.0], [-1.0, 1.0, 0.0]]
+
+
+def test_a_further_table_is_encoded_as_the_train_rows_were(tmp_path: Path) -> None:
+    found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site")
+    assert found.encode is not None
+    again = found.encode(tables.read_table(tmp_path / "t.csv"))
+    assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
+    assert pickle.loads(pickle.dumps(found.encode))({"age": [20], "town": ["Bern"]}).tolist()[0][1:] == [0, 0]
+    with pytest.raises(DataError, match='lacks the column "town"; it has age'):
+        found.encode({"age": [1]})
+    with pytest.raises(DataError, match='"age" has texts; it had numbers in training'):
+        found.encode({"age": ["old"], "town": ["Rome"]})
+
+
+def test_the_scale_of_values() -> None:
+    found = from_arrays(np.zeros((4, 1)), [[1.5, 5], [2.5, 5]] * 2, np.zeros((1, 1)), [[0.5, 5.0]])
+    assert found.target_scale == ((2.0, 5.0), (0.5, 1.0))
+    assert load("wine").target_scale == ((), ())
 
 
 def test_the_kind_of_the_target(tmp_path: Path) -> None:

@@ -84,7 +84,17 @@ class Dataset:
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
     kind: str = CLASSIFICATION  # of the targets: see Samples
+    encode: Callable[[dict[str, list[Any]]], Inputs] | None = None  # columns of a further table as samples
     natural: bool = False  # whether the groups are clients by nature, so that by_group is the usual partition
+
+    @property
+    def target_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of each value to predict, over the train samples; empty for other targets."""
+        if self.kind != REGRESSION:
+            return (), ()
+        values = np.asarray(self.train.y, np.float64).reshape(len(self.train), -1)
+        std = values.std(axis=0)
+        return tuple(values.mean(axis=0).tolist()), tuple(np.where(std > 1e-12, std, 1.0).tolist())
 
     def check_test_classes(self) -> None:
         """Raises a DataError if a class has test samples but no train sample in the whole data set."""

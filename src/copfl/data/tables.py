@@ -10,6 +10,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,10 @@ def from_tables(
             encoder(column, [table[column] for table in tables], chosen[0], column in as_categories)
             for column in features
         ]
-        x = [
-            np.concatenate([e.encoded(table[e.name], rows) for e in encoders], axis=1)
-            for table, rows in zip(sources, chosen, strict=True)
-        ]
+        features_of = [encoded(encoders, table) for table in tables]
+        x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
         notes.append(_summary(encoders))
+        data = replace(data, encode=partial(_further, encoders))
     splits = [replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True)]
     note = "; ".join(filter(None, (data.note, *notes)))
     return replace(data, train=splits[0], test=splits[1], note=note, natural=bool(clients))
@@ -130,29 +130,42 @@ class Encoder:
     std: float = 1.0
     categories: tuple[str, ...] = ()  # none: the column has numbers
 
-    def encoded(self, column: Column, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The column's values in these rows, [n, 1] or [n, categories]; 0 where a value is missing."""
-        values = [column[row] for row in rows]
+    def encoded(self, values: Column) -> NDArray[np.float32]:
+        """The values as numbers, [n, 1] or [n, categories]; 0 where one is missing."""
         if not self.categories:
-            numbers = np.array([self.mean if v is None else float(v) for v in values], np.float64)
-            return ((numbers - self.mean) / self.std).astype(np.float32)[:, None]
+            numbers = (_floats(values) - self.mean) / self.std
+            return np.nan_to_num(numbers, nan=0.0).astype(np.float32)[:, None]
         place = {category: number for number, category in enumerate(self.categories)}
+        number = np.array([place.get(str(value), -1) for value in values], np.int64)
         result = np.zeros((len(values), len(self.categories)), np.float32)
-        for row, value in enumerate(values):
-            if str(value) in place:  # another one, in test rows, is none of the known
-                result[row, place[str(value)]] = 1
+        known = np.flatnonzero(number >= 0)  # test rows may have others, which are none of the known
+        result[known, number[known]] = 1
         return result
+
+
+def encoded(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
+    """The features of all rows, [n, features]."""
+    return np.concatenate([encoder.encoded(table[encoder.name]) for encoder in encoders], axis=1)
+
+
+def _further(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
+    """The features of another table with the same columns, encoded as the train rows were."""
+    if absent := [encoder.name for encoder in encoders if encoder.name not in table]:
+        raise DataError(f'the table lacks the column "{absent[0]}"; it has {", ".join(table)}')
+    for encoder in encoders:
+        if not encoder.categories and not _are_numbers(encoder.name, table[encoder.name]):
+            raise DataError(f'the column "{encoder.name}" has texts; it had numbers in training')
+    return encoded(encoders, table)
 
 
 def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
     """The encoder of a column of all tables; `rows` are the train rows of the first."""
-    first = columns[0]
-    given = [first[row] for row in rows if first[row] is not None]
-    if not is_category and _are_numbers(name, [value for column in columns for value in column]):
-        numbers = np.array([float(value) for value in given], np.float64)
+    if not is_category and all(_are_numbers(name, column) for column in columns):
+        numbers = _floats(columns[0])[rows]
+        numbers = numbers[~np.isnan(numbers)]
         std = float(numbers.std()) if len(numbers) else 0.0
         return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
-    different = tuple(sorted({str(value) for value in given}))
+    different = tuple(sorted({str(columns[0][row]) for row in rows if columns[0][row] is not None}))
     if len(different) > MOST_CATEGORIES:
         raise DataError(
             f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} categories '
@@ -162,34 +175,35 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
     return Encoder(name, categories=different or ("",))
 
 
-def _are_numbers(name: str, values: Column) -> bool:
+def _are_numbers(name: str, column: Column) -> bool:
     """Whether the values are numbers; a DataError if most are and some are not, or are not finite."""
-    wrong, numbers = None, 0
-    for row, value in enumerate(values):
-        if value is None:
-            continue
-        number = _number(value)
-        if number is None:
-            wrong = wrong or (row, value)
-        elif not np.isfinite(number):
-            raise DataError(f'the column "{name}" has {value} in row {row + 1}; all numbers must be finite')
-        else:
-            numbers += 1
-    if wrong is None:
-        return True
-    if 2 * numbers > sum(value is not None for value in values):
-        raise DataError(
-            f'the column "{name}" has numbers, but {str(wrong[1])[:40]!r} in row {wrong[0] + 1}; correct it, or if '
-            f"its values are categories: --set data.categories={name}"
-        )
-    return False
-
-
-def _number(value: Any) -> float | None:
     try:
-        return float(value)
+        numbers = _floats(column)
     except (TypeError, ValueError):
-        return None
+        wrong = [row for row, value in enumerate(column) if value is not None and not _is_number(value)]
+        if 2 * len(wrong) >= len(column) - column.count(None):
+            return False
+        raise DataError(
+            f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; correct '
+            f"it, or if its values are categories: --set data.categories={name}"
+        ) from None
+    if len(infinite := np.flatnonzero(np.isinf(numbers))):
+        row = int(infinite[0])
+        raise DataError(f'the column "{name}" has {column[row]} in row {row + 1}; all numbers must be finite')
+    return True
+
+
+def _floats(column: Column) -> NDArray[np.float64]:
+    """The values as numbers, nan where one is missing; ValueError or TypeError if one is not a number."""
+    return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _texts(column: Column, rows: NDArray[np.int64], notes: list[str]) -> NDArray[np.str_]:
@@ -218,14 +232,14 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
         for name, column in zip(names, columns, strict=True):
             if not _are_numbers(name, column):
                 raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
-        return np.array([[float(value) for value in column] for column in columns]).T
+        return np.stack([_floats(column) for column in columns], axis=1)
     (column,), (name,) = columns, names
     if kind == CLASSIFICATION or not _are_numbers(name, column):
         if kind not in (None, CLASSIFICATION):
-            shown = next(str(value) for value in column if _number(value) is None)
+            shown = next(str(value) for value in column if not _is_number(value))
             raise DataError(f'the target column "{name}" has {shown[:40]!r}; {kind} needs numbers')
         return np.array([str(value) for value in column])
-    numbers = np.array([float(value) for value in column])
+    numbers = _floats(column)
     is_whole = (numbers == np.round(numbers)).all()
     if kind is None and is_whole and len(np.unique(numbers)) <= MOST_AMBIGUOUS:
         return numbers.astype(np.int64)
@@ -237,7 +251,7 @@ def _without_missing(
 ) -> tuple[list[Table], list[str]]:
     """The tables without rows that lack a value, or unchanged; and notes."""
     columns = [*needed, *features]
-    counts = {name: sum(value is None for table in tables for value in table[name]) for name in columns}
+    counts = {name: sum(table[name].count(None) for table in tables) for name in columns}
     found = {name: count for name, count in counts.items() if count}
     if not found:
         return list(tables), []
@@ -298,16 +312,20 @@ def _csv(path: Path) -> Table:
             raise DataError(
                 f"{path} has the column {doubled[0]!r} twice, or without a name, in its first row"
             )
-        columns: list[Column] = [[] for _ in names]
+        cells = []
         for row in rows:
-            if not row:
-                continue
-            if len(row) != len(names):
+            if len(row) == len(names):
+                cells.append(row)
+            elif row:
                 found = f"{path}, line {rows.line_num}, has {len(row)} values"
                 raise DataError(f"{found}; the first line names {len(names)} columns")
-            for column, cell in zip(columns, row, strict=True):
-                column.append(None if cell.strip().lower() in MISSING else cell.strip())
-    return dict(zip(names, columns, strict=True))
+    columns = zip(*cells, strict=True) if cells else ([] for _ in names)
+    return {name: [_plain(cell) for cell in column] for name, column in zip(names, columns, strict=True)}
+
+
+def _plain(cell: str) -> str | None:
+    cell = cell.strip()
+    return None if cell.lower() in MISSING else cell
 
 
 def _jsonl(path: Path) -> Table:

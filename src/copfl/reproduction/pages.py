@@ -44,7 +44,7 @@ def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
     if experiment.baselines and any(row.ours for row in experiment.rows):
         parts.append(BASELINES_NOTE)
     if experiment.claims:
-        ours = "Our aims, and whether they are reached."
+        ours = "Claims of ours, and whether they hold."
         papers = "The paper's claims, and whether they hold."
         parts += [f"**{ours if experiment.aims else papers}**", _claims(findings), _holm_note(findings)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -145,7 +145,7 @@ def _maps(findings: Findings, protocol: str) -> list[str]:
 
 def _claims(findings: Findings) -> str:
     aims = findings.experiment.aims
-    head = ["aim"] if aims else ["claim", "the paper's own numbers"]
+    head = ["claim"] if aims else ["claim", "the paper's own numbers"]
     rows = []
     for claim in findings.experiment.claims:
         cells = [claim.text] if aims else [claim.text, claim.paper_shows]

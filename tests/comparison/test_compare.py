@@ -78,8 +78,8 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     expected = [result.accuracy[-2:].mean() for result in alone]
     assert local_row.per_seed()["accuracy"] == pytest.approx(expected)
     gains = (
-        [run.mean("accuracy") for run in local_row.records],
-        [run.mean("accuracy") for run in copfl_row.records],
+        [run.mean("accuracy") for run in local_row.outcomes],
+        [run.mean("accuracy") for run in copfl_row.outcomes],
     )
     assert local_row.differences["accuracy"].mean == pytest.approx(np.subtract(*gains).mean())
     assert copfl_row.differences == {}
@@ -208,7 +208,7 @@ def test_new_clients_have_a_table_of_their_own(tmp_path: Path, data: Path) -> No
     fedper, local = (tables.new_client_differences(row) for row in found.rows)
     assert list(fedper) == ["1", "5", "all"]
     assert all(gain.mean == 0 for _, gain in local.values())  # it is training alone
-    new = [run.new for run in found.rows[0].records]
+    new = [run.new for run in found.rows[0].outcomes]
     expected = np.mean([(one.accuracy["5"] - one.alone["5"]).mean() for one in new if one is not None])
     assert fedper["5"][1].mean == pytest.approx(expected)
     csv = (tmp_path / "a" / "table.csv").read_text().splitlines()
@@ -234,7 +234,7 @@ def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
 def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Path) -> None:
     tables = {**base(data), "algorithm": {"name": "local", "epochs": 2}}
     found = sweep({"run.clients": [2, 4], "lr": [0.1]}, [0], tables, tmp_path / "a")
-    assert [len(row.records[0].clients["accuracy"]) for row in found.rows] == [2, 4]
+    assert [len(row.outcomes[0].clients["accuracy"]) for row in found.rows] == [2, 4]
     assert found.title == "local on clouds.npz, 3 rounds, seed 0"
 
 

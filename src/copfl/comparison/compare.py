@@ -265,7 +265,7 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    broken = {row.label: sum(int(run.cost["broken"]) for run in row.records) for row in rows}
+    broken = {row.label: sum(int(run.cost["broken"]) for run in row.outcomes) for row in rows}
     return [
         f"{label}: {count} evaluations of a model without a finite output count as accuracy 0."
         for label, count in broken.items()

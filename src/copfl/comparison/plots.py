@@ -52,15 +52,15 @@ def curve(label: str, rounds: Any, values: Any, place: int) -> Line:
 
 def curve_of(row: Row) -> tuple[list[int], Any]:
     """The rounds that every seed evaluates, and the accuracies there in %, [seeds, rounds]."""
-    common = sorted(set.intersection(*(set(run.rounds) for run in row.records)))
-    curves = [dict(zip(run.rounds, run.curves["accuracy"], strict=True)) for run in row.records]
+    common = sorted(set.intersection(*(set(run.rounds) for run in row.outcomes)))
+    curves = [dict(zip(run.rounds, run.curves["accuracy"], strict=True)) for run in row.outcomes]
     return common, 100 * np.array([[own[round] for round in common] for own in curves])
 
 
 def clients(comparison: Comparison) -> list[Swarm]:
     """A dot per client and seed: its accuracy, and its gain over the reference if there is one."""
     labels, titles = [row.label for row in comparison.rows], [row.title for row in comparison.rows]
-    accuracy = [[100 * np.array(run.clients["accuracy"]) for run in row.records] for row in comparison.rows]
+    accuracy = [[100 * np.array(run.clients["accuracy"]) for run in row.outcomes] for row in comparison.rows]
     panels = [Swarm(titles, ACCURACY, _by_seed(comparison, accuracy), title="A dot per client and seed")]
     if comparison.reference is not None:
         base = accuracy[labels.index(comparison.reference)]

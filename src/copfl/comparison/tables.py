@@ -28,7 +28,7 @@ class Row:
     """One entry: a record per seed, and what tuning chose."""
 
     entry: Entry
-    records: list[Record]
+    outcomes: list[Record]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
     differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference
     optimizer: dict[str, Any] = field(default_factory=dict)  # its table, with every option
@@ -45,11 +45,11 @@ class Row:
 
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
-        values = {name: [run.mean(name) for run in self.records] for name in ACCURACIES}
-        values["worst"] = [run.worst for run in self.records]
-        values["best"] = [run.mean("accuracy", "best_round") for run in self.records]
+        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
+        values["worst"] = [run.worst for run in self.outcomes]
+        values["best"] = [run.mean("accuracy", "best_round") for run in self.outcomes]
         costs = ("bytes_up", "bytes_down", "seconds")
-        return values | {name: [run.cost[name] for run in self.records] for name in costs}
+        return values | {name: [run.cost[name] for run in self.outcomes] for name in costs}
 
     def metrics(self) -> dict[str, Spread]:
         """Every metric of the table, its mean and spread over the seeds."""
@@ -89,7 +89,7 @@ def all_tables(comparison: Comparison) -> list[Table]:
     parts = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
         parts.append(_differences(comparison))
-    if all(run.new is not None for row in comparison.rows for run in row.records):
+    if all(run.new is not None for row in comparison.rows for run in row.outcomes):
         parts.append(_new_clients(comparison))
     if any(row.tuned.trials for row in comparison.rows):
         parts.append(_tuning(comparison))
@@ -135,7 +135,7 @@ def _differences(comparison: Comparison) -> Table:
 
 def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
     """By number of samples: a new client's accuracy, and its paired difference to training alone."""
-    found = [run.new for run in row.records if run.new is not None]
+    found = [run.new for run in row.outcomes if run.new is not None]
     return {
         name: (
             spread_of([float(np.nanmean(new.accuracy[name])) for new in found]),
@@ -259,9 +259,9 @@ def _row(row: Row) -> dict[str, Any]:
         "mean": {name: metric.mean for name, metric in metrics.items()},
         "spread": {name: metric.spread for name, metric in metrics.items()},
         "per_seed": row.per_seed(),
-        "per_client": {name: [run.clients[name] for run in row.records] for name in ACCURACIES},
-        "new_clients": [run.new and run.new._asdict() for run in row.records],
-        "curves": [{"round": run.rounds, "accuracy": run.curves["accuracy"]} for run in row.records],
+        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in ACCURACIES},
+        "new_clients": [run.new and run.new._asdict() for run in row.outcomes],
+        "curves": [{"round": run.rounds, "accuracy": run.curves["accuracy"]} for run in row.outcomes],
         "differences": {
             name: {
                 "mean": gain.mean,

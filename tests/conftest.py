@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
+
 torch.set_num_threads(1)
 settings.register_profile("copfl", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("copfl")
@@ -37,6 +39,13 @@ def pytest_collection_finish() -> None:
     importlib.import_module("torch._dynamo")  # the first gradient would do it
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is read from the user's cache folder, and nothing is left in it."""
+    with mock.patch.dict(os.environ, COPFL_CACHE=str(tmp_path_factory.mktemp("cache"))):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.data.samples import Dataset, Samples
+from tests import vision as vision  # before peft: it must be able to import torchvision
 
-
-def _torchvision_operators() -> torch.library.Library | None:
-    """Makes torchvision importable, which transformers imports where it is installed.
-
-    Its operator library loads only beside the torch that it was built for. Classifiers need no operator of it,
-    and the import needs the names of two. None where torchvision is not installed, or where its library loads.
-    """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
-        return None
-    try:
-        torch.ops.load_library(str(Path(found.origin).with_name("_C.so")))  # type: ignore[no-untyped-call]
-    except OSError:
-        names = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for operator in ("nms", "qnms"):
-            names.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
-        return names
-    return None
-
-
-OPERATORS = _torchvision_operators()
 with warnings.catch_warnings(action="ignore"):  # of the libraries, about what they import
     peft: Any = importlib.import_module("peft")
     tokenizers: Any = importlib.import_module("tokenizers")

@@ -101,10 +101,14 @@ def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> 
     return tree.each(mean, rows)
 
 
-def blank_samples(shape: tuple[int, ...], device: torch.device) -> Data:
-    """Two samples of zeros, of class 0."""
-    samples = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
-    return Data(samples, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
+def blank_samples(shape: Any, device: torch.device) -> Data:
+    """Two samples of zeros, of class 0; those of several arrays are token numbers."""
+    x: Any
+    if isinstance(shape, dict):
+        x = {name: torch.zeros((2, *part), dtype=torch.int64, device=device) for name, part in shape.items()}
+    else:
+        x = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
+    return Data(x, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
 
 
 def example_upload(

@@ -80,7 +80,7 @@ def resolve_adapter(table: Mapping[str, Any]) -> Table:
     options = {}
     for word in filter(None, words.split(",")):
         _, key, value = config.setting(f"adapter.{word}")
-        options[key] = value
+        options[key] = str(value) if key == "targets" else value
     return ADAPTER.resolve({**options, **table, "name": name})
 
 

@@ -257,7 +257,8 @@ def run(
 
     `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), and tables for the rest:
     `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`, `partition_options={"per_client": 3}`,
-    `model_options={"norm": "batch"}`, `data_options={"severity": 5}`.
+    `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `adapter="lora:r=8"`. Of an nn.Module,
+    the parameters with requires_grad=False are not trained.
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
@@ -269,6 +270,8 @@ def run(
             values[name] = value
     if data_dir is not None:
         tables.setdefault("data", {})["dir"] = str(data_dir)
+    if isinstance(settings.get("adapter"), str):
+        settings["adapter"] = {"name": settings["adapter"]}
     for name, value in settings.items():
         if isinstance(value, Mapping):
             tables.setdefault(name.removesuffix("_options"), {}).update(value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
-from copfl.core.layout import layout_of
+from copfl.core.layout import inside, layout_of
 from copfl.errors import UsageError, above, at_least, below_one
 from copfl.models.pretrained import library
 
@@ -77,6 +78,20 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+def merged(model: nn.Module) -> nn.Module:
+    """The model with its adapters added into the layers beside them, in place; other layers stay."""
+    child: Any
+    for name, child in list(model.named_children()):
+        if hasattr(child, "get_base_layer") and hasattr(child, "merge"):  # a layer of peft
+            child.merge()
+            setattr(model, name, child.get_base_layer())
+        elif hasattr(child, "modules_to_save"):  # a layer that peft replaced
+            setattr(model, name, child.modules_to_save[child.active_adapter])
+        else:
+            merged(child)
+    return model
+
+
 def select(
     model: nn.Module, *, head: str | None = None, train: str = "", freeze: str = "", adapted: bool = False
 ) -> None:
@@ -107,6 +122,12 @@ def select(
         parameters[name].requires_grad_(False)
 
 
+def _is_norm(module: nn.Module) -> bool:
+    """Whether the module normalises: by its name, as libraries have their own, and by its vectors."""
+    own = list(module.parameters(recurse=False))
+    return "norm" in type(module).__name__.lower() and bool(own) and all(p.dim() == 1 for p in own)
+
+
 def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> set[str]:
     """The names of the parameters that a list of parts and patterns matches."""
     chosen: set[str] = set()
@@ -116,7 +137,7 @@ def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> s
         if word in ("head", "body"):
             parts = [layout_of(model, head).head]
         elif word == "norms":
-            parts = [n for n, m in model.named_modules() if "norm" in type(m).__name__.lower()]
+            parts = [name for name, module in model.named_modules() if _is_norm(module)]
         found = {name for name in names if any(inside(name, part) for part in parts)}
         found = set(names) - found if word == "body" else found
         if not found:
@@ -127,10 +148,3 @@ def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> s
             )
         chosen |= found
     return chosen
-
-
-def inside(name: str, module: str) -> bool:
-    """Whether the parameter `name` is the module or pattern `module`, or within it."""
-    if any(sign in module for sign in "*?["):
-        return fnmatchcase(name, module) or fnmatchcase(name, module + ".*")
-    return name == module or name.startswith(module + ".")

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -104,7 +105,7 @@ def additive_mask(seen: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
     if causal:
         length = seen.shape[1]
         allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
-    return torch.where(allowed, 0.0, torch.finfo(dtype).min).to(dtype)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def _logits(output: Any) -> Tensor:
@@ -198,7 +199,7 @@ def base_of(name: str, weights: str = "default") -> Base:
     if file is not None and not file.is_file():
         raise UsageError(f'model.weights="{weights}" is no file; it is default, none or the path of a file')
     if source == "hf":
-        folder = Path(rest) if Path(rest).is_dir() else _snapshot(rest)
+        folder = _folder(rest) or _snapshot(rest)
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} has no config.json; hf:FOLDER is a folder that transformers saved")
         found = () if weights == "none" else (file,) if file is not None else _weight_files(folder)
@@ -206,6 +207,12 @@ def base_of(name: str, weights: str = "default") -> Base:
     if weights == "default":
         file = _published(source, rest)
     return Base(source, rest, None, () if file is None else (file,))
+
+
+def _folder(name: str) -> Path | None:
+    """The folder of this name, here or in COPFL_MODELS, where each machine of a federation has its bases."""
+    places = [Path(name), *(Path(place) / name for place in [os.environ.get("COPFL_MODELS")] if place)]
+    return next((place for place in places if place.is_dir()), None)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -383,14 +390,17 @@ def _filled(net: nn.Module, path: Path) -> list[str]:
 
 def _check_fresh(base: Base, net: nn.Module, fresh: list[str]) -> None:
     """UsageError, if more than a head or a pooling layer lacks pretrained values."""
-    entries = {name: t.numel() for name, t in net.state_dict().items()}
-    linears = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-    others = [name for name in fresh if not name.startswith(f"{linears[-1]}." if linears else "-")]
-    missing = sum(entries.get(name, 0) for name in others)
-    if base.weights and missing > sum(entries.values()) / 20:
+    if base.source == "hf":
+        prefix = getattr(net, "base_model_prefix", "")
+        body = f"{prefix}." if hasattr(net, prefix) else ""
+        lacking = [name for name in fresh if name.startswith(body) and "pooler" not in name]
+    else:
+        linears = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+        lacking = [name for name in fresh if not name.startswith(tuple(f"{name}." for name in linears[-1:]))]
+    if base.weights and lacking:
         raise UsageError(
-            f"the weights of {base.source}:{base.name} do not fit: {len(others)} of {len(entries)} tensors have no "
-            f"value in {base.weights[0].name}, such as {others[0]}; take the file of this model"
+            f"the weights of {base.source}:{base.name} do not fit: {base.weights[0].name} has no values for "
+            f"{len(lacking)} tensors of the model, such as {lacking[0]}; take the file of this model"
         )
 
 

@@ -18,7 +18,7 @@ Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Client = Annotated[
     int, option(MODEL, "The number of the client whose model is used, from 0; required.", "--client")
 ]
-Format = Annotated[str, option(OUTPUT, "safetensors, torch or onnx; default: safetensors.", "--format")]
+Format = Annotated[str, option(OUTPUT, "safetensors, torch, onnx or peft; default: safetensors.", "--format")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -88,7 +88,7 @@ def export(
     *,
     run: Run,
     client: Client,
-    out: Annotated[Path, options.out("The file to write; required.")],
+    out: Annotated[Path, options.out("The file to write, of peft the folder; required.")],
     format: Format = "safetensors",
 ) -> None:
     """Write one client's model to a file."""
@@ -104,8 +104,12 @@ def predict(
     run: Run,
     client: Client,
     data: Annotated[
-        Path, option(DATA, "An .npz file with x, and y if the labels are known; required.", "--data")
-    ],
+        Path | None,
+        option(DATA, "An .npz file, a table or .txt of sentences, an image or a folder of them.", "--data"),
+    ] = None,
+    sentence: Annotated[
+        list[str] | None, option(DATA, "A sentence to classify; repeatable.", "--sentence")
+    ] = None,
     out: Annotated[
         Path | None, options.out("An .npz file for classes and probabilities; default: print them.")
     ] = None,
@@ -114,12 +118,19 @@ def predict(
     """Classify samples with one client's model: a line per sample with its class and probability."""
     import numpy as np
 
+    from copfl.errors import UsageError
     from copfl.experiment import inference
     from copfl.files import write_bytes
 
+    if (data is None) == (not sentence):
+        raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     found = inference.load(run)
-    samples, labelled = found.samples(data, labelled=False)
-    answers = found.predict(found.client(client), samples.train.x, samples.train.y if labelled else None)
+    if data is None:
+        x, y = found.tokens(sentence or []), None
+    else:
+        samples, labelled = found.samples(data, labelled=False)
+        x, y = samples.train.x, samples.train.y if labelled else None
+    answers = found.predict(found.client(client), x, y)
     classes = [found.experiment.federation.dataset.classes[label] for label in answers.classes]
     probabilities = answers.probabilities.max(1).tolist()
     if out is not None:

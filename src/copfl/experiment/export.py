@@ -1,9 +1,8 @@
-"""One client's model as a file for other programs: safetensors, a torch state dict, or ONNX."""
+"""One client's model for other programs: safetensors, a torch state dict, ONNX, or an adapter of peft."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import io
 import json
@@ -18,10 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
+from copfl.data.federation import tensors
+from copfl.data.samples import Inputs, by_name, each
 from copfl.errors import UsageError, one_of
+from copfl.experiment import adapter_export
 from copfl.experiment.folder import named_tensors
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
+from copfl.models import adapters
 
 TOLERANCE = 1e-5  # of the file's probabilities
 
@@ -32,9 +35,14 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     safetensors   the tensors by name, and as metadata the classes and how samples are normalised
     torch         a state dict: `net.load_state_dict(torch.load(path))`
     onnx          raw samples in, probabilities out; compared with our own before it is written
+    peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
+
+    The first three contain the whole model, with its adapter merged into it.
     """
     formats = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
-    one_of(formats, format=format)
+    one_of([*formats, "peft"], format=format)
+    if format == "peft":
+        return adapter_export.write(models, model, path)
     write_bytes(path, formats[format](models, model), durable=False)
     return path
 
@@ -45,7 +53,7 @@ def _safetensors(models: RunModels, model: Personal) -> bytes:
     data = models.experiment.federation.dataset
     about = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
     # One entry: safetensors writes several in any order, and the same model should be the same bytes.
-    content: bytes = save(named_tensors(models.experiment.task, model), {"copfl": json.dumps(about)})
+    content: bytes = save(whole_tensors(models.experiment.task, model), {"copfl": json.dumps(about)})
     return content
 
 
@@ -53,8 +61,19 @@ def _torch(models: RunModels, model: Personal) -> bytes:
     if isinstance(model, Experts):
         raise UsageError("the client predicts with a mixture of models, not with one state dict; use onnx")
     file = io.BytesIO()
-    torch.save(named_tensors(models.experiment.task, model), file)
+    torch.save(whole_tensors(models.experiment.task, model), file)
     return file.getvalue()
+
+
+def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
+    """`named_tensors` of the whole model: with its frozen tensors, adapters merged, under the library's names."""
+    if set(task.layout.names) >= {name for name, _ in task.module.named_parameters()}:
+        return named_tensors(task, model)
+    if isinstance(model, Experts):
+        parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
+        return {**parts, "share": model.share.cpu()}
+    tensors = adapters.merged(adapter_export.with_entries(task, model)).state_dict()
+    return {name.removeprefix("net."): t.cpu().contiguous() for name, t in tensors.items()}
 
 
 class Predictor(nn.Module):
@@ -66,13 +85,10 @@ class Predictor(nn.Module):
         experts = model if isinstance(model, Experts) else Experts(model[None], model.new_ones(1))
         self.register_buffer("fractions", experts.share.clone())
         self.nets = nn.ModuleList()
-        for w in experts.w:
-            net = copy.deepcopy(task.module)
-            net.load_state_dict(named_tensors(task, w), strict=False)  # integer buffers keep their values
-            self.nets.append(net)
+        self.nets.extend(adapters.merged(adapter_export.with_entries(task, w)) for w in experts.w)
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         x, fractions = self.task.numbers(x), self.get_buffer("fractions")
         parts = [torch.softmax(net(x), 1) * fractions[number] for number, net in enumerate(self.nets)]
         return torch.stack(parts).sum(0)
@@ -82,25 +98,27 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")
-    x = np.ascontiguousarray(models.experiment.federation.dataset.train.x[:50])
+    x = each(lambda array: np.ascontiguousarray(array[:50]), models.experiment.federation.dataset.train.x)
+    samples = {0: torch.export.Dim("samples", min=1)}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "model.onnx"
         torch.onnx.export(
             Predictor(models.experiment.task, model),
-            (torch.from_numpy(x[:3]),),
+            (),
             path,
-            input_names=["x"],
+            kwargs={"x": tensors(each(lambda array: array[:3], x))},
+            input_names=list(by_name(x)),
             output_names=["probabilities"],
             dynamo=True,
             verbose=False,
             external_data=False,
-            dynamic_shapes={"x": {0: torch.export.Dim("samples", min=1)}},
+            dynamic_shapes={"x": each(lambda _: samples, x)},
         )
         content = path.read_bytes()
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (probabilities,) = session.run(None, {"x": x})
+    (probabilities,) = session.run(None, by_name(x))
     difference = float(np.abs(probabilities - models.predict(model, x).probabilities).max())
     if not difference <= TOLERANCE:
         problem = f"the ONNX file's probabilities differ from the model's by {difference:.2g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +15,14 @@ from torch import Tensor
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.optim import Optimizer
 from copfl.core.task import Experts, Personal
+from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
 from copfl.data.samples import Dataset, Inputs, by_name, each, shown
 from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
+from copfl.experiment import model_tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import renamed_tensor
 from copfl.experiment.personalize import (
@@ -36,6 +39,7 @@ from copfl.experiment.personalize import (
 )
 from copfl.experiment.run import Experiment, prepare
 
+IMAGES = (".png", ".jpg", ".jpeg")
 BATCH = 500  # samples that are predicted at once
 
 
@@ -169,8 +173,12 @@ class RunModels:
         return starts
 
     def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
-        """The samples of an .npz file, checked against the run's, and whether they have labels."""
-        arrays, known = npz_content(path), self.experiment.federation.dataset
+        """The samples of a file or folder, checked against the run's, and whether they have labels.
+
+        An .npz file has the arrays x and y. Sentences are the lines of a .txt file, or a column of a table;
+        images are a file, or all files of a folder.
+        """
+        arrays, known = self._content(path), self.experiment.federation.dataset
         missing = [name for name in ("x", *(["y"] if labelled else [])) if name not in arrays]
         if missing:
             raise DataError(f"{path} lacks the array {missing[0]}; it has {', '.join(arrays) or 'none'}")
@@ -182,15 +190,52 @@ class RunModels:
             arrays = {name: array for name, array in arrays.items() if name in ("x", "y")}
         dataset = from_arrays(**{**arrays, **given}, classes=known.classes, kind=known.kind, name=path.stem)
         found, wanted = (shown(x) for x in (dataset.train.x, known.train.x))
-        if found != wanted:
+        if found != wanted and "input_ids" not in by_name(known.train.x):  # sentences may have any length
             raise DataError(f"a sample of {path} is {found}, but one of the run is {wanted}")
         return dataset, "y" in arrays
+
+    def _content(self, path: Path) -> dict[str, Any]:
+        """The arrays of a file, or x alone of sentences and images."""
+        suffix = path.suffix.lower()
+        if path.is_dir() or suffix in IMAGES:
+            return {"x": self.images(path)}
+        if suffix == ".txt":
+            lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
+            return {"x": self.tokens([line for line in lines if line.strip()])}
+        if suffix not in tables.READERS:
+            return npz_content(path)
+        options, columns = self.experiment.tables["data"], tables.read_table(path)
+        text, target = options.get("text", "text"), options.get("target", "label")
+        if text not in columns:
+            raise DataError(f'{path} has no column "{text}" of sentences; it has {", ".join(columns)}')
+        labels = {"y": np.array([str(y) for y in columns[target]])} if target in columns else {}
+        return {"x": self.tokens([str(sentence) for sentence in columns[text]]), **labels}
+
+    def tokens(self, sentences: Sequence[str]) -> Inputs:
+        """Sentences as the run's model takes them."""
+        if not sentences:
+            raise DataError("there is no sentence to classify; give at least one")
+        return model_tables.tokenizer_of(self.experiment.tables["model"])(sentences)
+
+    def images(self, path: Path) -> Inputs:
+        """An image file, or those of a folder by name, in the size and colours of the run's images."""
+        known = self.experiment.federation.dataset.train.x
+        if isinstance(known, dict) or known.ndim != 4 or known.dtype != np.uint8:
+            raise DataError(f"{path} has images, but a sample of the run is {shown(known)}")
+        files = (
+            [path] if path.is_file() else [f for f in sorted(path.iterdir()) if f.suffix.lower() in IMAGES]
+        )
+        if not files:
+            raise DataError(f"{path} has no images; expected {', '.join(IMAGES)}")
+        channels, *size = known.shape[1:]
+        images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
+        return np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
 
 
 def load(path: Path, **values: Any) -> RunModels:
     """The models of the run in this folder; values are passed again, as to `run`."""
     folder = RunFolder(path)
-    tables = folder.tables()
-    precision = "fp64" if tables["run"].get("precision") == "fp64" else "fp32"
+    settings = folder.tables()
+    precision = "fp64" if settings["run"].get("precision") == "fp64" else "fp32"
     local = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
-    return RunModels(path, prepare([tables, local], partition=folder.partition(), **values))
+    return RunModels(path, prepare([settings, local], partition=folder.partition(), **values))

@@ -1,0 +1,309 @@
+"""Runs with pretrained models and adapters: what is trained, kept, resumed, exported and refused."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import copfl
+from copfl.errors import DataError, UsageError
+from copfl.experiment import export, inference
+from copfl.experiment.components import resolve
+from copfl.experiment.identity import identity
+from tests.commands import called, found
+from tests.models import tiny
+from tests.models.tiny import peft, transformers
+
+LORA = {"name": "lora", "r": 2, "targets": "query+value"}
+SMALL: dict[str, Any] = {"clients": 3, "rounds": 2, "batch": 4, "partition": "iid", "workers": 1}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COPFL_CACHE", str(tmp_path / "cache"))
+
+
+def trained(folder: Path, out: Path | None = None, **options: Any) -> copfl.Result:
+    """A short run with LoRA on the model in this folder."""
+    settings = {"adapter": LORA, "optimizer": {"name": "adam", "lr": 1e-2}, **SMALL, **options}
+    return copfl.run("fedper", tiny.sentences(), model=f"hf:{folder}", out=out, **settings)
+
+
+def test_a_peft_model_with_dict_inputs_in_a_few_lines() -> None:
+    config = transformers.BertConfig(**tiny.BERT, **tiny.LAYERS, num_labels=3)
+    lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"])
+    model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+    ids = np.random.default_rng(0).integers(1, 20, (60, 8))
+    data = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids[:, 0] % 3
+    result = copfl.run("copfl", data, model=model, **SMALL)
+
+    task = result.experiment.task
+    assert task.d == len(task.initial) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    after = dict(task.module.named_parameters())
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen
+    assert all(torch.equal(p, after[f"net.{name}"]) for name, p in frozen.items())
+
+
+def test_the_engines_agree_with_frozen_parts_adapters_and_dropout(tmp_path: Path) -> None:
+    folder = tiny.base(tmp_path)  # its dropout is 0.1
+    one, other = (trained(folder, engine=e, precision="fp64").state.server for e in ("sequential", "vmap"))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+def test_sentences_train_and_models_have_trained_entries_alone(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = trained(tiny.base(tmp_path), out, rounds=10)
+    assert result.accuracy[-1].mean() > 0.9
+    names = load_file(out / "models" / "client-0000.safetensors").keys()
+    assert names == set(result.experiment.task.layout.names)
+    assert {name for name in names if "lora_" not in name} == {"head.weight", "head.bias"}
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
+
+
+def test_a_stopped_run_resumes_exactly_and_only_on_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, out, whole = tiny.base(tmp_path), tmp_path / "run", tmp_path / "whole"
+    trained(base, out)
+    trained(base, whole, rounds=3)
+    copfl.resume(out, rounds=3, data=tiny.sentences())
+    assert found(out) == found(whole)
+    shutil.copy(tiny.base(tmp_path, seed=1) / "model.safetensors", base / "model.safetensors")
+    with pytest.raises(
+        UsageError, match=r"has the SHA-256 \w+, but this run is of a base with \w+; put that"
+    ):
+        copfl.resume(out, rounds=4, data=tiny.sentences())
+
+
+def test_the_content_of_a_base_is_the_runs_identity_and_not_its_place(tmp_path: Path) -> None:
+    base, moved = tiny.base(tmp_path), tmp_path / "moved"
+    shutil.copytree(base, moved)
+
+    def of(folder: Path, **adapter: Any) -> str:
+        tables: dict[str, Any] = {"model": {"name": f"hf:{folder}"}, "adapter": {**LORA, **adapter}}
+        return identity(resolve([tables], {}))
+
+    assert of(base) == of(moved)
+    assert len({of(base), of(tiny.base(tmp_path, seed=1)), of(base, r=4)}) == 3
+
+
+def test_an_adapter_in_one_word(tmp_path: Path) -> None:
+    layers: list[Any] = [{"model": {"name": f"hf:{tiny.base(tmp_path)}"}}]
+    layers += [{"adapter": {"name": "lora:r=4,alpha=8,targets=query+value"}}, {"lora": {"dropout": 0.1}}]
+    expected = {"name": "lora", "r": 4, "alpha": 8.0, "targets": "query+value", "dropout": 0.1}
+    assert resolve(layers, {})["adapter"] == expected
+    with pytest.raises(UsageError, match='no adapter "loro"; did you mean "lora"'):
+        resolve([*layers[:1], {"adapter": {"name": "loro"}}], {})
+    with pytest.raises(UsageError, match=r'no lora option "rank".* Known: alpha, dropout, r, targets'):
+        resolve([*layers[:1], {"adapter": {"name": "lora:rank=2"}}], {})
+
+
+def test_a_value_may_get_an_adapter_too() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    before = copy.deepcopy(net.state_dict())
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4)).astype(np.float32)
+    result = copfl.run("fedavg", (x, np.arange(40) % 2), model=net, adapter="lora:r=1,targets=0", **SMALL)
+    assert result.experiment.task.d == 4 + 8 + 2 * 8 + 2
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+
+
+# Out again
+
+
+def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> Any:
+    """The logits of the exported adapter in plain peft."""
+    torch_inputs = {name: torch.from_numpy(a) for name, a in inputs.items()}
+    options = {} if kind == "AutoModel" else {"num_labels": 3, "ignore_mismatched_sizes": True}
+    net = getattr(transformers, kind).from_pretrained(base, **options)
+    model = peft.PeftModel.from_pretrained(net, adapter).eval()
+    with torch.no_grad():
+        output = model(**torch_inputs)
+    if kind != "AutoModel":
+        return output.logits
+    head, weight = load_file(adapter / "head.safetensors"), torch_inputs["attention_mask"][..., None]
+    pooled = (output.last_hidden_state * weight).sum(1) / weight.sum(1)
+    return pooled @ head["weight"].T + head["bias"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [("BertModel", "AutoModel"), ("BertForSequenceClassification", "AutoModelForSequenceClassification")],
+)
+def test_an_exported_adapter_predicts_the_same_in_peft(kind: str, auto: str, tmp_path: Path) -> None:
+    base, run, out = tiny.base(tmp_path, kind), tmp_path / "run", tmp_path / "adapter"
+    trained(base, run, model_options={"freeze": "*.lora_A*"}, adapter={**LORA, "r": 4})
+    models = inference.load(run, data=tiny.sentences())
+    model, x = models.client(1), models.experiment.federation.dataset.test.x
+    export.write(models, model, "peft", out)
+    assert {path.name for path in out.iterdir()} - {"head.safetensors"} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    expected = models.predict(model, x).probabilities
+    probabilities = torch.softmax(logits_of(out, base, auto, x).double(), 1).numpy()
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    card = (out / "README.md").read_text()
+    for fact in (
+        "base_model",
+        models.experiment.tables["model"]["sha256"],
+        "sentences, 3 classes",
+        "Licence",
+    ):
+        assert fact in card
+    with pytest.raises(UsageError, match="exists already"):
+        export.write(models, model, "peft", out)
+
+
+def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
+    base, run, file = (
+        tiny.base(tmp_path, "BertForSequenceClassification"),
+        tmp_path / "run",
+        tmp_path / "m.st",
+    )
+    trained(base, run)
+    models = inference.load(run, data=tiny.sentences())
+    model, x = models.client(0), models.experiment.federation.dataset.test.x
+    export.write(models, model, "safetensors", file)
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(
+        base, num_labels=3, ignore_mismatched_sizes=True
+    ).eval()
+    net.load_state_dict(load_file(file))
+    with torch.no_grad():
+        logits = net(**{name: torch.from_numpy(a) for name, a in x.items()}).logits
+    expected = models.predict(model, x).probabilities
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
+
+
+def test_onnx_takes_tokens(tmp_path: Path) -> None:
+    trained(tiny.base(tmp_path), tmp_path / "run")
+    models = inference.load(tmp_path / "run", data=tiny.sentences())
+    export.write(
+        models, models.client(0), "onnx", tmp_path / "model.onnx"
+    )  # which compares the probabilities
+    assert (tmp_path / "model.onnx").stat().st_size > 10_000
+
+
+def test_a_run_without_an_adapter_has_none_to_export(tmp_path: Path) -> None:
+    copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
+    models = inference.load(tmp_path / "run")
+    with pytest.raises(UsageError, match="the run has no adapter; --format peft is for runs with --adapter"):
+        export.write(models, models.client(0), "peft", tmp_path / "adapter")
+
+
+def test_sentences_of_a_line_a_file_and_a_table_are_classified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = tiny.sentences(), tmp_path / "run"
+    names = np.array(tiny.CLASSES)
+    np.savez(tmp_path / "data.npz", x=data.train.x, y=names[data.train.y])
+    words = ["--dataset", tmp_path / "data.npz", "--model", f"hf:{tiny.base(tmp_path)}", "--adapter", "lora"]
+    words += [
+        "--partition",
+        "iid",
+        "--clients",
+        3,
+        "--rounds",
+        10,
+        "--batch",
+        4,
+        "--workers",
+        1,
+        "--lr",
+        0.01,
+    ]
+    assert called(capsys, "run", *words, "--algorithm", "fedper", "--out", run).code == 0
+    texts, labels = data.test.x[:6], names[data.test.y[:6]]
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    rows = [f"{text},{label}" for text, label in zip(texts, labels, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *rows]))
+
+    models = inference.load(run)
+    expected = models.predict(models.client(0), models.tokens(list(texts)))
+    lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()
+    known = models.experiment.federation.dataset.classes
+    assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.classes]
+    one = called(capsys, "predict", run, "--client", 0, "--sentence", texts[0]).out
+    assert one.split("\t")[:2] == lines[0].split("\t")[:2]
+    table = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "table.csv")
+    right = np.mean(np.array(known)[expected.classes] == labels)
+    assert f"accuracy {100 * right:.1f} % of 6 samples" in table.err
+    both = called(capsys, "predict", run, "--client", 0)
+    assert (both.code, "with --data FILE, or sentences with --sentence" in both.err) == (2, True)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    other = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "other.csv")
+    assert (other.code, 'has no column "text" of sentences; it has a, b' in other.err) == (2, True)
+
+
+def test_image_files_are_classified(tmp_path: Path) -> None:
+    from PIL import Image
+
+    copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
+    models = inference.load(tmp_path / "run")
+    x = models.experiment.federation.dataset.test.x[:3]
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(x):
+        Image.fromarray(image[0]).save(tmp_path / "images" / f"{number}.png")
+    several, labelled = models.samples(tmp_path / "images", labelled=False)
+    assert not labelled
+    np.testing.assert_array_equal(several.train.x, x)
+    one, _ = models.samples(tmp_path / "images" / "2.png", labelled=False)
+    np.testing.assert_array_equal(one.train.x, x[2:])
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="has no images"):
+        models.samples(tmp_path / "none", labelled=False)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--adapter", "lora:targets=keys"], 'adapter.targets="keys" matches no layer of the model'),
+        (["--adapter", "lora", "--freeze", "head"], "would freeze head.bias, which has no pretrained values"),
+        (["--set", "model.sha256=abc"], "but this run is of a base with abc; put that one back"),
+        (["--train", "tail"], '"tail" matches no parameter of the model. Known: head, body, norms'),
+        (["--weights", "absent.pt"], "is no file; it is default, none or the path of a file"),
+        (["--set", "model.task=speech"], 'no task "speech"'),
+        (["--set", "model.pooling=max"], 'option "pooling"'),
+    ],
+)
+def test_bad_input_is_one_paragraph(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "run",
+        "--model",
+        f"hf:{tiny.base(tmp_path)}",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        *words,
+    ]
+    answer = called(capsys, *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_sentences_need_a_model_with_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"has sentences, and the model has no tokenizer.*model.tokenizer=FOLDER"
+    ):
+        copfl.run("fedavg", tiny.sentences(), model="mlp", **SMALL)
+    long = tiny.sentences()
+    long.train.x[0] = " ".join(["card"] * 5)  # a str array keeps its width
+    with pytest.raises(UsageError, match="max_length=99, but the model takes 16 tokens"):
+        trained(tiny.base(tmp_path), model_options={"max_length": 99})

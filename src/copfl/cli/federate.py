@@ -49,7 +49,12 @@ def init(
     algorithm: options.Algorithm = None,
     model: Annotated[
         str | None,
-        option(MODEL, "A name (`copfl list models`) or module:function; default: cnn.", "--model", "-m"),
+        option(
+            MODEL, "A name (`copfl list models`), module:function or hf:NAME; default: cnn.", "--model", "-m"
+        ),
+    ] = None,
+    adapter: Annotated[
+        str | None, option(MODEL, "lora, or lora:r=8,alpha=16,targets=query+value; default: none.")
     ] = None,
     data: Annotated[
         str,
@@ -68,7 +73,8 @@ def init(
     """Write a Flower app for an algorithm, a model and data."""
     from copfl.flower import app as flower_app
 
-    given = {"algorithm": algorithm, "model": model, "clients": clients, "wire": wire, "rounds": rounds}
+    names = {"algorithm": algorithm, "model": model, "adapter": adapter}
+    given = {**names, "clients": clients, "wire": wire, "rounds": rounds}
     flower_app.init(folder, data=data, host=host, port=port, secure=secure, config=_config(settings, **given))
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
     print(f"For several machines see {folder / 'README.md'}")

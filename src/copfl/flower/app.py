@@ -45,6 +45,7 @@ def init(
     names = {"algorithm": algorithm, "model": model, "clients": clients}
     run_config = {**DEFAULTS, **_sample_keys(data), **names, **(config or {})}
     settings = settings_of(run_config)  # an invalid key is an error before anything is written
+    run_config["model"] = settings.tables["model"]["name"]  # of a folder, its absolute path
     (folder / "federated").mkdir(parents=True, exist_ok=True)
     for path in (TEMPLATE / "federated").glob("*.py"):
         shutil.copy(path, folder / "federated")
@@ -91,9 +92,10 @@ def _sample_keys(data: str) -> dict[str, Any]:
     if not data:
         return {}
     dataset = load(data)
+    is_text = dataset.train.x.dtype.kind == "U"
     is_numbered = dataset.classes == tuple(map(str, range(len(dataset.classes))))
     return {
-        "shape": ",".join(map(str, dataset.train.x.shape[1:])),
+        "shape": "text" if is_text else ",".join(map(str, dataset.train.x.shape[1:])),
         "classes": str(len(dataset.classes)) if is_numbered else ",".join(dataset.classes),
         "mean": ",".join(map(str, dataset.mean)),
         "std": ",".join(map(str, dataset.std)),

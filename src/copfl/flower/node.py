@@ -20,9 +20,10 @@ from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate
 from copfl.core.task import Data, Plan
 from copfl.data.datasets import load
-from copfl.data.samples import Dataset, Samples
+from copfl.data.federation import tensors
+from copfl.data.samples import Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
-from copfl.experiment import user_code
+from copfl.experiment import model_tables, user_code
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.settings import Settings, is_plain_name
 from copfl.flower.state import ClientRecords, write_json, write_packet
@@ -54,13 +55,14 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
+    dataset = model_tables.tokenized(dataset, settings.tables["model"])
     return NodeData(*(_fitted(settings, dataset, split) for split in (dataset.train, dataset.test)))
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     """One split as tensors, its labels numbered as in the federation."""
-    shape, classes = tuple(split.x.shape[1:]), settings.task.classes
-    if shape != settings.shape:
+    shape, classes = shape_of(split.x), settings.task.classes
+    if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
     known = settings.classes or tuple(map(str, range(classes)))
     unknown = sorted(set(dataset.classes) - set(known))
@@ -70,7 +72,7 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     if max(numbers) >= classes:
         raise DataError(f"there is a label {max(numbers)}, but the federation has {classes} classes")
     y = torch.tensor(numbers)[torch.from_numpy(split.y)]
-    return Data(torch.from_numpy(split.x), y, torch.tensor(len(y)))
+    return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
 def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:

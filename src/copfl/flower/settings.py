@@ -15,6 +15,7 @@ from copfl import wire
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
+from copfl.data.samples import Shape
 from copfl.errors import DataError, UsageError, above, at_least, one_of
 from copfl.experiment import components, migration, model_tables
 from copfl.experiment.config import Tables, checked
@@ -43,8 +44,9 @@ class RunConfig:
     seed: int = 0
     batch: int = 32
     algorithm: str = "copfl"
-    model: str = "cnn"  # a model of copfl, or "module:function" of (shape, classes)
-    shape: str = "1,8,8"  # of one sample
+    model: str = "cnn"  # a model of copfl, hf:NAME and so on, or "module:function" of (shape, classes)
+    adapter: str = ""  # such as lora:r=8; options also in adapter-options
+    shape: str = "1,8,8"  # of one sample; "text" for sentences, which a node tokenises
     classes: str = "10"  # their number, or their names separated by commas
     mean: str = ""  # of pixels in 0..1, a number per channel; empty: 0.5
     std: str = ""
@@ -87,6 +89,7 @@ TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they 
     "options": "algorithm",
     "optimizer": "optimizer",
     "model-options": "model",
+    "adapter-options": "adapter",
     "robust-options": "robust",
 }
 
@@ -99,9 +102,12 @@ class Settings:
     tables: Tables  # of the algorithm, its optimizer, the model and the robust rule, with every default
     algorithm: AnyAlgorithm
     task: Task
-    layout: str  # hash of the model and of the public samples, which both sides compare
+    layout: str  # hash of the model, of its base and of the public samples, which both sides compare
     classes: tuple[str, ...]  # names; empty if only their number is given
-    shape: tuple[int, ...]
+    shape: Shape
+
+
+TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its length is the node's own
 
 
 def settings_of(run_config: Mapping[str, Any]) -> Settings:
@@ -114,21 +120,29 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
         tables["robust"] = components.ROBUST.resolve({"name": config.robust, **given["robust"]})
         algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
     tables["model"] = model_tables.resolve_model({"name": config.model, **given["model"]})
-    shape = _numbers("shape", config.shape, int)
+    if config.adapter:
+        tables["adapter"] = model_tables.resolve_adapter({**given["adapter"], "name": config.adapter})
+    is_text = config.shape == "text"
+    shape = () if is_text else _numbers("shape", config.shape, int)
     names = tuple(part.strip() for part in config.classes.split(",")) if "," in config.classes else ()
     classes = len(names) or _numbers("classes", config.classes, int)[0]
-    at_least(1, classes=classes, shape=min(shape))
+    at_least(1, classes=classes, shape=min(shape, default=1))
     public = _public(config.public, shape) if config.public else None
+    model = model_tables.build_model(tables["model"], shape, classes, config.seed, tables.get("adapter"))
+    mean, std = (_channels(key, text, shape) for key, text in (("mean", config.mean), ("std", config.std)))
+    if mean and std:
+        mean, std = getattr(model, "normalization", None) or (mean, std)
     task = task_of(
-        model_tables.build_model(tables["model"], shape, classes, config.seed),
+        model,
         classes,
-        mean=_channels("mean", config.mean, shape),
-        std=_channels("std", config.std, shape),
+        mean=mean,
+        std=std,
         buffers=config.buffers,
         public=public,
     )
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
-    return Settings(config, tables, algorithm, task, layout, names, shape)
+    layout += "-" + base[:16] if (base := tables["model"].get("sha256")) else ""
+    return Settings(config, tables, algorithm, task, layout, names, TEXT if is_text else shape)
 
 
 def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:

@@ -35,6 +35,7 @@ NOT_RUN = {
     "docs/report.md": 2,
     "docs/reproduction.md": 1,
     "docs/tutorials/deploy.md": 1,
+    "docs/tutorials/pretrained.md": 1,
 }
 COMMAND = re.compile(r"\s*(\$ |pip |python |copfl (?!on )[a-z-]+( |$))")
 

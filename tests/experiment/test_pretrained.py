@@ -16,7 +16,7 @@ import copfl
 from copfl.errors import DataError, UsageError
 from copfl.experiment import export, inference
 from copfl.experiment.components import resolve
-from copfl.experiment.identity import identity
+from copfl.experiment.identity import essential, identity
 from tests.commands import called, found
 from tests.models import tiny
 from tests.models.tiny import peft, transformers
@@ -91,6 +91,8 @@ def test_the_content_of_a_base_is_the_runs_identity_and_not_its_place(tmp_path: 
         tables: dict[str, Any] = {"model": {"name": f"hf:{folder}"}, "adapter": {**LORA, **adapter}}
         return identity(resolve([tables], {}))
 
+    once = essential(resolve([{"model": {"name": f"hf:{base}"}}], {}))
+    assert essential(once) == once
     assert of(base) == of(moved)
     assert len({of(base), of(tiny.base(tmp_path, seed=1)), of(base, r=4)}) == 3
 

@@ -32,7 +32,7 @@ def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     if "sha256" in (
         model := result.get("model", {})
     ):  # the content of a pretrained model counts, not its place
-        del model["weights"]
+        model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
     if not result.get("run", {}).get("new_clients", True):  # none: as before there was such a setting
         del result["run"]["new_clients"]

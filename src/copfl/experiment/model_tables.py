@@ -119,15 +119,18 @@ def adapted(
     return model
 
 
-def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer:
+def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer | text.HashedWords:
     """The tokenizer of the model that the table describes."""
     name = str(table.get("name", ""))
+    if name == "embedding" and "tokenizer" not in table:
+        return text.HashedWords(table["words"], table.get("max_length", 0))
     model = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
     folder = Path(table["tokenizer"]) if "tokenizer" in table else model
     if folder is None:
         raise UsageError(
-            "the data set has sentences, and the model has no tokenizer; take a model of transformers, such as "
-            "--model hf:FOLDER, or name a folder with the tokenizer of yours: --set model.tokenizer=FOLDER"
+            "the data set has sentences, and the model has no tokenizer; take --model embedding, a model of "
+            "transformers, such as --model hf:FOLDER, or name a folder with the tokenizer of yours: "
+            "--set model.tokenizer=FOLDER"
         )
     return text.Tokenizer(folder, table.get("max_length", 0), model)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, one_of, unknown
+from copfl.models.sequences import CausalCNN, Embedding, SignalCNN
 
 
 def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
@@ -184,12 +185,22 @@ def _norm(kind: str, channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(32, channels), channels) if kind == "group" else nn.Identity()
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"cnn": SmallCNN, "mlp": MLP, "resnet18": ResNet18}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "causal_cnn": CausalCNN,
+    "cnn": SmallCNN,
+    "cnn1d": SignalCNN,
+    "embedding": Embedding,
+    "mlp": MLP,
+    "resnet18": ResNet18,
+}
 
 
 def describe() -> dict[str, str]:
     """One line per model."""
     return {
+        "causal_cnn": "convolutions over earlier tokens, for the next token (width, layers)",
+        "cnn1d": "two convolutions over time, for signals (width, kernel)",
+        "embedding": "the mean of the words' embeddings, for texts; has its own tokens (words, width)",
         "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|frozen|group)",
         "mlp": "two hidden layers over flattened input",
         "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|frozen|group, kernels=full|pruned)",

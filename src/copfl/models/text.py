@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,29 @@ def cache_folder() -> Path:
     if given := os.environ.get("COPFL_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "copfl"
+
+
+class HashedWords:
+    """The tokens of the model `embedding`: 1 + a hash of each word; 0 is padding.
+
+    It has no vocabulary, so that a further text has the same tokens whatever texts were trained on.
+    """
+
+    WORD = re.compile(r"\w+|[^\w\s]")
+
+    def __init__(self, words: int, max_length: int = 0) -> None:
+        self.words, self.max_length = words, max_length or 128
+
+    def __call__(self, texts: Sequence[str]) -> Arrays:
+        """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length."""
+        lists = [self.WORD.findall(text.lower())[: self.max_length] for text in texts]
+        ids = np.zeros((len(lists), max([1, *map(len, lists)])), np.int64)
+        for row, words in enumerate(lists):
+            ids[row, : len(words)] = [
+                1 + zlib.crc32(word.encode("utf-8", "replace")) % self.words for word in words
+            ]
+        return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
+
+    def cached(self, texts: Sequence[str]) -> Arrays:
+        """As `__call__`, which is fast."""
+        return self(texts)

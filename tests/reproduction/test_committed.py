@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from copfl.experiment.components import build_algorithm
+from copfl.experiment.config import Tables
 from copfl.reproduction import experiments, findings, records
 from tests.commands import called
 
@@ -87,6 +89,45 @@ def test_the_paper_and_equal_protocols_are_what_they_say() -> None:
         else:
             assert rates == [1e-2, 1e-3, 1e-4]
             assert (used["name"], used["momentum"], used["weight_decay"]) == ("sgd", 0.5, 5e-4)
+
+
+def test_under_the_equal_protocol_every_phase_has_its_own_state_and_the_same_rate() -> None:
+    experiment = experiments.read("table1")
+    for plan in experiments.plans(experiment, experiment.budget("full"), ["paper", "equal"]):
+        tables = plan.jobs(plan.choices[0])[0].tables
+        own, equal = tables["algorithm"], plan.protocol == "equal"
+        assert own.get("head_speed", 1.0) == (10.0 if plan.row.label == "FedPAC" and not equal else 1.0)
+        two_phases = plan.row.label == "FedSelect" or plan.row.label.endswith("Adam")
+        assert own.get("state_per_phase", False) == (two_phases and equal)
+        assert (tables["model"]["kernels"] == "full") == (plan.row.label == "CO-PFL (as published)")
+        assert (own.get("merge") == "union") == (plan.row.label == "CO-PFL (as published)")
+        assert len(plan.seeds) == (3 if plan.column.name.endswith("-50") else 5)
+
+
+def test_in_the_control_every_method_makes_the_same_number_of_epochs() -> None:
+    experiment = experiments.read("equal-steps")
+    for plan in experiments.plans(experiment, experiment.budget("full"), ["equal"]):
+        assert build_algorithm(plan.jobs(plan.choices[0])[0].tables).total_epochs == 2, plan.row.label
+
+
+def test_each_column_of_the_differences_changes_one_thing() -> None:
+    experiment = experiments.read("differences")
+    usual, seen = dict[str, Tables](), dict[str, list[str]]()
+    for plan in experiments.plans(experiment, experiment.budget("full"), ["paper"]):
+        tables = plan.jobs(plan.choices[0])[0].tables
+        before = usual.setdefault(plan.row.label, tables)
+        changed = [f"{t}.{k}={v}" for t, own in tables.items() for k, v in own.items() if before[t][k] != v]
+        assert seen.setdefault(plan.column.title, changed) == changed
+    assert seen == {
+        "(a) our protocol": [],
+        "(b) the best round of a run": [],
+        "(c) the best round of each client": [],
+        "(d) batch-norm statistics averaged": ["run.buffers=average"],
+        "(e) batch norm in evaluation mode": ["model.norm=frozen"],
+        "(f) no augmentation": ["run.augment=False"],
+        "(g) 5 local epochs": ["algorithm.epochs=5"],
+        "(c) and (e)": ["model.norm=frozen"],
+    }
 
 
 def test_the_map_has_the_papers_grid_and_its_numbers_find_their_cells() -> None:

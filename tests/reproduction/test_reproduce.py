@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import re
@@ -107,6 +108,31 @@ def test_a_record_is_small_and_has_the_metrics_of_the_run_folder(whole: Path) ->
         means = [sum(column) / len(last) for column in zip(*last, strict=True)]
         assert record.clients["accuracy"] == pytest.approx(means, abs=1e-6)
         assert record.mean() == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+def test_a_column_may_show_the_best_round_of_a_run_or_of_each_client(whole: Path) -> None:
+    small, store = experiments.read(str(SMALL)), records.opened(whole / "results")
+    small = dataclasses.replace(small, columns=small.columns[:1])
+    values = {}
+    for statistic in records.STATISTICS:
+        columns = [column._replace(statistic=statistic) for column in small.columns]
+        seen = findings.found(dataclasses.replace(small, columns=columns), "full", ["paper"], [], store)
+        values[statistic] = seen.cells["paper", "digits-3", "CO-PFL"].per_seed()
+    for seed, record in seen.cells["paper", "digits-3", "CO-PFL"].runs.items():
+        assert values["best_round"][seed] == pytest.approx(100 * max(record.curves["accuracy"]))
+        assert values["last"][seed] <= values["best_round"][seed] <= values["best_per_client"][seed] + 1e-4
+        older = record._replace(best={})
+        assert older.mean("accuracy", "best_per_client") != older.mean("accuracy", "best_per_client")  # nan
+
+
+def test_a_row_is_tuned_by_the_number_that_it_shows(whole: Path) -> None:
+    """FedAvg shows the accuracy before local training, FedAvg+FT that after it."""
+    store = records.opened(whole / "results")
+    for plan in cells()[:2]:
+        trials, _ = findings.tuned(plan, store)
+        found = [store.found[trial.job.id] for trial in plan.trials()]
+        assert [t.accuracy for t in trials] == [record.mean(plan.row.value) for record in found]
+    assert {plan.row.value for plan in cells()[:2]} == {"accuracy_before", "accuracy"}
 
 
 def test_a_batch_without_time_starts_nothing_and_the_next_continues_from_the_records_alone(

@@ -17,7 +17,8 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError
 from copfl.files import Busy
-from copfl.flower.local import FLWR_HOME, LAST_TAG, MAX_RECONNECTS, TAG, LocalFederation, follow, tagged
+from copfl.flower.local import FLWR_HOME, LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
+from copfl.flower.processes import TAG, tagged
 
 
 class Ended:

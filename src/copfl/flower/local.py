@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -12,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +24,7 @@ from copfl.errors import RunError, UsageError, one_of
 from copfl.files import Busy, locked
 from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key
+from copfl.flower.processes import TAG, end, end_with_parent, tagged
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 
 HOST = "127.0.0.1"
@@ -34,9 +34,7 @@ TLS = (
     "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
     "--enable-supernode-auth"
 )
-TAG = "COPFL_PROCESSES"  # the environment variable that marks all descendants of a federation
 LAST_TAG = "tag"  # in FLWR_HOME: the tag of the last federation in this folder
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -79,7 +77,7 @@ class LocalFederation:
         except Busy as error:
             raise Busy(f"a federation is running in {self.folder}; wait for it, or end it first") from error
         with contextlib.suppress(OSError):
-            _end(partial(tagged, (home / LAST_TAG).read_text()))
+            end(partial(tagged, (home / LAST_TAG).read_text()))
         (home / LAST_TAG).write_text(self.tag)
         return self
 
@@ -87,7 +85,7 @@ class LocalFederation:
         with self._stack:
             for name in self.running:
                 self.send_signal(name, signal.SIGTERM)
-            _end(self.alive)
+            end(self.alive)
             for process in self.running.values():
                 process.wait(10)
 
@@ -98,7 +96,7 @@ class LocalFederation:
                 command,
                 stdout=log,
                 start_new_session=True,
-                preexec_fn=partial(_end_with, os.getpid()),
+                preexec_fn=partial(end_with_parent, os.getpid()),
                 **self.options,
             )
         self.running[name] = process
@@ -180,38 +178,6 @@ class LocalFederation:
                     return None
                 return self.start("run", ["flwr", "log", active[0], "copfl", "--stream"])
         return None
-
-
-def tagged(tag: str) -> list[int]:
-    """The ids of the other processes whose environment has this tag."""
-    pids, entry_of_tag = set[int](), f"{TAG}={tag}".encode()
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if entry_of_tag in entry.read_bytes().split(b"\0"):
-                pids.add(int(entry.parent.name))
-    return sorted(pids - {os.getpid()})
-
-
-def _end(alive: Callable[[], list[int]]) -> None:
-    """Waits for the end of the processes; those that remain are terminated, then killed."""
-    for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
-        deadline = time.monotonic() + seconds
-        while alive() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for pid in alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _end_with(parent: int) -> None:
-    """Lets the kernel kill this process when its parent ends, however it ends. Called between fork and exec."""
-    if _libc is not None:
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
 
 
 def _free_port() -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from functools import partial
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
+from copfl.flower.processes import end_with_parent
 from copfl.flower.registry import Log
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -23,6 +25,7 @@ logger = logging.getLogger("flwr")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Runs the rounds, or personalises the model of a finished run for new clients."""
+    end_with_parent(os.getppid())  # Flower's own end may take minutes if the SuperLink was killed
     try:
         _main(grid, context, partial(logger.info, "copfl: %s"))
     except CopflError as error:

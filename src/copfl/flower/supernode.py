@@ -80,7 +80,6 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest, RegisterNodeFleetRequest
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -88,16 +87,25 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(*keys),
     ]
-    retry = make_simple_http_retry_invoker()
+    register = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
     with FleetHttpClient.from_server_address(
         address.superlink, certificates is None, certificates, interceptors=interceptors
     ) as client:
+        requests: list[Callable[[], object]] = []
         if address.key is None:
-            with contextlib.suppress(httpx.HTTPStatusError):  # it is registered already
-                request = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
-                retry.invoke(client.RegisterNode, request)
-        with contextlib.suppress(httpx.HTTPStatusError, OSError, ValueError):  # it was not connected
-            retry.invoke(client.DeactivateNode, DeactivateNodeRequest(node_id=int(node_id.read_text())))
+            requests.append(lambda: client.RegisterNode(register))
+        with contextlib.suppress(OSError, ValueError):
+            earlier = DeactivateNodeRequest(node_id=int(node_id.read_text()))
+            requests.append(lambda: client.DeactivateNode(earlier))
+        while requests:
+            try:
+                requests[0]()
+            except httpx.TransportError:  # the server is not there yet
+                time.sleep(1)
+                continue
+            except httpx.HTTPStatusError:  # it is registered, not connected, or unknown to this server
+                pass
+            requests.pop(0)
 
 
 class Node:

@@ -100,8 +100,11 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
         while requests:
             try:
                 requests[0]()
-            except httpx.TransportError:  # the server is not there yet
-                time.sleep(1)
+            except httpx.TransportError as error:
+                if "certificate" in str(error).lower():
+                    return  # the connection will report it
+                logging.getLogger("flwr").warning("copfl: %s is not there yet: %s", address.superlink, error)
+                time.sleep(2)
                 continue
             except httpx.HTTPStatusError:  # it is registered, not connected, or unknown to this server
                 pass

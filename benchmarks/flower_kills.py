@@ -89,11 +89,13 @@ class Killed:
             self.local.start_node(f"node-{client}", self.nodes[client])
         if victim == "superlink":
             self.local.running["superlink"].wait(10)
+            for pid in (*self.with_word("flower-superexec"), *self.with_word("flwr-serverapp")):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # its children, as systemd does: they may wait for minutes
         if victim in ("server", "superlink"):
             self.wait(lambda: not self.with_word("flwr-serverapp"), 30)
             self.local.send_signal("run", signal.SIGKILL)
             if victim == "superlink":
-                self.wait(lambda: not self.with_word("flower-superexec"), 30)
                 self.local.start_superlink()
             self.start_run()
 

@@ -24,7 +24,7 @@ from copfl.errors import RunError, UsageError, one_of
 from copfl.files import Busy, locked
 from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key
-from copfl.flower.processes import TAG, end, end_with_parent, tagged
+from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
 
 HOST = "127.0.0.1"
@@ -79,6 +79,7 @@ class LocalFederation:
         with contextlib.suppress(OSError):
             end(partial(tagged, (home / LAST_TAG).read_text()))
         (home / LAST_TAG).write_text(self.tag)
+        self._stack.enter_context(start_watcher(self.tag))  # its end closes the watcher's stdin
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +36,21 @@ def tagged(tag: str) -> list[int]:
     return sorted(pids - {os.getpid()})
 
 
+def start_watcher(tag: str) -> subprocess.Popen[bytes]:
+    """A process that kills all processes with this tag when its stdin is closed: when this process has ended."""
+    command = [sys.executable, "-m", "copfl.flower.processes", tag]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _watch(tag: str) -> None:
+    sys.stdin.read()
+    while pids := tagged(tag):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
 def end(alive: Callable[[], list[int]]) -> None:
     """Waits for the end of the processes; those that remain are terminated, then killed."""
     for seconds, number in ((3, signal.SIGTERM), (8, signal.SIGKILL), (8, signal.SIGKILL)):
@@ -44,3 +60,7 @@ def end(alive: Callable[[], list[int]]) -> None:
         for pid in alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1])

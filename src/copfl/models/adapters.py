@@ -107,9 +107,9 @@ def select(
         model.requires_grad_(True)
         chosen = _chosen(model, head, "train", train)
         if adapted:
-            chosen |= {name for name in parameters if is_adapter(name)} | _chosen(
-                model, head, "train", "head"
-            )
+            chosen |= {name for name in parameters if is_adapter(name)}
+        if adapted and getattr(model, "trains_head", True):
+            chosen |= _chosen(model, head, "train", "head")
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in chosen | fresh)
     frozen = _chosen(model, head, "freeze", freeze)

@@ -74,6 +74,7 @@ class Pretrained(nn.Module):
         self.mask = "plain"  # or "all", "causal": see additive_mask
         self.fresh: tuple[str, ...] = ()  # parameters without pretrained values
         self.normalization: Normalization | None = None  # None: that of the data set
+        self.trains_head = True  # beside an adapter; that of a language model stays as it is
 
     def forward(self, x: Tensor | dict[str, Tensor]) -> Tensor:
         if isinstance(x, Tensor):
@@ -350,6 +351,7 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
     size = size or int(getattr(config, "image_size", 0) or 0) if task == "image" else 0
     model = Pretrained(net, head, size=size)
     model.fresh = tuple(f"net.{name}" for name in fresh) + (("head.weight", "head.bias") if head else ())
+    model.trains_head = task != "causal"
     _check_fresh(base, net, fresh)
     pixels = read_json(folder / "preprocessor_config.json")
     if task == "image" and base.weights and "image_mean" in pixels and "image_std" in pixels:

@@ -186,6 +186,7 @@ def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_onnx_takes_tokens(tmp_path: Path) -> None:
     trained(tiny.base(tmp_path), tmp_path / "run")
     models = inference.load(tmp_path / "run", data=tiny.sentences())
@@ -305,7 +306,10 @@ def test_sentences_need_a_model_with_a_tokenizer(tmp_path: Path) -> None:
         UsageError, match=r"has sentences, and the model has no tokenizer.*model.tokenizer=FOLDER"
     ):
         copfl.run("fedavg", tiny.sentences(), model="mlp", **SMALL)
-    long = tiny.sentences()
-    long.train.x[0] = " ".join(["card"] * 5)  # a str array keeps its width
+    net = tiny.bert("BertForSequenceClassification", num_labels=3)
+    options = {"tokenizer": str(tiny.base(tmp_path)), "max_length": 4, "train": "head"}
+    result = copfl.run("fedavg", tiny.sentences(), model=net, model_options=options, **SMALL)
+    assert result.experiment.task.d == 3 * 32 + 3
+    assert result.experiment.federation.shape == {"input_ids": (4,), "attention_mask": (4,)}
     with pytest.raises(UsageError, match="max_length=99, but the model takes 16 tokens"):
         trained(tiny.base(tmp_path), model_options={"max_length": 99})

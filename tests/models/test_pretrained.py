@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,48 @@ def test_long_sentences_and_other_tokenizers_are_refused(tmp_path: Path) -> None
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match=r"the tokenizer in .* cannot be loaded"):
         Tokenizer(tmp_path / "none")
+
+
+# The hub
+
+
+def test_a_name_is_taken_from_the_hubs_cache_before_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None, bool]] = []
+
+    def download(*, repo_id: str, revision: str | None, local_files_only: bool = False, **_: object) -> str:
+        asked.append((repo_id, revision, local_files_only))
+        if local_files_only and repo_id != "cached/model":
+            raise FileNotFoundError("not in the cache")
+        if repo_id == "absent/model":
+            raise ConnectionError("the hub cannot be reached")
+        return str(tiny.base(tmp_path))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert pretrained.base_of("hf:cached/model").name == str(tiny.base(tmp_path))
+    assert (
+        pretrained.base_of("hf:other/model@abc").sha256
+        == pretrained.base_of(f"hf:{tiny.base(tmp_path)}").sha256
+    )
+    assert asked == [
+        ("cached/model", None, True),
+        ("other/model", "abc", True),
+        ("other/model", "abc", False),
+    ]
+    with pytest.raises(
+        UsageError, match=r'no folder "absent/model", .* cannot be fetched: the hub cannot be reached'
+    ):
+        pretrained.base_of("hf:absent/model")
+
+
+def test_bases_in_the_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny.base(tmp_path)
+    monkeypatch.setenv("COPFL_MODELS", str(tmp_path))
+    assert pretrained.base_of(f"hf:{base.name}").name == str(base)
+
+
+def test_a_missing_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UsageError, match=r"timm cannot be imported .* `pip install 'copfl\[vision\]'`"):
+        pretrained.build("timm:resnet18", 3, seed=0, weights="none")

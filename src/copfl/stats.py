@@ -20,6 +20,7 @@ Numbers = NDArray[np.float64]
 Measure = Callable[[Numbers, Numbers], Numbers]
 
 LEVEL = 0.95
+WORST = 0.1  # fraction of the clients
 DRAWS = 10_000  # of the bootstrap over clients
 RANK_DRAWS = 2000  # of the bootstrap of a rank correlation
 
@@ -74,6 +75,12 @@ def mean_of_known(values: Numbers, axis: int = 0) -> Numbers:
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis)
     return _ratio(total, known.sum(axis).astype(np.float64))
+
+
+def worst_of(values: Numbers) -> float:
+    """The mean over the worst tenth, at least one."""
+    known = np.sort(values[~np.isnan(values)])
+    return float(known[: max(1, math.ceil(WORST * len(known) - 1e-9))].mean())
 
 
 def latest(rows: Numbers) -> Numbers:

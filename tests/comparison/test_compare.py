@@ -200,6 +200,15 @@ def test_a_rate_that_a_row_names_is_not_tuned(tmp_path: Path, data: Path) -> Non
     assert found.title.endswith("unequal learning rates")
 
 
+def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data: Path) -> None:
+    found = untuned(["fedavg", "local"], [0, 1], base(data, clients=4), tmp_path / "a")
+    fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.records] for row in found.rows)
+    expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
+    assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
+    assert "gain: the share of clients" in str(found)
+    assert tables.gaining(untuned(["fedavg"], [0, 1], base(data, clients=4), tmp_path / "a")) == {}
+
+
 def test_new_clients_have_a_table_of_their_own(tmp_path: Path, data: Path) -> None:
     found = untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5), tmp_path / "a")
     assert "4 clients (50% of them new)" in found.title

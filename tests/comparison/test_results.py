@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from copfl.comparison.jobs import LAST, Job
-from copfl.comparison.results import last_evaluations, record_of, worst_of
+from copfl.comparison.results import last_evaluations, record_of
 from copfl.data.partition import Partition
 from copfl.errors import DataError, RunError
+from copfl.stats import worst_of
 
 nan = np.nan
 

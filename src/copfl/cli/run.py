@@ -32,6 +32,14 @@ def run(
         str | None,
         option(TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."),
     ] = None,
+    local_baseline: Annotated[
+        bool | None,
+        option(
+            TRAINING,
+            "Train each client alone as well, on the same batches; default: on.",
+            "--local-baseline/--no-local-baseline",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, option(OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o")
     ] = None,
@@ -48,12 +56,14 @@ def run(
     from copfl.experiment.run import prepare
 
     # On the command line only: a Python program without a main guard would start itself in each process.
-    layers: list[options.Tables] = [{"run": {"workers": 0}}]
+    layers: list[options.Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
     if preset is not None:
         layers.append(presets.preset(preset))
     if config is not None:
         layers.append(configure.read_file(config))
     line = options.tables_of(algorithm=algorithm, seed=seed)
+    if local_baseline is not None:
+        line.setdefault("run", {})["local_baseline"] = local_baseline
     prepared = prepare([*layers, line, tables])
     target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
     with run_folder.claimed(target, new=True) as folder:

@@ -17,9 +17,8 @@ from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Numbers, mean_of_known
+from copfl.stats import Numbers, mean_of_known, worst_of
 
-WORST = 0.1  # fraction of the clients
 WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
 
@@ -163,12 +162,6 @@ def last_evaluations(values: Numbers, last: int) -> Numbers:
         if len(known):
             result[client] = known.mean()
     return result
-
-
-def worst_of(values: Numbers) -> float:
-    """The mean over the worst tenth, at least one."""
-    known = np.sort(values[~np.isnan(values)])
-    return float(known[: max(1, math.ceil(WORST * len(known) - 1e-9))].mean())
 
 
 def _per_client(lines: list[dict[str, Any]], name: str) -> float:

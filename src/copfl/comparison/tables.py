@@ -18,6 +18,7 @@ from copfl.comparison.jobs import ACCURACIES
 from copfl.comparison.results import Record, Tuned
 from copfl.experiment import new_clients
 from copfl.experiment.components import optimizer_text
+from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
 from copfl.stats import LEVEL, Difference, Spread, difference, spread_of
 from copfl.tables import Table, interval, percent, percent_with_spread, plain
@@ -80,7 +81,7 @@ COLUMNS: dict[str, tuple[str, Callable[[float, float], str]]] = {
     "best": ("best round", percent_with_spread),
     "bytes_up": ("up", lambda mean, spread: tables.size(mean)),
     "bytes_down": ("down", lambda mean, spread: tables.size(mean)),
-    "seconds": ("s/round", tables.seconds),
+    "seconds": ("s/round", lambda mean, spread: tables.seconds(mean, math.nan)),
 }
 
 
@@ -98,11 +99,28 @@ def all_tables(comparison: Comparison) -> list[Table]:
     return parts
 
 
+def gaining(comparison: Comparison) -> dict[str, list[float]]:
+    """By row, the fraction of the clients that are better than under `local`, per seed; {} without that row."""
+    local = next((row for row in comparison.rows if row.entry.name == "local"), None)
+    if local is None:
+        return {}
+
+    def shares(row: Row) -> list[float]:
+        pairs = zip(row.records, local.records, strict=True)
+        accuracies = [[np.array(run.clients["accuracy"]) for run in pair] for pair in pairs]
+        return [share_of(own - alone) for own, alone in accuracies]
+
+    return {row.label: shares(row) for row in comparison.rows if row is not local}
+
+
 def _metrics(comparison: Comparison) -> Table:
-    rows = []
+    rows, shares = [], gaining(comparison)
     for row in comparison.rows:
         metrics = row.metrics()
-        rows.append([row.title, *(show(*metrics[name]) for name, (_, show) in COLUMNS.items())])
+        cells = [show(*metrics[name]) for name, (_, show) in COLUMNS.items()]
+        if shares:
+            cells.insert(4, f"{100 * np.mean(shares[row.label]):.0f}" if row.label in shares else "-")
+        rows.append([row.title, *cells])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
         f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
@@ -110,8 +128,12 @@ def _metrics(comparison: Comparison) -> Table:
         "mean over the worst tenth of the clients, after; best round: the highest mean over clients, a round "
         "chosen on test. up, down: bytes per client and round."
     )
+    titles = [title for title, _ in COLUMNS.values()]
+    if shares:
+        titles.insert(4, "gain")
+        note += " gain: the share of clients, in %, that are better than the same client under local."
     title = f"{comparison.title}: accuracy in % on each client's own test samples"
-    return Table(title, ["", *(title for title, _ in COLUMNS.values())], rows, [note])
+    return Table(title, ["", *titles], rows, [note])
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -210,7 +232,7 @@ def as_csv(comparison: Comparison) -> str:
     head += [
         f"new_{name}_{what}" for name in new_clients.SAMPLES for what in ("mean", "spread", "difference")
     ]
-    rows = []
+    rows, shares = [], gaining(comparison)
     for row in comparison.rows:
         metrics, gains = row.metrics(), row.differences
         line = [row.label, row.entry.name, *(str(row.optimizer.get(key, "")) for key in ("name", "lr"))]
@@ -222,6 +244,7 @@ def as_csv(comparison: Comparison) -> str:
             values = (math.nan,) * len(ends) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
             line += map(_cell, values)
         line.append(gains["accuracy"].verdict if gains else "")
+        line.append(_cell(float(np.mean(shares.get(row.label, [math.nan])))))
         new = new_client_differences(row)
         for name in new_clients.SAMPLES:
             numbers = (*new[name][0], new[name][1].mean) if new else (math.nan,) * 3
@@ -243,6 +266,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
         "notes": comparison.notes,
+        "share_that_gains": gaining(comparison),
         "rows": [plain(_row(row)) for row in comparison.rows],
     }
 

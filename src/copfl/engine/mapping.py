@@ -104,6 +104,11 @@ def cuda_graph(chunk: int = 64) -> Mapping:
     return Mapping("cuda_graph", chunk, tree.vectorised, Recorder(_lasting))
 
 
+def renewed(mapping: Mapping) -> Mapping:
+    """The same engine without recorded programs, for another algorithm."""
+    return cuda_graph(mapping.chunk) if isinstance(mapping.call, Recorder) else mapping
+
+
 def _lasting(results: Sequence[ChunkResult]) -> Any:
     """The parts that are needed after the next chunk; the store copies the clients' records before that."""
     return tuple((result.total, result.metrics) for result in results)

@@ -164,11 +164,16 @@ class RunFolder:
         from safetensors.torch import save
 
         for n in range(clients):
-            ids = torch.tensor([n], device=task.device)
-            client, down = state.clients.rows(ids), algorithm.downlink(state.server, ids)
-            model = algorithm.personal_model(task, tree.row(client, 0), tree.row(down, 0))
+            model = client_model(algorithm, task, state, n)
             path = self.path / "models" / f"client-{n:04d}.safetensors"
             files.write_bytes(path, save(named_tensors(task, model)), durable=False)
+
+
+def client_model(algorithm: AnyAlgorithm, task: Task, state: State, client: int) -> Tensor | Experts:
+    """The personal model that this client has after the last round."""
+    ids = torch.tensor([client], device=task.device)
+    record, down = state.clients.rows(ids), algorithm.downlink(state.server, ids)
+    return algorithm.personal_model(task, tree.row(record, 0), tree.row(down, 0))
 
 
 def _trees(state: State) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from copfl.experiment.config import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 COMPUTING = "device engine chunk threads workers store mkldnn"
-KEEPING = "checkpoint_every save_models eval_models"
+KEEPING = "checkpoint_every save_models eval_models local_baseline"
 NEUTRAL = {
     "data": {"dir", "code"},
     "model": {"code"},

@@ -121,12 +121,11 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
 def _accuracy(simulation: Simulation) -> Numbers:
     """The accuracy of each client's model after all local updates."""
     algorithm, task, federation = simulation.algorithm, simulation.task, simulation.federation
-    engine = simulation.mapping
     *_, last = simulate(
         algorithm,
         task,
         federation,
-        mapping.sequential() if engine.name == "sequential" else mapping.vmap(engine.chunk),
+        mapping.renewed(simulation.mapping),
         begin(algorithm, task, federation.clients),
         rounds=UPDATES,
         seed=simulation.seed,

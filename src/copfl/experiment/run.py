@@ -23,16 +23,19 @@ from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
 from copfl.engine import autotune, simulate
 from copfl.engine.mapping import Mapping as Engine
+from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError, unknown
-from copfl.experiment import components, divergence, model_tables, new_clients, records, user_code
+from copfl.experiment import components, divergence, gains, model_tables, new_clients, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
 from copfl.experiment.run_settings import RunSettings, device_of
+from copfl.stats import latest
 from copfl.wrappers.attacks import Attacked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -194,6 +197,7 @@ class Result:
     folder: Path | None = None
     seconds: list[float] = field(default_factory=list)
     new_clients: NewClients | None = None  # the clients that did not train, see `--new-clients`
+    analysis: Analysis | None = None  # with run.local_baseline
 
     def metric(self, name: str) -> Array:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
@@ -205,6 +209,14 @@ class Result:
     def metric_or_nan(self, name: str) -> Array:
         """A metric by name; all nan where the run did not record it."""
         return records.table(self.records, name, self.experiment.clients)
+
+    @property
+    def gains(self) -> Gains | None:
+        """Each client's accuracy alone, with the global model and with its own; None without a baseline."""
+        if self.analysis is None:
+            return None
+        last = [latest(self.metric_or_nan(name)) for name in ("accuracy_global", "accuracy")]
+        return Gains(self.analysis.alone, *last)
 
     @property
     def warnings(self) -> list[str]:
@@ -320,7 +332,33 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
             on_round(round, seconds)
         check(round, seconds)
 
-    return execute(experiment, folder, after)
+    result = execute(experiment, folder, after)
+    if experiment.settings.local_baseline:
+        e = experiment
+        cross = gains.cross_evaluation(e.algorithm, e.task, e.federation, result.state)
+        result.analysis = Analysis(_alone(result), cross)
+        if path is not None:
+            gains.write(result.analysis, path)
+    return result
+
+
+def _alone(result: Result) -> Array:
+    """The accuracy of each client at its last evaluation, trained alone on the same batches.
+
+    With the algorithm's optimizer and number of epochs; nan if it has no optimizer.
+    """
+    e = result.experiment
+    local = new_clients.local_baseline(e.algorithm)
+    if local is None or local == e.algorithm:
+        return np.full(e.clients, np.nan) if local is None else latest(result.accuracy)
+    settings = dataclasses.replace(e.settings, eval_models="final")
+    alone = dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings)
+    state, accuracy = simulate.begin(local, e.task, e.clients), np.full(e.clients, np.nan)
+    with contextlib.closing(_rounds(alone, state, None)) as rounds:
+        for round in rounds:
+            if "accuracy" in round.clients:
+                accuracy[round.ids] = round.clients["accuracy"]
+    return accuracy
 
 
 def execute(

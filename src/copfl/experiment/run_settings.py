@@ -54,6 +54,7 @@ class RunSettings:
     workers: int = 1  # processes that train clients, on a CPU; 0: the fastest number by a short measurement
     store: str = "memory"  # where client states are between rounds: "memory", or "disk" for many clients
     mkldnn: str = "auto"  # kernels of a CPU: "on", "off", or the faster by a short measurement
+    local_baseline: bool = False  # train each client alone as well, on the same batches; see gains.json
     save_models: bool = True  # whether every client's personal model is written when the run ends
 
     def __post_init__(self) -> None:

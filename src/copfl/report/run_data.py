@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError
-from copfl.experiment import records
+from copfl.experiment import gains, new_clients, records
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.gains import Analysis
 from copfl.experiment.migration import ENVIRONMENT, renamed
+from copfl.experiment.new_clients import NewClients
 from copfl.stats import Numbers, latest
+
+T = TypeVar("T")
 
 AUDIT_FORMAT = "copfl audit 2"
 RESTORE = "restore it from a copy, or start the run again"
@@ -41,6 +45,8 @@ class RunData:
     label_counts: NDArray[np.int64] | None  # [clients, classes], of train samples
     masks: Masks | None
     audit: Mapping[str, Any] | None = None  # audit.json, if there is one
+    analysis: Analysis | None = None  # gains.json, if there is one
+    new: NewClients | None = None  # new_clients.json, if there is one
 
     @property
     def algorithm(self) -> str:
@@ -85,6 +91,7 @@ class Masks:
     sizes: list[int]
     fraction: Numbers  # [clients, layers], of the parameters that are personal
     shared_by_all: Numbers  # [layers], fraction of the parameters that every client shares
+    overlap: Numbers  # [clients, clients], the entries that are personal for both, of those for either
 
 
 def algorithm_of(tables: Tables) -> str:
@@ -138,6 +145,8 @@ def read(path: Path, label: str) -> RunData:
         label_counts=environment["label_counts"],
         masks=_masks(path / "checkpoint" / "state.safetensors", environment.get("layers", {})),
         audit=_audit(path / "audit.json", len(partition.train)),
+        analysis=_extra(path / gains.FILE, gains.read),
+        new=_extra(path / new_clients.FILE, new_clients.read),
     )
 
 
@@ -164,6 +173,12 @@ def _environment(path: Path) -> dict[str, Any]:
         if counts and {len(row) for row in counts} != {len(found["classes"])}:
             raise ValueError("it does not count every class for every client")
         return {**found, "label_counts": np.array(counts, np.int64) if counts else None}
+
+
+def _extra(path: Path, read: Callable[[Path], T | None]) -> T | None:
+    """The content of an optional file of the run folder."""
+    with _readable(path, f"delete it, and `copfl resume {path.parent}` makes it again"):
+        return read(path.parent)
 
 
 def _audit(path: Path, clients: int) -> dict[str, Any] | None:
@@ -194,4 +209,12 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
     sizes = np.bincount(place)
     personal = np.stack([np.bincount(place, row, len(modules)) for row in mask])
     shared = np.bincount(place, ~mask.any(0), len(modules))
-    return Masks(int(about["round"]), modules, sizes.tolist(), personal / sizes, shared / sizes)
+    both = (
+        np.array([[np.count_nonzero(a & b) for b in mask] for a in mask])
+        if len(mask) <= gains.MODELS
+        else None
+    )
+    own = mask.sum(1)
+    either = 1 if both is None else np.maximum(own[:, None] + own - both, 1)
+    overlap = np.zeros((0, 0)) if both is None else both / either
+    return Masks(int(about["round"]), modules, sizes.tolist(), personal / sizes, shared / sizes, overlap)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, values_of
+from copfl.experiment.gains import Gains
 from copfl.report.run_data import RunData
 from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, number
@@ -53,6 +54,8 @@ def sections(runs: Runs) -> list[Section]:
     personal = [*_masks(runs), *_shared(runs), *_each(runs, _by_layer)]
     found = [
         Section("accuracy", "Accuracy", "How accurate is each client's model?", accuracy),
+        Section("gain", "Gain", "Does it pay for each client?", [*_each(runs, _gain), *_each(runs, _new)]),
+        Section("similar", "Similarity", "Which clients are alike?", _each(runs, _similar)),
         Section("contribution", "Weights", "Which clients have weight, and why?", _each(runs, _scores)),
         Section("audit", "Audit", "Do the weights match the clients' contributions?", _each(runs, _audit)),
         Section("personal", "Personal parameters", "Which parameters are personal?", personal),
@@ -229,6 +232,93 @@ def _clients(run: RunData, runs: Runs) -> Iterator[Chart]:
         series.append(Line("local training only", _percent(local.last("accuracy")), colour=3))
         about += " Local training only: the same client in the run of the algorithm local."
     yield Dots("clients", "Accuracy per client", about, _client_names(run), "accuracy, %", series, " %")
+
+
+def _gain(run: RunData) -> Iterator[Chart]:
+    """Each client alone and with its personal model, in the order of the gain."""
+    if run.analysis is None or not run.has("accuracy"):
+        return
+    found = Gains(run.analysis.alone, run.last("accuracy_global"), run.last("accuracy"))
+    order = [int(n) for n in np.argsort(found.gain) if not np.isnan(found.gain[n])]
+    if not order:
+        return
+    known, names = len(order), _client_names(run)
+    series = [
+        Line(name, _percent(values[order]), colour=place)
+        for place, (name, values) in enumerate(
+            (("personal model", found.personal), ("global model", found.global_model), ("alone", found.alone))
+        )
+        if not np.isnan(values[order]).all()
+    ]
+    about = (
+        f"{round(found.share * known)} of {known} clients are better than alone, on average by "
+        f"{100 * np.nanmean(found.gain):+.1f} points. Worst tenth of the clients: {100 * found.worst:.1f} %; standard "
+        f"deviation over clients: {100 * found.spread:.1f}. Alone: local training on the same batches, with the "
+        "same optimizer. Clients are ordered by their gain."
+    )
+    rows = [names[n] for n in order]
+    yield Dots("gain", "What each client gains", about, rows, "accuracy, %", series, " %")
+
+
+def _new(run: RunData) -> Iterator[Chart]:
+    """Clients that did not train: a dot for each number of their samples, and for training alone."""
+    if run.new is None:
+        return
+    series = [
+        Line(f"{name} sample{'s' * (name != '1')}", _percent(values), colour=place)
+        for place, (name, values) in enumerate(run.new.accuracy.items())
+    ]
+    series.append(Line("alone, all samples", _percent(run.new.alone["all"]), colour=len(series)))
+    about = (
+        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, 5 "
+        "or all of their samples. Alone: the same without the federation."
+    )
+    names = [f"client {n}" for n in run.new.clients]
+    yield Dots("new", "New clients", about, names, "accuracy, %", series, " %")
+
+
+def _similar(run: RunData) -> Iterator[Chart]:
+    """Every model on every client's samples, and the likeness of masks and labels, in one order of the clients."""
+    if run.analysis is None or len(run.analysis.cross.clients) < 2:
+        return
+    clients, accuracy = run.analysis.cross
+    order = similar_first(accuracy)
+    names = [f"client {clients[place]}" for place in order]
+
+    def heat(name: str, title: str, about: str, table: Numbers, row_title: str, x_title: str) -> Heat:
+        values = [_percent(row[order]) for row in table[order]]
+        return Heat(name, title, about, names, names, values, title, x_title, " %", row_title=row_title)
+
+    yield heat(
+        "cross",
+        "Every model on every client",
+        "The accuracy of the personal model of a row's client on the test samples of a column's client. Clients "
+        "whose models do well on each other's samples are next to each other.",
+        accuracy,
+        "model of",
+        "samples of",
+    )
+    if run.masks is not None and len(run.masks.overlap) > max(clients):
+        about = "The parameters that are personal for both clients, of those that are personal for either."
+        table = run.masks.overlap[np.ix_(clients, clients)]
+        yield heat("mask-overlap", "Similarity of the masks", about, table, "client", "client")
+    if run.label_counts is not None and run.label_counts.shape[1]:
+        counts = run.label_counts[clients].astype(np.float64)
+        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        table = np.minimum(fractions[:, None], fractions[None]).sum(2)
+        about = "The common part of the two clients' distributions of labels, over their training samples."
+        yield heat("label-overlap", "Similarity of the labels", about, table, "client", "client")
+
+
+def similar_first(accuracy: Numbers) -> list[int]:
+    """An order of the clients in which those with a high accuracy on each other's samples are neighbours."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    known = np.nan_to_num(accuracy)
+    distance = 1 - (known + known.T) / 2
+    np.fill_diagonal(distance, 0)
+    return [int(place) for place in leaves_list(linkage(squareform(distance, checks=False), "average"))]
 
 
 def _scores(run: RunData) -> Iterator[Chart]:

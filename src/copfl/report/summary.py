@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from copfl.experiment.run import Result
 
 ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, metric
-COLUMNS = ("client", "classes", "train", "test", *ACCURACIES, "weight")
+GAIN = ("alone", "gain")
+COLUMNS = ("client", "classes", "train", "test", *ACCURACIES, *GAIN, "weight")
 # Left out in a narrow terminal, in this order.
 OPTIONAL = ("test", "classes", "train", "before", "global", "weight")
 ROWS = 30  # of more clients than this, only those with the lowest accuracy are shown
@@ -38,6 +39,10 @@ def as_json(result: Result) -> dict[str, Any]:
         content["attackers"] = np.flatnonzero(malicious)
     if epsilons := _epsilons(result):
         content["spent"] = epsilons
+    if (gains := result.gains) is not None:
+        content["alone"], content["gain"] = gains.alone, gains.gain
+        content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
+        content["spread"] = gains.spread
     if result.new_clients is not None:
         content["new_clients"] = result.new_clients._asdict()
     return dict(plain({**content, "clients": last}))
@@ -48,6 +53,13 @@ def show(result: Result, out: IO[str]) -> None:
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     notes = ["global: the global model; before: the personal model before training; after: after training."]
+    if (gains := result.gains) is not None:
+        known = int((~np.isnan(gains.gain)).sum())
+        notes.append(
+            f"alone: local training on the same batches; gain: after minus alone. {round(gains.share * known)} of "
+            f"{known} clients gain; worst tenth {percent(gains.worst)} %, standard deviation over clients "
+            f"{percent(gains.spread)}."
+        )
     if experiment.clients > ROWS:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         notes.insert(0, f"The {ROWS} clients with the lowest accuracy {of_all}")
@@ -69,13 +81,18 @@ def show(result: Result, out: IO[str]) -> None:
 def _table(result: Result, width: int) -> Table:
     experiment, last, malicious = result.experiment, _last(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
-    columns, room = _columns(width, bool(malicious.any()))
+    gains = result.gains
+    columns, room = _columns(width, bool(malicious.any()), gains is not None)
     lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
     counts, new = partition.label_counts(data), set(experiment.settings.split_clients[1].tolist())
 
     def accuracies(clients: Any) -> dict[str, str]:
         means = {name: mean_of_known(last[metric][clients]) for name, metric in ACCURACIES.items()}
-        return {name: percent(float(mean)) for name, mean in means.items()}
+        cells = {name: percent(float(mean)) for name, mean in means.items()}
+        if gains is not None:
+            alone, gain = (float(mean_of_known(values[clients])) for values in (gains.alone, gains.gain))
+            cells |= {"alone": percent(alone), "gain": percent(gain, "+.1f")}
+        return cells
 
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
@@ -108,10 +125,10 @@ def new_clients_table(new: NewClients) -> Table:
     return Table("New clients: accuracy in %", ["client", *head], [*rows, RULE, means], [note])
 
 
-def _columns(width: int, malicious: bool) -> tuple[list[str], int]:
+def _columns(width: int, malicious: bool, baseline: bool) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
     sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": 15 if malicious else 9}
-    names = list(COLUMNS)
+    names = [name for name in COLUMNS if baseline or name not in GAIN]
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:
             break

@@ -1,0 +1,110 @@
+"""What each client gains over training alone, and how every client's model does on every client's samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from copfl import files
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.task import Data, Task
+from copfl.data.federation import Federation
+from copfl.engine.rounds import State
+from copfl.experiment.folder import client_model
+from copfl.stats import Numbers, worst_of
+from copfl.tables import plain
+
+FILE = "gains.json"
+MODELS = 40  # of more clients than this, evenly chosen ones are in the matrix
+SAMPLES = 100  # of a client's test samples that the matrix uses
+EQUAL = 1e-9  # differences of accuracy that are rounding
+
+
+class Gains(NamedTuple):
+    """The accuracy of each client at its last evaluation, [clients]; nan where there is none."""
+
+    alone: Numbers  # local training on the same batches
+    global_model: Numbers
+    personal: Numbers  # after local training
+
+    @property
+    def gain(self) -> Numbers:
+        return self.personal - self.alone
+
+    @property
+    def share(self) -> float:
+        """The fraction of the clients that are better than alone."""
+        return share_of(self.gain)
+
+    @property
+    def worst(self) -> float:
+        """The mean personal accuracy over the worst tenth of the clients, at least one."""
+        return worst_of(self.personal)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the personal accuracy over the clients."""
+        return float(np.nanstd(self.personal))
+
+
+def share_of(gains: Numbers) -> float:
+    """The fraction of the known gains that are positive."""
+    known = gains[~np.isnan(gains)]
+    return float((known > EQUAL).mean()) if len(known) else float("nan")
+
+
+class Cross(NamedTuple):
+    """The accuracy of each client's personal model on the test samples of each client."""
+
+    clients: list[int]
+    accuracy: Numbers  # [models, clients]
+
+
+def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State) -> Cross:
+    """Every model on every client's test samples, at most SAMPLES of them."""
+    count = min(federation.clients, MODELS)
+    clients = np.unique(np.linspace(0, federation.clients - 1, count).round().astype(np.int64))
+    tests = [_first(tree.row(federation.test.rows([int(n)]), 0)) for n in clients]
+    table = np.full((count, count), np.nan)
+    for row, n in enumerate(clients.tolist()):
+        model = client_model(algorithm, task, state, n)
+        for column, data in enumerate(tests):
+            if int(data.size):
+                with torch.no_grad():
+                    loss, score = task.evaluate(model, data)
+                table[row, column] = float(score) if bool(torch.isfinite(loss)) else np.nan
+    return Cross(clients.tolist(), table)
+
+
+def _first(data: Data) -> Data:
+    size = min(int(data.size), SAMPLES)
+    x, y = tree.each(lambda t: t[:size], (data.x, data.y))
+    return Data(x, y, torch.tensor(size, device=data.size.device))
+
+
+class Analysis(NamedTuple):
+    """The content of gains.json."""
+
+    alone: Numbers
+    cross: Cross
+
+
+def write(found: Analysis, folder: Path) -> None:
+    """Writes the file of a run folder."""
+    content = {"alone": found.alone, "clients": found.cross.clients, "cross": found.cross.accuracy}
+    files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
+
+
+def read(folder: Path) -> Analysis | None:
+    """The content of the file in a run folder; None where there is none."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text("utf-8"))
+    cross = Cross(content["clients"], np.array(content["cross"], np.float64))
+    return Analysis(np.array(content["alone"], np.float64), cross)

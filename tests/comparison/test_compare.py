@@ -202,7 +202,7 @@ def test_a_rate_that_a_row_names_is_not_tuned(tmp_path: Path, data: Path) -> Non
 
 def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data: Path) -> None:
     found = untuned(["fedavg", "local"], [0, 1], base(data, clients=4), tmp_path / "a")
-    fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.records] for row in found.rows)
+    fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.outcomes] for row in found.rows)
     expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
     assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
     assert "gain: the share of clients" in str(found)

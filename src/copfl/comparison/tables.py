@@ -106,7 +106,7 @@ def gaining(comparison: Comparison) -> dict[str, list[float]]:
         return {}
 
     def shares(row: Row) -> list[float]:
-        pairs = zip(row.records, local.records, strict=True)
+        pairs = zip(row.outcomes, local.outcomes, strict=True)
         accuracies = [[np.array(run.clients["accuracy"]) for run in pair] for pair in pairs]
         return [share_of(own - alone) for own, alone in accuracies]
 

@@ -42,7 +42,7 @@ class Killed:
     """A federation whose processes are killed and started again."""
 
     def __init__(self, folder: Path, rounds: int, seed: int) -> None:
-        self.config = CONFIG | {"rounds": rounds, "deadline": 120}
+        self.config = CONFIG | {"rounds": rounds, "deadline": 60}
         self.nodes = write_nodes(digits(), folder / "nodes")
         self.runs, self.draw = folder / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)

@@ -44,6 +44,7 @@ def start_watcher(tag: str) -> subprocess.Popen[bytes]:
 
 def _watch(tag: str) -> None:
     sys.stdin.read()
+    time.sleep(1)  # most end with their parent, and remove their socket
     while pids := tagged(tag):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -164,8 +164,7 @@ class Node:
         """Sends what a process that was killed did not. Flower would deliver its message to nobody else."""
         try:
             if self.reply.exists():
-                session, _, content = self.reply.read_bytes().partition(b"\n")
-                self._push(_message(content), session.decode())
+                self._push(_message(self.reply.read_bytes()), is_repeated=True)
             elif self.message.exists():
                 message = _message(self.message.read_bytes())
                 about = message.metadata
@@ -216,26 +215,26 @@ class Node:
             return refusal(error)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
-        """Announces the reply, stores it, and uploads its parts: the server waits minutes for a missing one."""
+        """Stores the reply and sends it."""
         from flwr.app import Message
         from flwr.common.serde import message_to_proto
-        from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
         reply = Message(as_record(content), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        missing, session = self.connection.send(reply, get_object_tree(reply), time.monotonic() - started)
-        if missing:
-            stored = session.encode() + b"\n" + message_to_proto(reply).SerializeToString()
-            write_bytes(self.reply, stored, durable=False, private=True)
-            self._push(reply, session)
+        write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
+        self._push(reply, time.monotonic() - started)
 
-    def _push(self, reply: Any, session: str) -> None:
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
+    def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
+        """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
+        from flwr.supercore.inflatable import inflatable_object as objects
         from flwr.supercore.inflatable.inflatable_utils import push_objects
 
-        with no_object_id_recompute():
+        with objects.no_object_id_recompute():
+            missing, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
+            if is_repeated and not missing:  # announced before: Flower finds the session by the part
+                session, missing = "", set(objects.get_all_nested_objects(reply))
             push = partial(self.connection.push_object, reply.metadata.run_id, session)
-            push_objects(get_all_nested_objects(reply), push)
+            push_objects(objects.get_all_nested_objects(reply), push, object_ids_to_push=missing)
 
 
 def _message(content: bytes) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,6 +193,12 @@ class Corrected:
     def __call__(self, values: Numbers, above: float = 0.0) -> str:
         word = judged(values, above)
         return word if word == UNKNOWN or self.p[values.tobytes(), above] < 1 - LEVEL else OPEN
+
+
+@cache
+def corrected(findings: Findings, protocol: str) -> Corrected:
+    """The corrected verdicts; every claim of a page needs the same ones."""
+    return Corrected(findings, protocol)
 
 
 def overall(words: Sequence[str]) -> str:

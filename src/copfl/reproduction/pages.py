@@ -15,9 +15,9 @@ from copfl.reproduction.experiments import PROTOCOLS, Budget, Claim
 from copfl.reproduction.findings import (
     NOT_YET,
     Cell,
-    Corrected,
     Findings,
     best_of,
+    corrected,
     gain,
     judged,
     overall,
@@ -59,7 +59,7 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
     if experiment.claims:
         parts.append("## The verdicts by column")
     for protocol in findings.protocols if experiment.claims else []:
-        holm = Corrected(findings, protocol)
+        holm = corrected(findings, protocol)
         rows = [
             [claim.text, plain.where, plain.word, strict.word, plain.why]
             for claim in experiment.claims
@@ -158,7 +158,7 @@ def judgement(claim: Claim, findings: Findings, protocol: str) -> str:
     """Such as "**not distinguishable** (1 holds, 3 not distinguishable)", with Holm's where it differs."""
     plain, strict = (
         _counted([part.word for part in verdicts(claim, findings, protocol, judge)])
-        for judge in (judged, Corrected(findings, protocol))
+        for judge in (judged, corrected(findings, protocol))
     )
     return plain if plain == strict else f"{plain}; Holm: {strict}"
 
@@ -169,7 +169,7 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def _holm_note(findings: Findings) -> str:
-    counts = [f"{len(Corrected(findings, p).p)} under the {p} protocol" for p in findings.protocols]
+    counts = [f"{len(corrected(findings, p).p)} under the {p} protocol" for p in findings.protocols]
     return HOLM_NOTE.format(", ".join(counts))
 
 

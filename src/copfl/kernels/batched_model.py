@@ -61,6 +61,9 @@ class BatchedModule:
         ]
         sources = [place.source for place in self.places]
         self.tied = {source for source in sources if sources.count(source) > 1}
+        # The frozen layers' products: without a cache, as a recorded program must not keep its tensors.
+        frozen = any(name not in layout.names for name, _ in module.named_parameters())
+        self.short = products if frozen else None
         for name, layer in self.layers.items():
             layer.products = products
             if isinstance(layer, BatchedAny):
@@ -78,6 +81,7 @@ class BatchedModule:
         gradients: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Logits [N, B, ...], features [N, B, f] and the buffers after, of samples [N, B, ...]."""
+        parameter = next(iter(tensors.values()))
         rows = next(iter(x.values())).shape[:2] if isinstance(x, dict) else x.shape[:2]
         for layer in self.layers.values():
             layer.valid = valid
@@ -96,14 +100,20 @@ class BatchedModule:
                 layer.like[0].train(training)
         try:
             self.module.train(training)
-            with draws or contextlib.nullcontext():
-                logits = logits_of(self.module(*positional, **keywords))
+            with draws or contextlib.nullcontext(), self._short_products(parameter.device):
+                logits = logits_of(self.module(*positional, **keywords)).to(parameter.dtype)
         finally:
             hook.remove()
             after = {f"{name}.{k}": t for name, layer in self.layers.items() for k, t in layer.after.items()}
             for layer in self.layers.values():
                 layer.values, layer.gradients, layer.valid, layer.after = {}, {}, None, {}
-        return logits.reshape(*rows, *logits.shape[1:]), features[-1].reshape(*rows, -1), after
+        seen = features[-1].to(parameter.dtype)
+        return logits.reshape(*rows, *logits.shape[1:]), seen.reshape(*rows, -1), after
+
+    def _short_products(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self.short is None or device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, self.short, cache_enabled=False)
 
     def forward(
         self, parameters: Tensor, buffers: Tensor, x: Inputs | Keyed, valid: Tensor | None, training: bool

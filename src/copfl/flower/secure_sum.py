@@ -1,0 +1,381 @@
+"""SecAgg+: the sum of the clients' vectors, of which the server can read no single one. Without messages.
+
+    keys      each client makes two key pairs and sends the public keys
+    shares    each client draws a seed; it sends shares of the seed and of its masking key, encrypted, to others
+    masked    each client sends its vector plus a mask from its seed and a mask per pair, which cancel in the sum
+    revealed  each client sends a share of the seed of every client that sent its vector, and a share of the
+              masking key of every client that did not: never both
+
+The protocol is that of Bell et al., 2020. Key agreement, Shamir's shares and encryption are Flower's. Its
+generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, which can be searched in minutes.
+The masks here are a stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.errors import UsageError, WireError, above
+
+Words = NDArray[np.uint64]  # entries of a vector, modulo 2**64
+Floats = NDArray[np.float64]
+
+PHASES = ("keys", "shares", "masked", "revealed")
+SEED = 32  # bytes
+SCALAR = 48  # bytes of a private key of Flower's curve, secp384r1
+MOST_BITS = 48  # so that a double holds every value, and 64 bits hold the sum of 2**15 clients
+
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What all clients of a sum must agree on."""
+
+    clients: int  # the most that take part
+    threshold: int  # shares that reveal a secret; so many of a client's neighbours must answer in every phase
+    range: float = 65536.0  # the largest absolute value of an entry
+    bits: int = 36  # of an entry, with its sign
+    neighbours: int = 0  # clients with which each shares its secrets; 0: all
+
+    def __post_init__(self) -> None:
+        if self.clients < 2:
+            raise UsageError("secure aggregation needs at least 2 clients in a round")
+        if self.neighbours < 0:
+            raise UsageError(f"secure-neighbours={self.neighbours} must be 0 (all) or a number of clients")
+        holders = self.holders
+        low = majority(holders)
+        if not low <= self.threshold <= holders:
+            raise UsageError(
+                f"secure-threshold={self.threshold} must be {low} to {holders}: more than half of the clients "
+                "that share a secret, else the server could collect both secrets of a client; at most all"
+            )
+        above(0, **{"secure-range": self.range})
+        if not math.isfinite(self.range) or not 2 <= self.bits <= MOST_BITS:
+            raise UsageError(
+                f"secure-range={self.range} must be finite, and secure-bits={self.bits} 2 to {MOST_BITS}"
+            )
+
+    @property
+    def holders(self) -> int:
+        """Number of clients that have a share of a secret, the owner among them."""
+        return 1 + len(neighbours(range(self.clients), self.neighbours)[0])
+
+    @property
+    def step(self) -> float:
+        """The distance between two values of an entry. A power of two keeps whole numbers exact."""
+        return float(self.range / 2 ** (self.bits - 1))
+
+    @property
+    def width(self) -> int:
+        """Bytes of an entry, enough for the sum over all clients."""
+        return -(-(self.bits + self.clients.bit_length()) // 8)
+
+
+def majority(clients: int) -> int:
+    """The smallest number above a half, at least 2."""
+    return max(2, clients // 2 + 1)
+
+
+def quantised(values: Floats, rules: Rules) -> Words:
+    """The nearest multiples of the step; WireError if a value is not finite or out of range."""
+    if not np.isfinite(values).all():
+        raise WireError("a value is not finite")
+    if (np.abs(values) > rules.range).any():
+        raise WireError(f"a value is above {rules.range:g}")
+    return np.rint(values / rules.step).astype(np.int64).view(np.uint64)
+
+
+def dequantised(total: Words, rules: Rules) -> Floats:
+    """The values of a sum modulo 2**(8 width)."""
+    unused = np.int64(64 - 8 * rules.width)
+    signed = (total.view(np.int64) << unused) >> unused
+    return signed * rules.step
+
+
+def to_bytes(words: Words, rules: Rules) -> bytes:
+    """The lowest bytes of every entry."""
+    return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, : rules.width].tobytes()
+
+
+def from_bytes(content: bytes, rules: Rules) -> Words:
+    """The entries that `to_bytes` wrote."""
+    if len(content) % rules.width:
+        raise WireError(f"its masked vector has {len(content):,} bytes, no multiple of {rules.width}")
+    words = np.zeros((len(content) // rules.width, 8), np.uint8)
+    words[:, : rules.width] = np.frombuffer(content, np.uint8).reshape(-1, rules.width)
+    return words.reshape(-1).view("<u8").astype(np.uint64)
+
+
+def stream(key: bytes, size: int, rules: Rules) -> Words:
+    """A mask: so many pseudo-random entries. A key is used once, so the counter starts at zero."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return from_bytes(encryptor.update(bytes(size * rules.width)), rules)
+
+
+# -- who shares secrets with whom ----------------------------------------------------------------------------
+
+
+def neighbours(order: Sequence[int], count: int) -> dict[int, list[int]]:
+    """The clients with which each client shares its secrets: the nearest in a ring; all if count is 0."""
+    n, half = len(order), (count + 1) // 2
+    if not count or 2 * half >= n - 1:
+        return {client: [other for other in order if other != client] for client in order}
+    steps = [step for step in range(-half, half + 1) if step]
+    return {client: [order[(place + step) % n] for step in steps] for place, client in enumerate(order)}
+
+
+# -- the client ----------------------------------------------------------------------------------------------
+
+
+class Keys(NamedTuple):
+    """The public keys of a client."""
+
+    masking: bytes
+    encryption: bytes
+
+
+class Shares(NamedTuple):
+    """One client's shares of another's secrets."""
+
+    seed: bytes
+    key: bytes
+
+
+class Secrets(NamedTuple):
+    """What a client keeps during one sum."""
+
+    client: int
+    masking: bytes  # private keys
+    encryption: bytes
+    seed: bytes
+    keys: dict[int, Keys] = {}  # of the neighbours
+    shares: dict[int, Shares] = {}  # by owner; this client's own among them
+
+
+def begin(client: int) -> tuple[Secrets, Keys]:
+    """Phase 1: a client's fresh secrets, and its public keys."""
+    from flwr.supercore.primitives import asymmetric
+
+    pairs = [asymmetric.generate_key_pairs() for _ in range(2)]
+    private = [asymmetric.private_key_to_bytes(key) for key, _ in pairs]
+    return (
+        Secrets(client, private[0], private[1], os.urandom(SEED)),
+        Keys(*(asymmetric.public_key_to_bytes(key) for _, key in pairs)),
+    )
+
+
+def commitment(seed: bytes) -> bytes:
+    """What the server compares with a reconstructed seed; it does not reveal it."""
+    return hashlib.sha256(b"copfl seed" + seed).digest()
+
+
+def share(secrets: Secrets, keys: Mapping[int, Keys], rules: Rules) -> tuple[Secrets, dict[int, bytes]]:
+    """Phase 2: the encrypted shares of this client's secrets, for every neighbour."""
+    from flwr.common.secure_aggregation.crypto.shamir import create_shares
+    from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt
+    from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat
+
+    peers = sorted(set(keys) - {secrets.client})
+    holders = [secrets.client, *peers]
+    if not rules.threshold <= len(holders) < 2 * rules.threshold:
+        raise WireError(f"{len(holders)} clients would hold shares; the threshold is {rules.threshold}")
+    if len({key for one in keys.values() for key in one}) < 2 * len(keys):
+        raise WireError("two clients have the same key")
+    shared = secrets.seed, _scalar(secrets.masking)
+    seeds, private = (create_shares(secret, rules.threshold, len(holders)) for secret in shared)
+    sealed = {}
+    for peer, seed, key in zip(peers, seeds[1:], private[1:], strict=True):
+        text = share_keys_plaintext_concat(secrets.client, peer, seed, key)
+        sealed[peer] = encrypt(_agreed(secrets.encryption, keys[peer].encryption), text)
+    own = {secrets.client: Shares(seeds[0], private[0])}
+    return secrets._replace(keys={peer: keys[peer] for peer in peers}, shares=own), sealed
+
+
+def mask(secrets: Secrets, sealed: Mapping[int, bytes], words: Words, rules: Rules) -> tuple[Secrets, bytes]:
+    """Phase 3: the masked vector. `sealed` has the shares of the neighbours that take part further."""
+    shares = secrets.shares | {peer: _opened(secrets, peer, text) for peer, text in sealed.items()}
+    if len(shares) < rules.threshold:
+        raise WireError(f"{len(shares)} clients are left; the threshold is {rules.threshold}")
+    total = words + stream(secrets.seed, len(words), rules)
+    for peer in sealed:
+        total += _pair_mask(
+            secrets.masking, secrets.keys[peer].masking, secrets.client, peer, (len(words), rules)
+        )
+    return secrets._replace(shares=shares), to_bytes(total, rules)
+
+
+def reveal(secrets: Secrets, survivors: Collection[int], rules: Rules) -> dict[int, bytes]:
+    """Phase 4: a share of the seed of each neighbour that survived, and of the masking key of the others."""
+    alive = set(survivors) & set(secrets.shares)
+    if secrets.client not in alive or len(alive) < rules.threshold:
+        raise WireError(f"{len(alive)} clients sent a vector; the threshold is {rules.threshold}")
+    return {n: held.seed if n in alive else held.key for n, held in secrets.shares.items()}
+
+
+def _scalar(private: bytes) -> bytes:
+    """The number of a private key: a fifth of its file, which makes its shares short."""
+    from flwr.supercore.primitives import asymmetric
+
+    numbers = asymmetric.bytes_to_private_key(private).private_numbers()
+    return numbers.private_value.to_bytes(SCALAR, "big")
+
+
+def _from_scalar(scalar: bytes) -> bytes:
+    """The private key of this number; WireError if it is none."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.supercore.primitives import asymmetric
+
+    try:
+        key = ec.derive_private_key(int.from_bytes(scalar, "big"), ec.SECP384R1())
+    except ValueError as error:
+        raise WireError("the revealed shares do not fit together") from error
+    return asymmetric.private_key_to_bytes(key)
+
+
+def _public(private: bytes) -> bytes:
+    """The public key of a private key."""
+    from flwr.supercore.primitives import asymmetric
+
+    return asymmetric.public_key_to_bytes(asymmetric.bytes_to_private_key(private).public_key())
+
+
+def _agreed(private: bytes, public: bytes) -> bytes:
+    """The key that two clients agree on."""
+    from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+    from flwr.supercore.primitives import asymmetric
+
+    try:
+        other = asymmetric.bytes_to_public_key(public)
+        return generate_shared_key(asymmetric.bytes_to_private_key(private), other)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WireError("a key of another client cannot be used") from error
+
+
+def _opened(secrets: Secrets, peer: int, text: bytes) -> Shares:
+    """The shares that a neighbour encrypted for this client."""
+    from cryptography.fernet import InvalidToken
+    from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt
+    from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_separate
+
+    if peer not in secrets.keys:
+        raise WireError(f"there are shares of client {peer}, which is not a neighbour")
+    try:
+        plain = decrypt(_agreed(secrets.encryption, secrets.keys[peer].encryption), text)
+    except InvalidToken as error:
+        raise WireError(f"the shares of client {peer} were changed on their way") from error
+    source, target, seed, key = share_keys_plaintext_separate(plain)
+    if (source, target) != (peer, secrets.client):
+        raise WireError(f"the shares of client {peer} are for another client")
+    return Shares(seed, key)
+
+
+def _pair_mask(private: bytes, public: bytes, client: int, peer: int, shape: tuple[int, Rules]) -> Words:
+    """The mask that a client adds for a neighbour, which adds its negative."""
+    words = stream(base64.urlsafe_b64decode(_agreed(private, public)), *shape)
+    return words if client < peer else -words
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sum:
+    """What the server has received of one sum, by client."""
+
+    rules: Rules
+    keys: dict[int, Keys]
+    linked: dict[int, list[int]]  # the neighbours of each client
+    sealed: dict[int, dict[int, bytes]]  # the shares that each client sent, by receiver
+    commitments: dict[int, bytes]
+    masked: Words | None = None  # the sum of the masked vectors
+    survivors: set[int] | None = None  # the clients in it
+
+    def keys_for(self, client: int) -> dict[int, Keys]:
+        """The keys that a client receives: its neighbours' and its own."""
+        return {n: self.keys[n] for n in (client, *self.linked[client]) if n in self.keys}
+
+    def sealed_for(self, client: int) -> dict[int, bytes]:
+        """The shares that a client receives."""
+        return {n: self.sealed[n][client] for n in self.linked[client] if client in self.sealed.get(n, {})}
+
+    def add(self, client: int, content: bytes, size: int) -> None:
+        """Adds a masked vector of so many entries."""
+        if len(content) != size * self.rules.width:
+            raise WireError(
+                f"its masked vector has {len(content):,} bytes; expected {size * self.rules.width:,}"
+            )
+        words = from_bytes(content, self.rules)
+        self.masked = words if self.masked is None else self.masked + words
+        self.survivors = {*(self.survivors or ()), client}
+
+    def total(self, revealed: Mapping[int, Mapping[int, bytes]]) -> Floats:
+        """The sum, from the shares that clients revealed, by sender and owner; WireError if they are too few."""
+        assert self.masked is not None and self.survivors is not None
+        total, size = self.masked.copy(), len(self.masked)
+        for client in sorted(self.sealed):
+            lost = client not in self.survivors
+            affected = [n for n in self.linked[client] if n in self.survivors and n in self.sealed]
+            if lost and not affected:
+                continue
+            secret = _combined([held[client] for held in revealed.values() if client in held], self.rules)
+            if not lost:
+                if commitment(secret) != self.commitments[client]:
+                    raise WireError(f"the shares of client {client}'s seed do not fit together")
+                total -= stream(secret, size, self.rules)
+                continue
+            private = _from_scalar(secret)
+            if _public(private) != self.keys[client].masking:
+                raise WireError(f"the shares of client {client}'s key do not fit together")
+            for other in affected:
+                key = self.keys[other].masking
+                total -= _pair_mask(private, key, other, client, (size, self.rules))
+        return dequantised(total, self.rules)
+
+
+def _combined(shares: Sequence[bytes], rules: Rules) -> bytes:
+    """The secret."""
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+
+    if len(shares) < rules.threshold:
+        raise WireError(f"{len(shares)} clients revealed their shares; {rules.threshold} are needed")
+    try:
+        return combine_shares(list(shares)[: rules.threshold])
+    except (ValueError, IndexError) as error:
+        raise WireError("the revealed shares do not fit together") from error
+
+
+# -- files and messages --------------------------------------------------------------------------------------
+
+
+def as_json(secrets: Secrets) -> dict[str, Any]:
+    """The secrets for a file of the client."""
+    tables = {
+        name: {str(n): [part.hex() for part in row] for n, row in getattr(secrets, name).items()}
+        for name in ("keys", "shares")
+    }
+    single = {name: getattr(secrets, name).hex() for name in ("masking", "encryption", "seed")}
+    return {"client": secrets.client, **single, **tables}
+
+
+def from_json(fields: Mapping[str, Any]) -> Secrets:
+    """The secrets that `as_json` wrote."""
+    single = {name: bytes.fromhex(fields[name]) for name in ("masking", "encryption", "seed")}
+    kinds: tuple[tuple[str, Any], ...] = (("keys", Keys), ("shares", Shares))
+    tables = {
+        name: {int(n): kind(*map(bytes.fromhex, row)) for n, row in fields[name].items()}
+        for name, kind in kinds
+    }
+    return Secrets(fields["client"], **single, **tables)

@@ -115,6 +115,13 @@ def example_upload(
     algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
 ) -> Any:
     """An upload of this algorithm, from client 0's local update on two of these samples."""
+    return example_output(algorithm, task, data, augment, clients).upload
+
+
+def example_output(
+    algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
+) -> ClientOutput:
+    """The result of client 0's local update on two of these samples."""
     from copfl.core.batches import plan as plan_of
 
     device = task.device
@@ -127,4 +134,4 @@ def example_upload(
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=device))
     with torch.no_grad():
         client = algorithm.client_init(task)
-        return algorithm.client_update(task, client, down, data, tree.row(plan, 0)).upload
+        return algorithm.client_update(task, client, down, data, tree.row(plan, 0))

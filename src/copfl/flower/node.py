@@ -15,7 +15,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import received
+from copfl.core.algorithm import ClientOutput, received
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate
 from copfl.core.task import Data, Plan
@@ -96,15 +96,30 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple
     return head, opened.record, opened.about
 
 
-def local_update(
-    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
-) -> Packet:
-    """The client's upload for one round; its record is written before."""
+class Trained(NamedTuple):
+    """A client's local update of one round, before anything of it is stored or sent."""
+
+    head: Head
+    about: dict[str, Any]  # the fields of the server's message
+    records: ClientRecords
+    client: Any  # its record before
+    output: ClientOutput
+    metrics: dict[str, torch.Tensor]
+    note: str
+
+    def save(self) -> None:
+        """Writes the client's record."""
+        write_json(self.records.folder / "client.json", {"client": self.head.client})
+        head, counted = self.head._replace(kind="client"), int(self.about.get(Field.COUNTED, -1))
+        self.records.save(head, self.output.client, keep=counted)
+
+
+def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
+    """The client's local update for one round."""
     (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
     algorithm, task = settings.algorithm, settings.task
-    counted = int(about.get(Field.COUNTED, -1))
     records = ClientRecords(state_dir(node_config), head.run)
-    client, note = _start(settings, records, head, counted)
+    client, note = _start(settings, records, head, int(about.get(Field.COUNTED, -1)))
     with torch.no_grad():
         batches = _plan(settings, head, data)
         output = algorithm.client_update(task, client, down, data.train, batches)
@@ -114,18 +129,30 @@ def local_update(
         metrics = output.metrics
         if about.get(Field.EVALUATE):
             metrics = metrics | evaluate(algorithm, task, client, down, output.trained, data.test)
-    write_json(records.folder / "client.json", {"client": head.client})
-    records.save(head._replace(kind="client"), output.client, keep=counted)
-    if not (node_config.get("metrics", True) and node_config.get("figures", True)):  # "figures": version 0.1
-        metrics = {}
+    return Trained(head, about, records, client, output, metrics, note)
+
+
+def reports_metrics(node_config: NodeConfig) -> bool:
+    """Whether the node sends its metrics; "figures" is the name in version 0.1."""
+    return bool(node_config.get("metrics", True) and node_config.get("figures", True))
+
+
+def local_update(
+    settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
+) -> Packet:
+    """The client's upload for one round; its record is written before."""
+    trained = train(settings, node_config, packet, load_data)
+    trained.save()
+    metrics = trained.metrics if reports_metrics(node_config) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
     return wire.encode(
-        output.upload,
-        head._replace(kind="upload"),
+        trained.output.upload,
+        trained.head._replace(kind="upload"),
         settings.config.wire,
-        receiver_masks=about.get(Field.KNOWN_MASKS),
-        known=[t for t in tree.leaves(client) if t.dtype == torch.bool],  # the server has one of these masks
-        about={Field.NOTE: note, Field.METRICS: reported},
+        receiver_masks=trained.about.get(Field.KNOWN_MASKS),
+        # The server has one of these masks.
+        known=[t for t in tree.leaves(trained.client) if t.dtype == torch.bool],
+        about={Field.NOTE: trained.note, Field.METRICS: reported},
     )
 
 

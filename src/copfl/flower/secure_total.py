@@ -1,0 +1,124 @@
+"""What secure aggregation adds up: the summand of a client, which it computes itself, and its metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
+from copfl.core.evaluation import evaluate
+from copfl.core.task import Task
+from copfl.errors import UsageError, WireError
+from copfl.flower.secure_sum import Floats, Rules, Words, quantised
+
+ELSE = "choose another algorithm, or leave secure-aggregation out"
+
+
+class Sums(NamedTuple):
+    """One client's contribution, or the sum of several."""
+
+    total: Any  # of the algorithm
+    metrics: dict[str, Tensor]  # [2] each: the sum, and the number of clients that report it
+
+
+def summand_of(algorithm: AnyAlgorithm, task: Task, clients: int, upload: Any) -> Any:
+    """The summand, computed by the client: `check` has shown that it depends on the upload alone."""
+    server = algorithm.server_init(task, clients)
+    return algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)
+
+
+def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported: bool = True) -> Sums:
+    """The contribution. A metric that is not a number, or out of range, is not reported."""
+    values = {name: float(value) for name, value in sorted(metrics.items())}
+    known = {n: reported and math.isfinite(v) and abs(v) <= rules.range for n, v in values.items()}
+    pairs = {n: torch.tensor([v, 1.0] if known[n] else [0.0, 0.0]).double() for n, v in values.items()}
+    return Sums(total, pairs)
+
+
+def words_of(sums: Sums, rules: Rules) -> Words:
+    """All numbers of a contribution, quantised; WireError names the field that cannot be sent."""
+    return np.concatenate([_words(path, t, rules) for path, t in tree.named(sums)])
+
+
+def _words(path: str, t: Tensor, rules: Rules) -> Words:
+    try:
+        return quantised(_flat(t), rules)
+    except WireError as error:  # the value itself stays here
+        raise WireError(
+            f"{path} cannot be added securely: {error}; nothing was sent. Raise secure-range, lower the "
+            "learning rate, or weigh the clients equally (options.weights=equal)"
+        ) from error
+
+
+def sums_from(values: Floats, like: Sums) -> Sums:
+    """The sums in the structure of `like`; counts are rounded to whole numbers."""
+
+    def parts() -> Iterator[Tensor]:
+        start = 0
+        for t in tree.leaves(like):
+            part = torch.from_numpy(values[start : start + t.numel()]).view(t.shape)
+            yield part if t.is_floating_point() else part.round().to(torch.int64)
+            start += t.numel()
+
+    return tree.rebuild(like, list(parts()))
+
+
+def size_of(sums: Sums) -> int:
+    """The number of entries of a contribution."""
+    return sum(t.numel() for t in tree.leaves(sums))
+
+
+def means(sums: Sums) -> dict[str, float | None]:
+    """The mean of every metric over the clients that report it."""
+    pairs = {name: pair.tolist() for name, pair in sums.metrics.items()}
+    return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
+
+
+def example(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], rules: Rules, augment: bool) -> Sums:
+    """The structure of every contribution, from a local update on blank samples."""
+    data, clients = blank_samples(shape, task.device), rules.clients
+    output = example_output(algorithm, task, data, augment, clients)
+    down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
+    with torch.no_grad():
+        tested = evaluate(algorithm, task, algorithm.client_init(task), down, output.trained, data)
+        total = summand_of(algorithm, task, clients, output.upload)
+    return sums_of(total, output.metrics | tested, rules)
+
+
+def check(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], clients: int, augment: bool) -> None:
+    """UsageError if the server needs more of an upload than a plain sum that the client can compute."""
+    upload = example_output(algorithm, task, blank_samples(shape, task.device), augment, clients).upload
+    server = algorithm.server_init(task, clients)
+
+    def summand(server: Any, client: int) -> Any:
+        return algorithm.summand(task, server, torch.tensor(client, device=task.device), upload)
+
+    with torch.no_grad():
+        plain = summand(server, 0)
+        if any(tree.gathered(plain)):
+            raise UsageError(f"its server needs every upload by itself, so a sum is not enough; {ELSE}")
+        if not _equal(plain, summand(server, clients - 1)):
+            raise UsageError(
+                f"its total has a part for every client, so the sum would reveal each upload; {ELSE}"
+            )
+        for other in (torch.zeros_like, lambda t: ~t if t.dtype == torch.bool else t + 1):
+            if not _equal(plain, summand(tree.each(other, server), 0)):
+                raise UsageError(
+                    "its server compares each upload with its own record (such as a bound on the weight) "
+                    f"before it adds it, which it cannot do with a masked one; {ELSE}"
+                )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
+
+
+def _flat(t: Tensor) -> Floats:
+    return t.detach().cpu().double().reshape(-1).numpy()

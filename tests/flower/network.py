@@ -17,9 +17,9 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import CopflError
-from copfl.flower import node
+from copfl.flower import node, secure_node
 from copfl.flower.registry import known_client
-from copfl.flower.server import Server
+from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
 from copfl.flower.transport import HELLO, JOIN, Content, Reply
@@ -86,7 +86,7 @@ class DirectTransport:
             if request == HELLO:
                 packet = Packet(json.dumps({"client": known_client(config, fields["run"])}), b"")
             else:
-                answer = node.personalise if request == JOIN else node.local_update
+                answer = node.personalise if request == JOIN else secure_node.local_update
                 packet = answer(self.settings, config, message)
         except CopflError as error:
             packet = Packet(json.dumps({"refused": str(error)}), b"")
@@ -124,7 +124,8 @@ def play(
     settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
     folder = ServerFolder(str(runs), settings.config.run, resume=settings.config.resume)
-    server = Server(settings, transport, folder, log.append, pause=0, retry=0, **options)
+    kind = server_class(settings.config.secure_aggregation)
+    server = kind(settings, transport, folder, log.append, pause=0, retry=0, **options)
     return Played(list(server.rounds()), server_of(settings, runs), log, transport)
 
 

@@ -66,6 +66,12 @@ def init(
     host: Annotated[str, option(FEDERATION, "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
     port: Annotated[int, option(FEDERATION, "Port of the server; default: 8800.")] = 8800,
     secure: Secure = None,
+    secure_aggregation: Annotated[
+        bool,
+        option(
+            FEDERATION, "The server receives only the sum of the uploads (SecAgg+).", "--secure-aggregation"
+        ),
+    ] = False,
     wire: Wire = None,
     rounds: Rounds = None,
     settings: Settings = None,
@@ -75,7 +81,8 @@ def init(
 
     names = {"algorithm": algorithm, "model": model, "adapter": adapter}
     given = {**names, "clients": clients, "wire": wire, "rounds": rounds}
-    flower_app.init(folder, data=data, host=host, port=port, secure=secure, config=_config(settings, **given))
+    config = _config(settings, **given) | ({"secure-aggregation": True} if secure_aggregation else {})
+    flower_app.init(folder, data=data, host=host, port=port, secure=secure, config=config)
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}")
     print(f"For several machines see {folder / 'README.md'}")
 

@@ -75,8 +75,8 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     return Data(tensors(split.x), y, torch.tensor(len(y)))
 
 
-def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
-    """The head, record and fields of the server's message; WireError if for another model or client."""
+def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head:
+    """The head that the server's message must have; WireError if it names no run, round or client."""
     fields = wire.opened_head(packet)
     run, round, client = (fields.get(name) for name in ("run", "round", "client"))
     if type(run) is not str or type(round) is not int or type(client) is not int:
@@ -85,10 +85,15 @@ def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple
         raise WireError(f"its run {run[:40]!r} is not a plain name")
     if not 0 <= round < 2**63:
         raise WireError(f"it is of round {round}; rounds count from 0")
-    known, clients = known_client(node_config, run), settings.config.clients
-    head = Head("down", run, settings.layout, round, client if known < 0 else known)
+    known = known_client(node_config, run)
+    return Head("down", run, settings.layout, round, client if known < 0 else known)
+
+
+def decode(settings: Settings, node_config: NodeConfig, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:
+    """The head, record and fields of the server's message; WireError if for another model or client."""
+    head, clients = head_of(settings, node_config, packet), settings.config.clients
     server = settings.algorithm.server_init(settings.task, clients)
-    like = received(settings.algorithm, server, torch.tensor(min(client, clients - 1)))
+    like = received(settings.algorithm, server, torch.tensor(min(max(head.client, 0), clients - 1)))
     opened = wire.decode(packet, like, head)
     is_int = all(type(opened.about.get(name, 0)) is int for name in (Field.COUNTED, Field.UPDATES))
     if not is_int or not isinstance(opened.about.get(Field.KNOWN_MASKS, {}), dict):

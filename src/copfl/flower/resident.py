@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from copfl.errors import CopflError
-from copfl.flower import node
+from copfl.flower import node, secure_node
 from copfl.flower.node import NodeConfig, NodeData
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.transport import Content, refusal
@@ -22,7 +22,7 @@ from copfl.flower.worker import Request
 from copfl.wire import Packet
 
 FUNCTIONS: dict[str, Callable[..., Packet]] = {
-    "local_update": node.local_update,
+    "local_update": secure_node.local_update,
     "personalise": node.personalise,
 }
 

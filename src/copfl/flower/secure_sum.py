@@ -18,7 +18,7 @@ import hashlib
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,8 +161,8 @@ class Secrets(NamedTuple):
     masking: bytes  # private keys
     encryption: bytes
     seed: bytes
-    keys: dict[int, Keys] = {}  # of the neighbours
-    shares: dict[int, Shares] = {}  # by owner; this client's own among them
+    keys: dict[int, Keys]  # of the neighbours
+    shares: dict[int, Shares]  # by owner; this client's own among them
 
 
 def begin(client: int) -> tuple[Secrets, Keys]:
@@ -172,7 +172,7 @@ def begin(client: int) -> tuple[Secrets, Keys]:
     pairs = [asymmetric.generate_key_pairs() for _ in range(2)]
     private = [asymmetric.private_key_to_bytes(key) for key, _ in pairs]
     return (
-        Secrets(client, private[0], private[1], os.urandom(SEED)),
+        Secrets(client, private[0], private[1], os.urandom(SEED), {}, {}),
         Keys(*(asymmetric.public_key_to_bytes(key) for _, key in pairs)),
     )
 
@@ -300,8 +300,8 @@ class Sum:
     linked: dict[int, list[int]]  # the neighbours of each client
     sealed: dict[int, dict[int, bytes]]  # the shares that each client sent, by receiver
     commitments: dict[int, bytes]
-    masked: Words | None = None  # the sum of the masked vectors
-    survivors: set[int] | None = None  # the clients in it
+    survivors: set[int] = field(default_factory=set)  # the clients whose masked vectors are added
+    masked: Words | None = None  # their sum
 
     def keys_for(self, client: int) -> dict[int, Keys]:
         """The keys that a client receives: its neighbours' and its own."""
@@ -319,11 +319,12 @@ class Sum:
             )
         words = from_bytes(content, self.rules)
         self.masked = words if self.masked is None else self.masked + words
-        self.survivors = {*(self.survivors or ()), client}
+        self.survivors.add(client)
 
     def total(self, revealed: Mapping[int, Mapping[int, bytes]]) -> Floats:
         """The sum, from the shares that clients revealed, by sender and owner; WireError if they are too few."""
-        assert self.masked is not None and self.survivors is not None
+        if self.masked is None:
+            raise WireError("no client sent a vector, so there is no sum")
         total, size = self.masked.copy(), len(self.masked)
         for client in sorted(self.sealed):
             lost = client not in self.survivors
@@ -372,10 +373,7 @@ def as_json(secrets: Secrets) -> dict[str, Any]:
 
 def from_json(fields: Mapping[str, Any]) -> Secrets:
     """The secrets that `as_json` wrote."""
-    single = {name: bytes.fromhex(fields[name]) for name in ("masking", "encryption", "seed")}
-    kinds: tuple[tuple[str, Any], ...] = (("keys", Keys), ("shares", Shares))
-    tables = {
-        name: {int(n): kind(*map(bytes.fromhex, row)) for n, row in fields[name].items()}
-        for name, kind in kinds
-    }
-    return Secrets(fields["client"], **single, **tables)
+    masking, encryption, seed = (bytes.fromhex(fields[name]) for name in ("masking", "encryption", "seed"))
+    keys = {int(n): Keys(*map(bytes.fromhex, row)) for n, row in fields["keys"].items()}
+    shares = {int(n): Shares(*map(bytes.fromhex, row)) for n, row in fields["shares"].items()}
+    return Secrets(fields["client"], masking, encryption, seed, keys, shares)

@@ -81,7 +81,7 @@ def means(sums: Sums) -> dict[str, float | None]:
     return {name: wire.plain(value / round(count)) for name, (value, count) in pairs.items() if round(count)}
 
 
-def example(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], rules: Rules, augment: bool) -> Sums:
+def example(algorithm: AnyAlgorithm, task: Task, shape: Any, rules: Rules, augment: bool) -> Sums:
     """The structure of every contribution, from a local update on blank samples."""
     data, clients = blank_samples(shape, task.device), rules.clients
     output = example_output(algorithm, task, data, augment, clients)
@@ -92,7 +92,7 @@ def example(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], rules: 
     return sums_of(total, output.metrics | tested, rules)
 
 
-def check(algorithm: AnyAlgorithm, task: Task, shape: tuple[int, ...], clients: int, augment: bool) -> None:
+def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment: bool) -> None:
     """UsageError if the server needs more of an upload than a plain sum that the client can compute."""
     upload = example_output(algorithm, task, blank_samples(shape, task.device), augment, clients).upload
     server = algorithm.server_init(task, clients)

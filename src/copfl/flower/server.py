@@ -44,6 +44,8 @@ class Round:
     failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
+    means: dict[str, float | None] = field(default_factory=dict)  # metrics of which only the mean is known
+    further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
 
 
 @dataclass
@@ -83,9 +85,11 @@ class Server:
         while self.round < self.config.rounds:
             started = time.time()
             now = self._run_round()
-            with torch.no_grad():
-                total = tree.narrow(now.total, now.dtypes)
-                self.state, metrics = self.algorithm.server_update(self.task, self.state, total)
+            metrics: dict[str, torch.Tensor] = {}
+            if now.total is not None:
+                with torch.no_grad():
+                    total = tree.narrow(now.total, now.dtypes)
+                    self.state, metrics = self.algorithm.server_update(self.task, self.state, total)
             self.counted |= dict.fromkeys(now.reports, now.number)
             self.round += 1
             record = _record(now, metrics, time.time() - started)
@@ -147,7 +151,7 @@ class Server:
         now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
 
-    def down(self, client: int) -> Packet:
+    def down(self, client: int, **further: Any) -> Packet:
         """The message to one client: the global model, the last counted round, and the known masks."""
         record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
@@ -155,6 +159,7 @@ class Server:
             Field.COUNTED: self.counted.get(client, -1),
             Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
             Field.EVALUATE: True,
+            **further,
         }
         return wire.encode(record, self._head("down", self.round, client), self.config.wire, about=about)
 
@@ -236,13 +241,14 @@ def _record(now: Round, metrics: dict[str, torch.Tensor], seconds: float) -> dic
         "clients": ids,
         "federation": {name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
         # Nodes may report 1e308, and JSON has no infinite mean.
-        "mean": {name: wire.plain(sum(v) / len(v)) for name, v in sorted(present.items()) if v},
+        "mean": {n: wire.plain(sum(v) / len(v)) for n, v in sorted(present.items()) if v} | now.means,
         "left_out": sorted(now.failures),
         "why": {str(client): now.failures[client] for client in sorted(now.failures)},
         "notes": {str(client): printable(note) for client, note in notes.items() if note},
         "per_client": dict(sorted(per_client.items())),
         "bytes": {"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
         "seconds": round(seconds, 3),
+        **now.further,
     }
 
 

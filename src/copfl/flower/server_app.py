@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from copfl.errors import CopflError
 from copfl.flower.processes import end_with_parent
 from copfl.flower.registry import Log
-from copfl.flower.server import Server
+from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder, as_text, started_before, write_json
 from copfl.flower.transport import FlowerTransport
@@ -42,7 +42,7 @@ def _main(grid: Grid, context: Context, log: Log) -> None:
     folder = ServerFolder(config.runs, run, resume=resume or config.join > 0)
     log(f"run {run} in {folder.path.resolve()}")
     with folder.claimed():
-        server = Server(settings, FlowerTransport(grid), folder, log)
+        server = server_class(config.secure_aggregation)(settings, FlowerTransport(grid), folder, log)
         if config.join:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         about = {**context.run_config, "run": run, "flower-run": context.run_id}

@@ -20,6 +20,8 @@ from copfl.errors import DataError, UsageError, above, at_least, one_of
 from copfl.experiment import components, migration, model_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
+from copfl.flower import secure_total
+from copfl.flower.secure_sum import Rules, majority, neighbours
 
 
 def is_plain_name(run: str) -> bool:
@@ -54,6 +56,11 @@ class RunConfig:
     buffers: str = "local"  # batch-norm statistics: local or average
     robust: str = ""  # robust aggregation: clip, trimmed_mean or median; options in robust-options
     privacy: float = 0.0  # noise on uploads: only in simulation
+    secure_aggregation: bool = False  # the server receives only the sum of the uploads
+    secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: more than half
+    secure_range: float = 65536.0  # the largest absolute value of an entry of the sum, of one client
+    secure_bits: int = 36  # of such an entry, with its sign
+    secure_neighbours: int = 0  # clients with which each client shares its secrets; 0: all
     public: str = ""  # an .npz file with public samples x, the same on every machine; only for ktpfl
     join: int = 0  # above 0: no training, but so many local updates for every new client
 
@@ -69,6 +76,13 @@ class RunConfig:
                 "would have to come from a secret of each node, and the epsilon to count the nodes that did "
                 "not answer; leave it out"
             )
+        if self.secure_aggregation and self.robust:
+            raise UsageError(
+                f'robust="{self.robust}" compares single uploads, and with secure-aggregation the server sees '
+                "only their sum; leave one of them out"
+            )
+        if self.secure_aggregation:
+            _ = self.rules  # its numbers are checked
         if self.run and not is_plain_name(self.run):
             raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')
 
@@ -82,6 +96,14 @@ class RunConfig:
     def minimum(self) -> int:
         """Number of replies that a round needs."""
         return self.min_replies or (self.selected + 1) // 2
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of secure aggregation."""
+        selected, count = self.selected, self.secure_neighbours
+        holders = 1 + len(neighbours(range(selected), max(0, count))[0])
+        threshold = self.secure_threshold or majority(holders)
+        return Rules(selected, threshold, self.secure_range, self.secure_bits, count)
 
 
 DEFAULTS = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunConfig)}
@@ -142,7 +164,15 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     )
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := tables["model"].get("sha256")) else ""
-    return Settings(config, tables, algorithm, task, layout, names, TEXT if is_text else shape)
+    settings = Settings(config, tables, algorithm, task, layout, names, TEXT if is_text else shape)
+    if config.secure_aggregation:
+        try:
+            secure_total.check(algorithm, task, settings.shape, config.clients, config.augment)
+        except UsageError as error:
+            raise UsageError(
+                f'secure-aggregation is not possible with "{config.algorithm}": {error}'
+            ) from error
+    return settings
 
 
 def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:

@@ -30,6 +30,11 @@ class Field:
     UPDATES = "turns"  # to a new client: number of local updates
     METRICS = "figures"  # from a client, along with its upload
     NOTE = "note"
+    SESSION = "session"  # of a sum; the following are of secure aggregation too
+    KEYS = "keys"
+    SHARES = "shares"
+    COMMITMENT = "commitment"
+    SURVIVORS = "survivors"
     REFUSED = "refused"  # from a node: why it does not answer
     NEW_CLIENT = NEW_CLIENT_MESSAGE  # the kind of a new client's answer
 

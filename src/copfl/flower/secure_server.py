@@ -1,0 +1,212 @@
+"""The server's rounds with secure aggregation: it receives masked vectors, and from the shares only their sum.
+
+A client may be lost in every phase. If too few are left before they reveal their shares, the round begins
+again with fresh keys. If too few reveal theirs, the round ends without a result, because it must not be summed
+again: two sums of the same uploads over different clients differ by single uploads.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from copfl import wire
+from copfl.core import tree
+from copfl.core.batches import choose
+from copfl.errors import CopflError, WireError
+from copfl.flower import secure_total
+from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
+from copfl.flower.server import Round, Server
+from copfl.flower.state import write_json
+from copfl.flower.transport import TRAIN, Field, printable
+from copfl.wire import Packet
+
+T = TypeVar("T")
+KEYS, SHARES, MASKED, REVEALED = PHASES
+MARK = "revealing.json"  # in the run's folder: the round whose shares were asked for
+
+
+class SecureServer(Server):
+    """A server that adds up what it cannot read."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = self.config.rules
+        self.like = secure_total.example(
+            self.algorithm, self.task, self.settings.shape, self.rules, self.config.augment
+        )
+        self.size = secure_total.size_of(self.like)
+
+    def _run_round(self) -> Round:
+        chosen = [
+            int(n) for n in choose(self.config.seed, self.round, self.config.clients, self.config.selected)
+        ]
+        if self._was_revealing():
+            now = Round(self.round, failures=dict.fromkeys(chosen, "the server ended while it added up"))
+            return self._without_result(now, "the server ended while it added up")
+        now = Round(self.round)
+        while True:
+            connected = self._connected(chosen)
+            now.failures = {n: "not connected" for n in chosen if n not in connected}
+            try:
+                return self._summed(now, connected)
+            except WireError as error:
+                self.log(f"round {now.number + 1} begins again with fresh keys: {error}")
+                time.sleep(self.retry)
+
+    def _summed(self, now: Round, clients: list[int]) -> Round:
+        """The round after all phases; WireError if too few clients are left before they reveal shares."""
+        session = secrets.token_hex(16)
+        stayed: dict[str, list[int]] = {}
+
+        def ask(phase: str, fields: Callable[[int], dict[str, Any]], read: Callable[..., T]) -> dict[int, T]:
+            asked = clients if phase == KEYS else stayed[PHASES[PHASES.index(phase) - 1]]
+            packets = {n: self._packet(phase, n, {Field.SESSION: session, **fields(n)}) for n in asked}
+            answers = self._ask(now, phase, packets, read)
+            stayed[phase] = sorted(answers)
+            needed = self.rules.threshold if phase == REVEALED else self.needed
+            if len(answers) < needed:
+                raise WireError(f"{len(answers)} clients answered in phase {phase!r}; {needed} are needed")
+            return answers
+
+        keys = ask(KEYS, lambda n: {}, self._read_keys)
+        order = sorted(keys)
+        secrets.SystemRandom().shuffle(order)
+        total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
+        for n, (sealed, commitment) in ask(
+            SHARES, lambda n: {Field.KEYS: _hex(total.keys_for(n))}, self._read_shares
+        ).items():
+            total.sealed[n], total.commitments[n] = sealed, commitment
+
+        def add(client: int, packet: Packet) -> dict[str, Any]:
+            like = torch.zeros(self.size * self.rules.width, dtype=torch.uint8)
+            opened = wire.decode(packet, like, self._head(MASKED, now.number, client))
+            total.add(client, opened.record.numpy().tobytes(), self.size)
+            return opened.about
+
+        texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
+        now.reports = ask(MASKED, lambda n: {Field.SHARES: texts[n]}, add)
+        # From here the round is not repeated, not even by a server that is started again.
+        write_json(self.folder.path / MARK, {"round": now.number})
+        try:
+            revealed = ask(
+                REVEALED, lambda n: {Field.SURVIVORS: sorted(total.survivors)}, self._read_revealed
+            )
+            sums = secure_total.sums_from(total.total(revealed), self.like)
+        except WireError as error:
+            return self._without_result(now, str(error))
+        now.total, now.dtypes = sums.total, [t.dtype for t in tree.leaves(self.like.total)]
+        now.means = secure_total.means(sums)
+        for client in now.reports:  # a client that was lost after it sent its vector counts
+            now.failures.pop(client, None)
+        now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
+        return now
+
+    def _without_result(self, now: Round, why: str) -> Round:
+        self.log(f"round {now.number + 1} has no result: {why}")
+        now.reports, now.total = {}, None
+        now.further = {"secure_aggregation": {"failed": why}}
+        return now
+
+    @property
+    def needed(self) -> int:
+        """Number of clients that must send their vectors."""
+        return max(self.config.minimum, self.rules.threshold)
+
+    def _connected(self, chosen: list[int]) -> list[int]:
+        """The connected clients among these, when they are enough."""
+        is_reported = False
+        while True:
+            self.registry.refresh(self.transport)
+            found = [n for n in chosen if n in self.registry.nodes]
+            if len(found) >= self.needed and not self.registry.pending:
+                return found
+            if not (is_reported or self.registry.pending):
+                missing = ", ".join(str(n) for n in chosen if n not in found)
+                count = f"{len(found)} of the {self.needed} clients it needs"
+                self.log(f"round {self.round + 1} waits: {count}; not connected: {missing}")
+                is_reported = True
+            time.sleep(min(self.pause, 0.2))
+
+    def _packet(self, phase: str, client: int, fields: dict[str, Any]) -> Packet:
+        if phase == MASKED:
+            return self.down(client, **fields)
+        return wire.encode((), self._head(phase, self.round, client), about=fields)
+
+    def _ask(
+        self, now: Round, phase: str, packets: dict[int, Packet], read: Callable[[int, Packet], T]
+    ) -> dict[int, T]:
+        """The answers of a phase by client; the clients without one are left out."""
+        answers: dict[int, T] = {}
+        for client, packet in packets.items():
+            if (node := self.registry.nodes.get(client)) is None:
+                now.failures[client] = f"disconnected before phase {phase!r}"
+                continue
+            now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
+            now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
+        started = time.monotonic()
+        while now.pending:
+            for reply in self.transport.replies(list(now.pending)):
+                client, _ = now.pending.pop(reply.message_id)
+                try:
+                    packet = Packet(*reply.checked())
+                    answers[client] = read(client, packet)
+                    now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
+                except CopflError as error:
+                    now.failures[client] = printable(error)
+                    self.log(f"round {now.number + 1}: client {client} is left out: {now.failures[client]}")
+            if time.monotonic() >= started + self.config.deadline:
+                for client, _ in now.pending.values():
+                    now.failures[client] = f"no reply within {self.config.deadline:g} s in phase {phase!r}"
+                now.pending.clear()
+            if now.pending:
+                self.registry.refresh(self.transport)
+                time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
+        return answers
+
+    def _about(self, phase: str, client: int, packet: Packet) -> dict[str, Any]:
+        return wire.decode(packet, (), self._head(phase, self.round, client)).about
+
+    def _read_keys(self, client: int, packet: Packet) -> Keys:
+        try:
+            masking, encryption = self._about(KEYS, client, packet)[Field.KEYS]
+            return Keys(bytes.fromhex(masking), bytes.fromhex(encryption))
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError("its keys cannot be read") from error
+
+    def _read_shares(self, client: int, packet: Packet) -> tuple[dict[int, bytes], bytes]:
+        try:
+            about = self._about(SHARES, client, packet)
+            sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
+            return sealed, bytes.fromhex(about[Field.COMMITMENT])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError("its shares cannot be read") from error
+
+    def _read_revealed(self, client: int, packet: Packet) -> dict[int, bytes]:
+        try:
+            shares = self._about(REVEALED, client, packet)[Field.SHARES]
+            return {int(n): bytes.fromhex(share) for n, share in shares.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise WireError("its revealed shares cannot be read") from error
+
+    def _was_revealing(self) -> bool:
+        """Whether a server that was killed had asked for the shares of this round."""
+        try:
+            mark = json.loads((self.folder.path / MARK).read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(mark.get("round") == self.round) and not self.config.rollback
+
+
+def _hex(keys: dict[int, Keys]) -> dict[str, list[str]]:
+    return {str(n): [key.hex() for key in pair] for n, pair in keys.items()}
+
+
+def server_class(secure: bool) -> type[Server]:
+    """The server of a run with or without secure aggregation."""
+    return SecureServer if secure else Server

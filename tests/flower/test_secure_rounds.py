@@ -1,0 +1,280 @@
+"""Rounds with secure aggregation, without a network: equal to plain rounds, with lost clients and curious servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from copfl.algorithms import ALGORITHMS
+from copfl.core.algorithm import received
+from copfl.errors import UsageError, WireError
+from copfl.flower import secure_node
+from copfl.flower.secure_server import MARK, SecureServer
+from copfl.flower.secure_sum import PHASES
+from copfl.flower.settings import settings_of
+from copfl.flower.state import ServerFolder
+from copfl.wire import Head, Packet
+from tests.flower.network import (
+    CONFIG,
+    DirectTransport,
+    Played,
+    digits,
+    farthest,
+    play,
+    server_of,
+    write_nodes,
+)
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+
+SECURE = CONFIG | {"secure-aggregation": True, "rounds": 2}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Three nodes, whose state is separate in each run."""
+    torch.set_num_threads(1)
+    return write_nodes(digits(), tmp_path_factory.mktemp("nodes"))
+
+
+def kind(packet: Packet) -> str:
+    return str(json.loads(packet.head).get("kind", ""))
+
+
+@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedper", "fedselect", "ditto"])
+def test_a_secure_round_is_a_plain_one_within_the_step(name: str, tmp_path: Path) -> None:
+    config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")}
+    config |= {"algorithm": name, "rounds": 1}
+    plain = play(
+        config | {"secure-aggregation": False}, write_nodes(digits(), tmp_path / "a"), tmp_path / "plain"
+    )
+    secure = play(config, write_nodes(digits(), tmp_path / "b"), tmp_path / "secure")
+    assert farthest(plain.server, secure.server) <= 3 * settings_of(config).config.rules.step
+    (record,), (plain_record,) = secure.records, plain.records
+    assert record["clients"] == [0, 1, 2]
+    for metric in ("accuracy", "loss", "weight"):
+        assert record["mean"][metric] == pytest.approx(plain_record["mean"][metric], abs=1e-5)
+    # Of a single client only the sizes of its messages are known.
+    assert sorted(record["per_client"]) == ["bytes_down", "bytes_up"]
+    assert all(record["secure_aggregation"][phase] == [0, 1, 2] for phase in PHASES)
+    assert not (tmp_path / "secure" / "test" / "masks").exists()
+
+
+def test_a_later_round_continues_from_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    config = SECURE | {"run": "later", "secure-bits": 44}
+    plain = play(
+        config | {"secure-aggregation": False}, write_nodes(digits(), tmp_path / "a"), tmp_path / "plain"
+    )
+    secure = play(config, nodes, tmp_path / "secure")
+    # The second round's training amplifies the first one's step.
+    assert farthest(plain.server, secure.server) <= 1e-4
+    assert len(secure.records) == 2
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ten_clients_of_which_three_are_lost_in_a_phase(phase: str, tmp_path: Path) -> None:
+    config = SECURE | {"clients": 10, "min-replies": 6, "rounds": 1, "algorithm": "fedavg", "run": phase}
+
+    def fault(client: int, _round: int, packet: Packet) -> Packet | str:
+        return "Node Unavailable" if client in (2, 5, 7) and kind(packet) in (phase, "refused") else packet
+
+    nodes = write_nodes(digits(10), tmp_path / "a")
+    secure = play(config, nodes, tmp_path / "secure", fault)
+    lost = [] if phase == "revealed" else [2, 5, 7]
+    (record,) = secure.records
+    assert record["left_out"] == lost
+    assert record["clients"] == [n for n in range(10) if n not in lost]
+
+    def absent(client: int, _round: int, packet: Packet) -> Packet | str:
+        return "Node Unavailable" if client in lost else packet
+
+    plain = play(
+        config | {"secure-aggregation": False},
+        write_nodes(digits(10), tmp_path / "b"),
+        tmp_path / "plain",
+        absent,
+    )
+    assert farthest(plain.server, secure.server) <= 10 * settings_of(config).config.rules.step
+
+
+def test_too_few_before_the_end_begin_again(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    lost = iter(["Node Unavailable"] * 2)
+
+    def fault(_client: int, _round: int, packet: Packet) -> Packet | str:
+        return next(lost, packet) if kind(packet) == "masked" else packet
+
+    played = play(SECURE | {"run": "again", "rounds": 1}, nodes, tmp_path, fault)
+    assert played.records[0]["clients"] == [0, 1, 2]
+    assert any("begins again with fresh keys: 1 clients answered" in line for line in played.log)
+
+
+def test_too_few_at_the_end_leave_a_round_without_result(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    def fault(client: int, round: int, packet: Packet) -> Packet | str:
+        return "Node Unavailable" if client and not round and kind(packet) == "revealed" else packet
+
+    config = SECURE | {"run": "short"}
+    first, second = play(config, nodes, tmp_path, fault).records
+    assert first["clients"] == []
+    assert "1 clients answered in phase 'revealed'" in first["secure_aggregation"]["failed"]
+    assert second["clients"] == [0, 1, 2]  # its clients had not counted round 1
+
+
+def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    config = SECURE | {"run": "killed", "min-replies": 2}
+
+    def die(_client: int, round: int, packet: Packet) -> Packet:
+        if round == 1 and kind(packet) == "revealed":
+            raise KeyboardInterrupt
+        return packet
+
+    with pytest.raises(KeyboardInterrupt):
+        play(config, nodes, tmp_path, die)
+    resumed = play(config | {"resume": True, "rounds": 3}, nodes, tmp_path)
+    assert [r["clients"] for r in resumed.records] == [[], [0, 1, 2]]
+    assert json.loads((tmp_path / "killed" / MARK).read_text()) == {"round": 2}
+
+
+@pytest.mark.parametrize(("key", "value"), [("secure-range", 0.01), ("optimizer.lr", 1e30)])
+def test_values_that_do_not_fit_never_leave_a_client(
+    key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    config = SECURE | {"run": f"refused-{key[:6]}", key: value}
+    settings = settings_of(config | {"runs": str(tmp_path)})
+    transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
+    log: list[str] = []
+
+    def stop(line: str) -> None:
+        log.append(line)
+        if "begins again" in line:
+            raise KeyboardInterrupt
+
+    server = SecureServer(settings, transport, ServerFolder(str(tmp_path), "r", resume=False), stop, pause=0)
+    with pytest.raises(KeyboardInterrupt):
+        next(server.rounds())
+    assert not any(kind(packet) == "masked" for packet in transport.received)
+    reason = "cannot be added securely" if key == "secure-range" else "diverged"
+    assert sum(reason in line for line in log) == 3
+    assert not list(Path(nodes[0]["state-dir"]).glob(f"{server.folder.run}/round-*"))
+
+
+# -- a curious server ----------------------------------------------------------------------------------------
+
+
+class Client:
+    """One of three nodes, and the messages that it has received."""
+
+    def __init__(self, nodes: list[dict[str, Any]], runs: Path, run: str) -> None:
+        self.played: Played = play(SECURE | {"run": run, "rounds": 1}, nodes, runs)
+        self.node, self.settings = nodes[0], self.played.transport.settings
+        sent = [packet for _, request, packet in self.played.transport.sent if request == "train"]
+        self.requests = {kind(p): p for p in sent if json.loads(p.head)["client"] == 0}
+
+    def ask(self, packet: Packet) -> Packet:
+        return secure_node.local_update(self.settings, self.node, packet)
+
+    def changed(self, phase: str, round: int, about: dict[str, Any], session: str = "") -> Packet:
+        from copfl import wire
+
+        old = json.loads(self.requests[phase].head)["about"]
+        head = Head(phase, self.settings.config.run, self.settings.layout, round, 0)
+        new = {**old, **about, **({"session": session} if session else {})}
+        if phase != "down":
+            return wire.encode((), head, about=new)
+        settings = self.settings
+        down = received(settings.algorithm, settings.algorithm.server_init(settings.task, 3), torch.tensor(0))
+        return wire.encode(down, head, about=new)
+
+
+def test_a_node_answers_each_phase_once(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    client = Client(nodes, tmp_path, "curious")
+    assert client.ask(client.requests["revealed"]) == client.ask(client.requests["revealed"])
+    for packet in (
+        client.changed("revealed", 0, {"survivors": [0, 1]}),  # the other secret of client 2
+        client.requests["down"],
+        client.requests["shares"],
+        client.changed("keys", 0, {}),
+    ):
+        with pytest.raises(WireError, match=r"out of turn|has revealed"):
+            client.ask(packet)
+    with pytest.raises(WireError, match="two sums of a round"):
+        client.ask(client.changed("keys", 0, {}, session="another"))
+    with pytest.raises(WireError, match="out of turn"):
+        client.ask(client.changed("revealed", 1, {}, session="another"))
+    client.ask(client.changed("keys", 1, {}, session="another"))  # the next round
+    with pytest.raises(WireError, match="out of turn"):
+        client.ask(client.changed("revealed", 1, {}, session="another"))
+
+
+def test_secrets_are_private_and_end_with_the_sum(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    play(SECURE | {"run": "ended", "rounds": 1}, nodes, tmp_path)
+    path = Path(nodes[0]["state-dir"]) / "ended" / secure_node.FILE
+    assert json.loads(path.read_text())["secrets"] is None
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_server_receives_noise(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The bodies of one client's messages, and those of a second run with the same upload and fresh keys."""
+
+    def body(run: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        played = play(
+            SECURE | {"run": run, "rounds": 1}, write_nodes(digits(), tmp_path / run), tmp_path / "runs"
+        )
+        (packet,) = [p for p in played.transport.received if kind(p) == "masked" and '"client":1' in p.head]
+        size = int.from_bytes(packet.body[:8], "little")  # of safetensors' own head
+        return np.frombuffer(packet.body, np.uint8)[8 + size :]
+
+    first, second = body("first"), body("second")
+    expected = len(first) / 256
+    statistic = ((np.bincount(first, minlength=256) - expected) ** 2 / expected).sum()
+    assert 160 < statistic < 376  # 255 degrees of freedom: beyond both 1e-6 quantiles
+    assert abs(int((first == second).sum()) - expected) < 6 * expected**0.5
+
+
+# -- what is refused -----------------------------------------------------------------------------------------
+
+NOT_SUMS = {"reads": "every upload", "ktpfl": "part for every client", "fedcalm": "part for every client"}
+NOT_SUMS |= {"fedpac": "part for every client"}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_exactly_the_algorithms_whose_totals_are_sums_are_allowed(name: str, tmp_path: Path) -> None:
+    config = {key: v for key, v in SECURE.items() if not key.startswith("optimizer")} | {"algorithm": name}
+    if name == "ktpfl":
+        np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.uint8))
+        config["public"] = str(tmp_path / "public.npz")
+    if name in NOT_SUMS:
+        with pytest.raises(UsageError, match=f'not possible with "{name}": .*{NOT_SUMS[name]}'):
+            settings_of(config)
+    else:
+        settings_of(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"robust": "median"}, "compares single uploads"),
+        ({"robust": "clip"}, "compares single uploads"),
+        ({"options.max_weight": 0.5}, "its own record"),
+        ({"secure-threshold": 1}, "must be 2 to 3"),
+        ({"secure-bits": 60}, "2 to 48"),
+        ({"secure-neighbours": -2}, "must be 0"),
+        ({"participation": 0.2, "min-replies": 1}, "at least 2 clients"),
+    ],
+)
+def test_what_is_not_secure_is_refused(keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        settings_of(SECURE | keys)
+
+
+def test_a_node_without_metrics_is_not_in_their_mean(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    config = SECURE | {"run": "silent", "rounds": 1}
+    (record,) = play(config, [n | {"metrics": False} for n in nodes], tmp_path).records
+    assert "accuracy" not in record["mean"]
+    assert server_of(settings_of(config), tmp_path).w.isfinite().all()

@@ -100,7 +100,7 @@ def dequantised(total: Words, rules: Rules) -> Floats:
     """The values of a sum modulo 2**(8 width)."""
     unused = np.int64(64 - 8 * rules.width)
     signed = (total.view(np.int64) << unused) >> unused
-    return signed * rules.step
+    return np.asarray(signed, np.float64) * rules.step
 
 
 def to_bytes(words: Words, rules: Rules) -> bytes:

@@ -137,6 +137,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([*ROWS, {**ROWS[0], "ill": ""}], {"target": "ill", "missing": "fill"}, "ill 1.*missing=drop"),
     ([*ROWS, {**ROWS[0], "site": "h9"}], {"target": "ill", "client": "site"}, "by_group"),
     (ROWS, {"target": "town", "kind": "regression"}, "'Rome'; regression needs numbers"),
+    ([*ROWS, {**ROWS[0], "age": 10**400}], {"target": "ill"}, "all numbers must be finite"),
     (ROWS, {"target": "age,town"}, '"town" has texts; several targets must be numbers'),
     (ROWS, {"target": "ill", "drop": "age,town,site"}, "no column left to predict from"),
     (ROWS, {"target": "ill", "missing": "guess"}, 'no missing "guess"'),
@@ -158,6 +159,13 @@ def test_what_is_wrong_is_named(
         return
     with pytest.raises((DataError, UsageError), match=message):
         load(path, **options)
+
+
+def test_a_cell_is_one_number_or_text(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [{**row, "tags": [], "site": "²"} for row in ROWS])
+    with pytest.raises(DataError, match=r'"tags" has \[\]; a cell is one number or text'):
+        load(path, target="ill")
+    assert load(path, target="ill", drop="tags", client="site").groups == ("²",)
 
 
 def test_missing_values_are_filled_or_their_rows_left_out(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     """One data set of several clients' own, whose groups are the clients."""
     first, notes = parts[0], [f"client {n}: {part.note}" for n, part in enumerate(parts) if part.note]
     classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))
-    if all(label.lstrip("-").isdigit() for label in classes):
+    if all(label.lstrip("-").isdecimal() for label in classes):
         classes = tuple(sorted(classes, key=int))
     for n, part in enumerate(parts):
         kinds = [(p.kind, shown(p.train.x)) for p in (first, part)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from copfl.data import reading
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import CLASSIFICATION, Dataset
-from copfl.data.targets import MOST_AMBIGUOUS
+from copfl.data.targets import LARGEST, MOST_AMBIGUOUS
 from copfl.errors import DataError, one_of, unknown
 
 Column = list[Any]  # texts or numbers; None where a value is missing
@@ -29,6 +29,7 @@ Table = dict[str, Column]  # by name, all of one length
 LARGEST_FILE = 512 * reading.MIB  # Python's objects take about ten times as much memory
 MOST_CATEGORIES = 1000
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
+NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
@@ -84,6 +85,13 @@ def from_tables(
     if not features and not texts:
         raise DataError("there is no column left to predict from; besides the target at least one is needed")
     tables, notes = _without_missing(tables, [*targets, *clients, *texts], features, missing)
+    for table in tables:
+        for column in (*targets, *clients, *texts, *features):
+            nested = [v for v in table[column] if isinstance(v, list | dict)]
+            if nested:
+                raise DataError(
+                    f'the column "{column}" has {str(nested[0])[:40]}; a cell is one number or text'
+                )
     labels = [_target([table[column] for column in targets], targets, kind) for table in tables]
     kinds = {array.dtype.kind for array in labels}
     if len(kinds) > 1:  # numbers in one table, texts in the other
@@ -92,7 +100,7 @@ def from_tables(
     groups: dict[str, Any] = {}
     if clients:
         origins = [[str(value) for value in table[clients[0]]] for table in tables]
-        is_number = all(value.isdigit() and str(int(value)) == value for part in origins for value in part)
+        is_number = all(value.isdecimal() and str(int(value)) == value for part in origins for value in part)
         parts = [np.array(part, np.int64 if is_number else np.str_) for part in origins]
         groups = dict(zip(("group", "group_test"), parts, strict=False))
     names = classes or (targets if labels[0].dtype.kind == "f" else None)
@@ -179,7 +187,7 @@ def _are_numbers(name: str, column: Column) -> bool:
     """Whether the values are numbers; a DataError if most are and some are not, or are not finite."""
     try:
         numbers = _floats(column)
-    except (TypeError, ValueError):
+    except NOT_A_NUMBER:
         wrong = [row for row, value in enumerate(column) if value is not None and not _is_number(value)]
         if 2 * len(wrong) >= len(column) - column.count(None):
             return False
@@ -187,9 +195,9 @@ def _are_numbers(name: str, column: Column) -> bool:
             f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; correct '
             f"it, or if its values are categories: --set data.categories={name}"
         ) from None
-    if len(infinite := np.flatnonzero(np.isinf(numbers))):
-        row = int(infinite[0])
-        raise DataError(f'the column "{name}" has {column[row]} in row {row + 1}; all numbers must be finite')
+    if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST).tolist()):
+        cell = str(column[wrong[0]])[:40]
+        raise DataError(f'the column "{name}" has {cell} in row {wrong[0] + 1}; all numbers must be finite')
     return True
 
 
@@ -201,7 +209,7 @@ def _floats(column: Column) -> NDArray[np.float64]:
 def _is_number(value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except NOT_A_NUMBER:
         return False
     return True
 

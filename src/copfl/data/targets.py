@@ -12,6 +12,7 @@ from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, RE
 from copfl.errors import DataError, one_of
 
 MOST_CLASSES = 2**16  # more are taken for a mistake
+LARGEST = 1e30  # of a number, whose square must fit into float64 and ten times it into float32
 MOST_AMBIGUOUS = 20  # so many different whole numbers of a float array may be classes or values
 
 
@@ -51,8 +52,8 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
     if kind == NEXT_TOKEN:
         return _tokens(parts, classes)
     for name, part in zip(("y", "y_test"), parts, strict=False):
-        if not np.isfinite(part).all():
-            first = int(np.argwhere(~np.isfinite(part))[0][0])
+        if not (finite := np.abs(part) <= LARGEST).all():
+            first = int(np.argwhere(~finite)[0][0])
             raise DataError(f"{name} has NaN or infinity, first in sample {first}; all values must be finite")
         if kind == MULTILABEL and not (part.ndim == 2 and _is_binary(part)):
             raise DataError(f"{name} has shape {list(part.shape)}; labels are 0 or 1 in an array [n, labels]")
@@ -92,7 +93,7 @@ def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None 
 
 def named(y: NDArray[Any], names: Sequence[str]) -> NDArray[Any]:
     """Labels of a further file; whole numbers as texts where the names of the classes are whole numbers."""
-    are_numbers = all(name.removeprefix("-").isdigit() for name in names)
+    are_numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return y.astype(np.str_) if are_numbers and y.dtype.kind in "iu" and y.ndim == 1 else y
 
 

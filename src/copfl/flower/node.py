@@ -66,7 +66,7 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
     known = settings.classes or tuple(map(str, range(classes)))
     unknown = sorted(set(dataset.classes) - set(known))
-    if unknown and not all(name.isdigit() for name in dataset.classes):
+    if unknown and not all(name.isdecimal() for name in dataset.classes):
         raise DataError(f"the federation has no class {unknown[0]!r}; known: {settings.classes}")
     numbers = [int(name) if unknown else known.index(name) for name in dataset.classes]
     if max(numbers) >= classes:

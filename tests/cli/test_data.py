@@ -37,6 +37,11 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     assert "clients = 4\n" in text
     assert 'name = "by_group"\n' in text
     assert called(capsys, "resume", "a", "--rounds", 2).code == 0  # reads the table again
+    rows = [{key: value for key, value in row.items() if key in ("age", "town")} for row in ROWS[:3]]
+    write_csv(here / "new.csv", rows)
+    answer = called(capsys, "predict", "a", "--client", 0, "--data", "new.csv")
+    assert (answer.code, answer.err) == (0, "")
+    assert len(re.findall(r"\b(?:yes|no)\b", answer.out)) >= 3
 
 
 def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> None:

@@ -124,9 +124,9 @@ def test_npz_without_y_with_objects_or_of_another_kind(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(DataError, match=r"gone\.npz does not exist"):
         load(tmp_path / "gone.npz")
-    (tmp_path / "mine.csv").write_text("1,2")
-    with pytest.raises(DataError, match=r"neither a \.npz file nor a folder"):
-        load(tmp_path / "mine.csv")
+    (tmp_path / "mine.xls").write_text("1,2")
+    with pytest.raises(DataError, match="is not a file of a known kind"):
+        load(tmp_path / "mine.xls")
 
 
 def test_a_truncated_or_flipped_npz_never_escapes_as_anything_else(tmp_path: Path) -> None:

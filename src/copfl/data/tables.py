@@ -141,7 +141,7 @@ class Encoder:
     def encoded(self, values: Column) -> NDArray[np.float32]:
         """The values as numbers, [n, 1] or [n, categories]; 0 where one is missing."""
         if not self.categories:
-            numbers = (_floats(values) - self.mean) / self.std
+            numbers = (floats(values) - self.mean) / self.std
             return np.nan_to_num(numbers, nan=0.0).astype(np.float32)[:, None]
         place = {category: number for number, category in enumerate(self.categories)}
         number = np.array([place.get(str(value), -1) for value in values], np.int64)
@@ -169,7 +169,7 @@ def _further(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
 def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
     """The encoder of a column of all tables; `rows` are the train rows of the first."""
     if not is_category and all(_are_numbers(name, column) for column in columns):
-        numbers = _floats(columns[0])[rows]
+        numbers = floats(columns[0])[rows]
         numbers = numbers[~np.isnan(numbers)]
         std = float(numbers.std()) if len(numbers) else 0.0
         return Encoder(name, float(numbers.mean()) if len(numbers) else 0.0, std if std > 1e-12 else 1.0)
@@ -186,7 +186,7 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
 def _are_numbers(name: str, column: Column) -> bool:
     """Whether the values are numbers; a DataError if most are and some are not, or are not finite."""
     try:
-        numbers = _floats(column)
+        numbers = floats(column)
     except NOT_A_NUMBER:
         wrong = [row for row, value in enumerate(column) if value is not None and not _is_number(value)]
         if 2 * len(wrong) >= len(column) - column.count(None):
@@ -201,9 +201,14 @@ def _are_numbers(name: str, column: Column) -> bool:
     return True
 
 
-def _floats(column: Column) -> NDArray[np.float64]:
+def floats(column: Column) -> NDArray[np.float64]:
     """The values as numbers, nan where one is missing; ValueError or TypeError if one is not a number."""
     return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def words(column: Column) -> NDArray[np.str_]:
+    """The values as texts."""
+    return np.array([str(value) for value in column])
 
 
 def _is_number(value: Any) -> bool:
@@ -240,14 +245,14 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
         for name, column in zip(names, columns, strict=True):
             if not _are_numbers(name, column):
                 raise DataError(f'the target column "{name}" has texts; several targets must be numbers')
-        return np.stack([_floats(column) for column in columns], axis=1)
+        return np.stack([floats(column) for column in columns], axis=1)
     (column,), (name,) = columns, names
     if kind == CLASSIFICATION or not _are_numbers(name, column):
         if kind not in (None, CLASSIFICATION):
             shown = next(str(value) for value in column if not _is_number(value))
             raise DataError(f'the target column "{name}" has {shown[:40]!r}; {kind} needs numbers')
-        return np.array([str(value) for value in column])
-    numbers = _floats(column)
+        return words(column)
+    numbers = floats(column)
     is_whole = (numbers == np.round(numbers)).all()
     if kind is None and is_whole and len(np.unique(numbers)) <= MOST_AMBIGUOUS:
         return numbers.astype(np.int64)

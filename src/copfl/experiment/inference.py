@@ -18,7 +18,7 @@ from copfl.core.task import Experts, Personal
 from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
-from copfl.data.samples import Dataset, Inputs, by_name, each, shown
+from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, by_name, each, shown
 from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
@@ -176,7 +176,7 @@ class RunModels:
         """The samples of a file or folder, checked against the run's, and whether they have labels.
 
         An .npz file has the arrays x and y. Sentences are the lines of a .txt file, or a column of a table;
-        images are a file, or all files of a folder.
+        images are a file, or all files of a folder. A table of numbers is encoded as in the run.
         """
         arrays, known = self._content(path), self.experiment.federation.dataset
         missing = [name for name in ("x", *(["y"] if labelled else [])) if name not in arrays]
@@ -206,6 +206,13 @@ class RunModels:
             return npz_content(path)
         options, columns = self.experiment.tables["data"], tables.read_table(path)
         text, target = options.get("text", "text"), options.get("target", "label")
+        known = self.experiment.federation.dataset
+        if known.encode is not None:
+            x = known.encode(columns)
+            if target not in columns:
+                return {"x": x}
+            labels_of = tables.words if known.kind == CLASSIFICATION else tables.floats
+            return {"x": x, "y": labels_of(columns[target])}
         if text not in columns:
             raise DataError(f'{path} has no column "{text}" of sentences; it has {", ".join(columns)}')
         labels = {"y": np.array([str(y) for y in columns[target]])} if target in columns else {}

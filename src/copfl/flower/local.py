@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from copfl.data.datasets import load
+from copfl.data.samples import CLASSIFICATION
 from copfl.data.schemes import SCHEMES
 from copfl.errors import RunError, UsageError, one_of
 from copfl.files import Busy, locked
@@ -201,9 +202,11 @@ def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()
         path.mkdir(parents=True, exist_ok=True)
-        names = np.array(dataset.classes)  # a node's file has the names of its classes, whatever their number
-        x, y = dataset.train.x[train], names[dataset.train.y[train]]
-        x_test, y_test = tested.x[test], names[tested.y[test]]
+        x, y, x_test, y_test = dataset.train.x[train], dataset.train.y[train], tested.x[test], tested.y[test]
+        if (
+            dataset.kind == CLASSIFICATION
+        ):  # a node's file has the names of its classes, whatever their number
+            y, y_test = (np.array(dataset.classes)[labels] for labels in (y, y_test))
         np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)
         configs.append({"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")})
     return configs

@@ -115,7 +115,7 @@ class Killed:
             self.wait(lambda: self.done() > 0, 300)
             while sum(self.kills.values()) < kills and self.done() < self.rounds:
                 before = self.done()
-                time.sleep(self.draw.uniform(0, 5))
+                time.sleep(self.draw.uniform(0, 4))
                 self.kill(self.draw.choice(VICTIMS))
                 self.wait(lambda before=before: self.done() > before, 400)
             self.wait(lambda: self.done() >= self.rounds, 600 + 10 * self.rounds)

@@ -27,6 +27,7 @@ from copfl.flower.worker import Request
 KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
 FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
+PATIENCE = 30.0  # seconds that the server may take between the parts of a message
 FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
 
 
@@ -123,6 +124,8 @@ class Node:
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
+        import httpx
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
         from flwr.supercore.run import RunNotRunningException
 
         self._finish_earlier()
@@ -131,6 +134,13 @@ class Node:
             try:
                 is_message = self._receive()
             except RunNotRunningException:  # its answer is not wanted any more
+                is_message = False
+            except (
+                ObjectPullError,
+                ObjectPushError,
+                httpx.HTTPStatusError,
+            ) as error:  # the server was killed
+                logging.getLogger("flwr").warning("copfl: a message is dropped: %s", printable(error))
                 is_message = False
             now = time.monotonic()
             last = now if is_message else last
@@ -154,6 +164,7 @@ class Node:
             partial(self.connection.confirm, run),
             return_type=Message,
             initial_backoff=SHORTEST,
+            max_time=PATIENCE,
         )
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
         write_bytes(self.message, message_to_proto(message).SerializeToString(), durable=False, private=True)

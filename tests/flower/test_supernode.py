@@ -16,6 +16,8 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from copfl.errors import UsageError
@@ -149,6 +151,29 @@ def test_a_reply_that_was_announced_is_uploaded_when_the_node_returns(
     assert network.pushed.keys() == {t.object_id for t in objects.iterate_object_tree(network.trees[0])}
     assert not again.message.exists()
     assert not again.reply.exists()
+
+
+def test_a_node_outlives_the_errors_of_a_server_that_is_killed(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [
+        ObjectPullError("1", "it is missing"),
+        ObjectPushError("1", 5, "session"),
+        RunNotRunningException(),
+        Killed(),
+    ]
+    paused: list[float] = []
+
+    def receive() -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("time.sleep", paused.append)
+    node = node_of(network, tmp_path)
+    node.connection = node.connection._replace(receive=receive)
+    with pytest.raises(Killed):
+        node.serve()
+    assert len(paused) == 3
+    assert all(supernode.SHORTEST <= seconds <= supernode.LONGEST for seconds in paused)
 
 
 @pytest.mark.parametrize("how", ["late", "another node", "damaged"])

@@ -156,7 +156,7 @@ def test_a_reply_that_was_announced_is_uploaded_when_the_node_returns(
 def test_a_node_outlives_the_errors_of_a_server_that_is_killed(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors: list[Exception] = [
+    errors: list[BaseException] = [
         ObjectPullError("1", "it is missing"),
         ObjectPushError("1", 5, "session"),
         RunNotRunningException(),
@@ -176,14 +176,21 @@ def test_a_node_outlives_the_errors_of_a_server_that_is_killed(
     assert all(supernode.SHORTEST <= seconds <= supernode.LONGEST for seconds in paused)
 
 
-@pytest.mark.parametrize("how", ["late", "another node", "damaged"])
+def not_running(message: object) -> None:
+    raise RunNotRunningException  # not an Exception
+
+
+@pytest.mark.parametrize("how", ["late", "another node", "damaged", "ended"])
 def test_an_earlier_message_that_nobody_waits_for_is_dropped(
-    how: str, network: Network, tmp_path: Path
+    how: str, network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message, node = network.add(TRAIN, asked(tmp_path), ttl=0.01), node_of(network, tmp_path)
     node.message.write_bytes(
         b"\xff" * 9 if how == "damaged" else message_to_proto(message).SerializeToString()
     )
+    if how == "ended":
+        monkeypatch.setattr(node, "_handle", not_running)
+        monkeypatch.setattr("time.time", lambda: message.metadata.created_at)
     if how == "another node":
         node.connection = node.connection._replace(node_id=18)
     time.sleep(0.02)

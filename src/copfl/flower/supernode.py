@@ -173,6 +173,8 @@ class Node:
 
     def _finish_earlier(self) -> None:
         """Sends what a process that was killed did not. Flower would deliver its message to nobody else."""
+        from flwr.supercore.run import RunNotRunningException
+
         try:
             if self.reply.exists():
                 self._push(_message(self.reply.read_bytes()), is_repeated=True)
@@ -184,7 +186,7 @@ class Node:
                     and time.time() < about.created_at + about.ttl
                 ):
                     self._handle(message)
-        except Exception as error:  # of another version, damaged, or of a run that has ended
+        except (Exception, RunNotRunningException) as error:  # of another version, damaged, or not wanted
             logging.getLogger("flwr").warning("copfl: an earlier message is dropped: %s", printable(error))
         self._forget()
 

@@ -102,7 +102,7 @@ def all_tables(comparison: Comparison) -> list[Table]:
 def gaining(comparison: Comparison) -> dict[str, list[float]]:
     """By row, the fraction of the clients that are better than under `local`, per seed; {} without that row."""
     local = next((row for row in comparison.rows if row.entry.name == "local"), None)
-    if local is None:
+    if local is None or comparison.over:  # the rows of a sweep may have other clients
         return {}
 
     def shares(row: Row) -> list[float]:

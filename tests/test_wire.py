@@ -302,8 +302,8 @@ def test_an_unknown_wire_is_refused() -> None:
 
 def uploads(name: str) -> tuple[Any, Any, Tensor]:
     """The client's record after one turn, its upload and its broadcast."""
-    task, federation = small_federation("batch", (6, 6))
     algorithm = ALGORITHMS[name]()
+    task, federation = small_federation("batch", (6, 6), needs=getattr(algorithm, "needs", ()))
     order = plan(0, 0, [0], [6], batch=4, epochs=algorithm.total_epochs)
     down = tree.row(algorithm.downlink(algorithm.server_init(task, 2), torch.tensor([0])), 0)
     with torch.no_grad():

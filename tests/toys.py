@@ -19,6 +19,8 @@ from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import begin, simulate
+from copfl.models import MLP
+from copfl.testing import add_lora
 
 
 class Slopes(nn.Module):
@@ -36,6 +38,13 @@ class Slopes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         answer: Tensor = self.head(x)
         return torch.cat([torch.zeros_like(answer), answer], 1)
+
+
+def adapted_mlp(shape: tuple[int, ...], classes: int, width: int = 4) -> nn.Module:
+    """An MLP with an adapter, for the algorithms that need one; the adapted layer's W is trained too."""
+    model: Any = MLP(shape, classes, width)
+    add_lora(model.body, ("*.base_layer.weight",))
+    return model
 
 
 def slopes(*first: float) -> Task:

@@ -17,13 +17,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from copfl import models, wire
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, task_of, tree
@@ -66,7 +66,8 @@ class Trial:
 
     def __init__(self, algorithm: AnyAlgorithm, rounds: int, batch: int, norm: str) -> None:
         self.algorithm, self.rounds, self.batch, self.norm = algorithm, rounds, batch, norm
-        self.task, self.federation = small_federation(norm, SIZES)
+        self.needs: tuple[str, ...] = getattr(algorithm, "needs", ())
+        self.task, self.federation = small_federation(norm, SIZES, needs=self.needs)
 
     @cached_property
     def state(self) -> State:
@@ -76,7 +77,7 @@ class Trial:
         self, mapping: Mapping, rounds: int, participation: float = 1.0, sizes: tuple[int, ...] = SIZES
     ) -> State:
         """The state after some rounds, of which each gives finite records and the two metrics."""
-        task, federation = small_federation(self.norm, sizes)
+        task, federation = small_federation(self.norm, sizes, needs=self.needs)
         options: dict[str, Any] = {"rounds": rounds, "batch": self.batch, "participation": participation}
         try:
             state = begin(self.algorithm, task, federation.clients)
@@ -105,15 +106,45 @@ class Trial:
             return self.algorithm.client_update(self.task, *self.arguments(self.state, n))
 
 
-def small_federation(norm: str, sizes: tuple[int, ...], device: str = "cpu") -> tuple[Task, Federation]:
-    """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images."""
+class LoRALinear(nn.Module):
+    """A linear layer with an adapter whose parameters have the names that peft gives them."""
+
+    def __init__(self, layer: nn.Linear, r: int, scaling: float) -> None:
+        super().__init__()
+        self.base_layer, self.scaling = layer, {"default": scaling}
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, r, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(r, layer.out_features, bias=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = self.lora_B["default"](self.lora_A["default"](x))
+        result: Tensor = self.base_layer(x) + self.scaling["default"] * product
+        return result
+
+
+def add_lora(body: nn.Sequential, needs: Sequence[str], r: int = 2, scaling: float = 2.0) -> None:
+    """An adapter on the last linear layer of the body, whose own weights are trained only where they are needed."""
+    place = max(place for place, layer in enumerate(body) if isinstance(layer, nn.Linear))
+    body[place] = layer = LoRALinear(cast(nn.Linear, body[place]), r, scaling)
+    layer.base_layer.weight.requires_grad_("*.base_layer.weight" in needs)
+    layer.base_layer.bias.requires_grad_(False)
+
+
+def small_federation(
+    norm: str, sizes: tuple[int, ...], device: str = "cpu", needs: Sequence[str] = ()
+) -> tuple[Task, Federation]:
+    """A tiny CNN in float64, random 8x8 images of 4 classes, one client per size, and six public images.
+
+    With `needs`, those of an algorithm over adapters, the CNN has one.
+    """
     rng = np.random.default_rng(0)
     count = sum(sizes)
     samples = Samples(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), rng.integers(0, 4, count))
     cuts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
     dataset = Dataset("random", samples, samples, ("a", "b", "c", "d"), mean=(0.5,), std=(0.5,), augment=True)
     federation = Federation(dataset, Partition(tuple(cuts), tuple(cuts), "by hand", {}), device)
-    model: nn.Module = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
+    model = models.SmallCNN((1, 8, 8), 4, width=2, hidden=5, norm=norm)
+    if needs:
+        add_lora(cast(nn.Sequential, model.body), needs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for parameter in model.parameters():

@@ -167,4 +167,5 @@ def test_files_that_are_not_allowed(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_all_algorithms_by_one_word() -> None:
-    assert [entry.name for entry in entries_of(["all"])] == list(ALGORITHMS)
+    names = [entry.name for entry in entries_of(["all"])]
+    assert set(ALGORITHMS) - set(names) == {"fedex_lora", "fedsa_lora", "ffa_lora"}  # they need adapters

@@ -25,7 +25,8 @@ HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
 
 def simulations_of(algorithm: AnyAlgorithm) -> list[Simulation]:
     """Two simulations with different initial weights and different seeds."""
-    task, federation = small_federation("batch", SIZES)
+    needs = getattr(algorithm, "needs", ())
+    task, federation = small_federation("batch", SIZES, needs=needs)
     other = replace(task, initial=1.25 * task.initial)
     return [Simulation(algorithm, t, federation, vmap(), seed, 4) for seed, t in enumerate((task, other))]
 

@@ -63,7 +63,11 @@ def test_local_training_of_a_new_client_is_training_alone() -> None:
 def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_clients, "UPDATES", 2)
     monkeypatch.setattr(new_clients, "SAMPLES", {"5": 5})
-    new = copfl.run(name, **{**QUICK, "rounds": 1, "engine": "vmap"}, new_clients=0.4).new_clients
+    how: dict[str, Any] = {**QUICK, "rounds": 1, "engine": "vmap"}
+    if getattr(ALGORITHMS[name], "needs", ()):
+        del how["mlp"]
+        how["model"] = "tests.toys:adapted_mlp"
+    new = copfl.run(name, **how, new_clients=0.4).new_clients
     assert new is not None
     assert np.isfinite(new.accuracy["5"]).all()
 
@@ -71,8 +75,9 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
 def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     """By its own record or by its own model as the next message: a second update is not the first again."""
     for name in sorted(set(ALGORITHMS) - {"fedbabu"}):  # its fine-tuning begins at the global model by design
+        model = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
         e = prepare(
-            [{"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": "mlp", "width": 4}}]
+            [{"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": model, "width": 4}}]
         )
         server = e.algorithm.server_init(e.task, 3)
         down = message_to_new_client(e.algorithm, server, torch.arange(3))

@@ -208,7 +208,8 @@ def test_the_table_has_every_algorithm() -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_the_table_matches_the_uploads(name: str) -> None:
     row = rows_of_the_table()[name]
-    task, _ = small_federation("batch", (4,))
+    needs = getattr(ALGORITHMS[name], "needs", ())
+    task, _ = small_federation("batch", (4,), needs=needs)
     upload = example_upload(ALGORITHMS[name](), task, blank_samples((1, 8, 8), task.device))
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:
@@ -223,4 +224,15 @@ def test_the_table_matches_the_uploads(name: str) -> None:
             task.d - head: "the weights without the head",
             task.d - norms: "the weights without the norm layers",
         }
+        if needs:
+            a, b, both = (
+                int(task.where(*parts).sum()) for parts in (["*.lora_A"], ["*.lora_B"], ["*.lora_?"])
+            )
+            base = int(task.where("*.base_layer").sum()) if "*.base_layer.weight" in needs else 0
+            assert both == a + b
+            sizes = {
+                task.d - a: "the weights without the adapters' A",
+                task.d - b - head: "the weights without the adapters' B and the head",
+                task.d - base: "the weights without the adapted layers' own",
+            }
         assert row.startswith(sizes[upload.w.numel()])

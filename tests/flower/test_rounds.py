@@ -64,6 +64,8 @@ def test_every_algorithm_ends_where_the_simulation_does(
     name: str, federation: Federation, tmp_path: Path
 ) -> None:
     config = for_algorithm(name)
+    if getattr(ALGORITHMS[name], "needs", ()):
+        config["model"] = "tests.toys:adapted_mlp"
     nodes = write_nodes(federation, tmp_path / "nodes")
     if name == "ktpfl":
         np.savez(tmp_path / "public.npz", x=federation.dataset.test.x[:8])

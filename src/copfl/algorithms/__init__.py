@@ -12,12 +12,16 @@ from copfl.algorithms.fedbabu import FedBABU as FedBABU
 from copfl.algorithms.fedbn import FedBN as FedBN
 from copfl.algorithms.fedcalm import FedCALM as FedCALM
 from copfl.algorithms.fedce import FedCE as FedCE
+from copfl.algorithms.feddpa import FedDPA as FedDPA
+from copfl.algorithms.fedex_lora import FedExLoRA as FedExLoRA
 from copfl.algorithms.fedpac import FedPAC as FedPAC
 from copfl.algorithms.fedper import FedPer as FedPer
 from copfl.algorithms.fedpoe import FedPOE as FedPOE
 from copfl.algorithms.fedprox import FedProx as FedProx
 from copfl.algorithms.fedrep import FedRep as FedRep
+from copfl.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
 from copfl.algorithms.fedselect import FedSelect as FedSelect
+from copfl.algorithms.ffa_lora import FFALoRA as FFALoRA
 from copfl.algorithms.ktpfl import KTpFL as KTpFL
 from copfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
 from copfl.algorithms.local import Local as Local
@@ -38,12 +42,16 @@ ALGORITHMS: dict[str, type] = {
     "fedbn": FedBN,
     "fedcalm": FedCALM,
     "fedce": FedCE,
+    "feddpa": FedDPA,
+    "fedex_lora": FedExLoRA,
     "fedpac": FedPAC,
     "fedper": FedPer,
     "fedpoe": FedPOE,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedsa_lora": FedSALoRA,
     "fedselect": FedSelect,
+    "ffa_lora": FFALoRA,
     "ktpfl": KTpFL,
     "lg_fedavg": LGFedAvg,
     "local": Local,

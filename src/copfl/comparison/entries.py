@@ -36,9 +36,13 @@ class Entry(NamedTuple):
 
 
 def entries_of(texts: Sequence[str]) -> list[Entry]:
-    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001", or "all"."""
+    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001".
+
+    "all" are the algorithms that work with any model.
+    """
     parts = [part for text in texts for part in split(text)]
-    return [entry_of(name) for part in parts for name in (ALGORITHMS if part == "all" else (part,))]
+    every = [name for name, algorithm in ALGORITHMS.items() if not getattr(algorithm, "needs", ())]
+    return [entry_of(name) for part in parts for name in (every if part == "all" else (part,))]
 
 
 def entry_of(text: str) -> Entry:

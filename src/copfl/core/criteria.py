@@ -27,7 +27,8 @@ class Criterion:
     losses: Callable[[Tensor, Tensor], Tensor]  # outputs [b, ...], targets [b, ...] -> [b], in training
     # outputs -> log-probabilities (classes, tokens), probabilities (labels) or values (regression)
     predictions: Callable[[Tensor], Tensor]
-    mixed: Callable[[Tensor, Tensor], Tensor]  # predictions [k, b, ...] of k models, weights [k] -> [b, ...]
+    # predictions [k, b, ...] of k models, weights [k] or [k, b] -> [b, ...]
+    mixed: Callable[[Tensor, Tensor], Tensor]
     test_losses: Callable[[Tensor, Tensor], Tensor]  # predictions, targets -> [b]
     correct: Callable[[Tensor, Tensor], Tensor] | None  # predictions, targets -> [b] in 0..1, for an accuracy
 
@@ -102,8 +103,12 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def _mixed_logs(logs: Tensor, weights: Tensor) -> Tensor:
     """The logarithm of the weighted mean of probabilities; a model of weight 0 has no part in it."""
-    shape = (-1, *[1] * (logs.dim() - 1))
-    return torch.logsumexp(logs + torch.where(weights > 0, weights, 0).log().view(shape), 0)
+    return torch.logsumexp(logs + _beside(torch.where(weights > 0, weights, 0).log(), logs), 0)
+
+
+def _beside(weights: Tensor, values: Tensor) -> Tensor:
+    """The weights with as many axes as the values."""
+    return weights.view(*weights.shape, *[1] * (values.dim() - weights.dim()))
 
 
 def _nll(logs: Tensor, y: Tensor) -> Tensor:
@@ -146,7 +151,7 @@ def _values(outputs: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    return (values * weights.view(-1, *[1] * (values.dim() - 1))).sum(0)
+    return (values * _beside(weights, values)).sum(0)
 
 
 def _distances(loss: str, delta: float, outputs: Tensor, y: Tensor) -> Tensor:

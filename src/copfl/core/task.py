@@ -64,6 +64,9 @@ class Experts(NamedTuple):
 
     w: Tensor  # [k, D]
     share: Tensor  # [k], the weights; their sum is 1
+    # [f]: the weights are those of samples with such features in the first model. The inner product with a
+    # sample's features, at length 1, scales the weights of all models but the last, which takes the rest.
+    near: Tensor | None = None
 
 
 Personal = Tensor | Experts  # a client's model: one vector, or a mixture of several
@@ -334,8 +337,12 @@ class Task:
         x, criterion = self.numbers(x), self.criterion
         if isinstance(personal, Tensor):
             return criterion.predictions(self.forward(personal, x)[0])
-        each = [criterion.predictions(self.forward(w, x)[0]) for w in personal.w]
-        return criterion.mixed(torch.stack(each), personal.share)
+        outputs, share = [self.forward(w, x) for w in personal.w], personal.share
+        if personal.near is not None:
+            similarity = (nn.functional.normalize(outputs[0][1]) @ personal.near).clamp(0, 1)  # [b]
+            first = share[:-1, None] * similarity
+            share = torch.cat([first, 1 - first.sum(0, keepdim=True)])  # [k, b]
+        return criterion.mixed(torch.stack([criterion.predictions(logits) for logits, _ in outputs]), share)
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
         """The loss and the score over all valid samples."""
@@ -418,7 +425,7 @@ def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal
     statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
     if isinstance(personal, Experts):
         w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
-        return Experts(w, personal.share)
+        return personal._replace(w=w)
     return torch.cat([personal[: task.d], statistics])
 
 

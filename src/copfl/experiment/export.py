@@ -98,6 +98,8 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")
+    if isinstance(model, Experts) and model.near is not None:
+        raise UsageError("the client mixes two models by the features of each sample; use safetensors")
     x = each(lambda array: np.ascontiguousarray(array[:50]), models.experiment.federation.dataset.train.x)
     samples = {0: torch.export.Dim("samples", min=1)}
     with tempfile.TemporaryDirectory() as folder, _quiet():

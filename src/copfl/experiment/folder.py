@@ -184,7 +184,8 @@ def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:
     """A model's tensors by name; a mixture's with the expert's number in front, and the shares."""
     if isinstance(personal, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(personal.w) for k, v in named_tensors(task, w).items()}
-        return {**parts, "share": personal.share.cpu()}
+        own = {"share": personal.share, "near": personal.near}
+        return parts | {name: t.cpu() for name, t in own.items() if t is not None}
     tensors = task.layout.split(personal[: task.d]) | task.layout.split(personal[task.d :], buffers=True)
     return {name: t.cpu().clone() for name, t in tensors.items()}
 

@@ -96,7 +96,7 @@ class RunModels:
             {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{n}/")}
             for n in range(len(share))
         ]
-        return Experts(torch.stack([layout.join(part) for part in parts]), share)
+        return Experts(torch.stack([layout.join(part) for part in parts]), share, tensors.get("near"))
 
     def new_client(self) -> Personal:
         """The model that a client which has never taken part receives from the server."""

@@ -5,6 +5,7 @@ And the steps that several algorithms share, or that have a name of their own, a
 averaging  FedAvg, and the personal and shared part of w    mixtures   mixtures of two models and of many
 phases     training in two phases                           transfer   distillation on public samples
 classes    features class by class, and their alignment     quadratic  small quadratic programmes
+adapters   the matrices of LoRA in w
 """
 
 from copfl.parts.cowa import Cowa

@@ -118,6 +118,7 @@ class Averaging:
     personal: ClassVar[tuple[str, ...]] = ()  # the parts of the model that stay with the client
     minimum: ClassVar[tuple[tuple[str, float], ...]] = ()  # options and their smallest allowed values
     phases: ClassVar[tuple[str, ...]] = ("epochs",)  # the options that add up to the epochs of an update
+    needs: ClassVar[tuple[str, ...]] = ()  # patterns of parameters without which it refuses a model
     fine_tuned: ClassVar[bool] = False  # whether a new client continues from its own model, see next_message
 
     def __post_init__(self) -> None:

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from copfl.core import tree
 from copfl.core.criteria import mean_of_valid
-from copfl.core.task import Batch, Data, Experts, Personal, Task
+from copfl.core.task import EVAL_BATCH, Batch, Data, Experts, Personal, Task
+from copfl.errors import UsageError
 
 
 class Predictions:
@@ -82,6 +85,29 @@ def predictions(task: Task, w: Tensor, data: Data, batch: Batch) -> Tensor:
 def mixture(task: Task, of_v: Tensor, of_w: Tensor, alpha: Tensor) -> Tensor:
     """The predictions of alpha * v + (1 - alpha) * w, from those of v and of w."""
     return task.criterion.mixed(torch.stack([of_v, of_w]), torch.stack([alpha, 1 - alpha]))
+
+
+def mean_direction(task: Task, w: Tensor, data: Data) -> Tensor:
+    """[f], the mean of the samples' features, each at length 1: an inner product with it is a mean cosine."""
+    total = w.new_zeros(feature_size(task))
+    for start in range(0, data.y.shape[0], EVAL_BATCH):
+        part = slice(start, start + EVAL_BATCH)
+        _, features = task.forward(w, task.numbers(tree.each(lambda t, part=part: t[part], data.x)))
+        valid = torch.arange(start, start + len(features), device=w.device) < data.size
+        total = total + torch.where(valid[:, None], normalize(features), 0).sum(0)
+    return total / data.size.clamp(min=1)
+
+
+def feature_size(task: Task) -> int:
+    """f, the columns of the head's matrix."""
+    named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
+    shape = named.get(f"{task.layout.head}.weight", ())
+    if len(shape) != 2 or task.criterion.kind == "next_token":
+        raise UsageError(
+            f'feddpa compares the features before a trained Linear head; "{task.layout.head}" is none, or predicts '
+            'tokens. Name another head, as head="classifier", or choose another algorithm'
+        )
+    return shape[1]
 
 
 # -- an ensemble with weights that fall by exp(-rate * loss): a pair, a bank of models, and the two as halves --

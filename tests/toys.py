@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ class Slopes(nn.Module):
 
 def adapted_mlp(shape: tuple[int, ...], classes: int, width: int = 4) -> nn.Module:
     """An MLP with an adapter, for the algorithms that need one; the adapted layer's W is trained too."""
-    model: Any = MLP(shape, classes, width)
-    add_lora(model.body, ("*.base_layer.weight",))
+    model = MLP(shape, classes, width)
+    add_lora(cast(nn.Sequential, model.body), ("*.base_layer.weight",))
     return model
 
 

@@ -75,9 +75,9 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
 def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     """By its own record or by its own model as the next message: a second update is not the first again."""
     for name in sorted(set(ALGORITHMS) - {"fedbabu"}):  # its fine-tuning begins at the global model by design
-        model = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
+        network = "tests.toys:adapted_mlp" if getattr(ALGORITHMS[name], "needs", ()) else "mlp"
         e = prepare(
-            [{"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": model, "width": 4}}]
+            [{"algorithm": {"name": name}, "run": {"clients": 3}, "model": {"name": network, "width": 4}}]
         )
         server = e.algorithm.server_init(e.task, 3)
         down = message_to_new_client(e.algorithm, server, torch.arange(3))

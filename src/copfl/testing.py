@@ -122,7 +122,7 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(body: nn.Sequential, needs: Sequence[str], r: int = 2, scaling: float = 2.0) -> None:
-    """An adapter on the last linear layer of the body, whose own weights are trained only where they are needed."""
+    """An adapter on the last linear layer of the body; the layer's own weights are trained only if needed."""
     place = max(place for place, layer in enumerate(body) if isinstance(layer, nn.Linear))
     body[place] = layer = LoRALinear(cast(nn.Linear, body[place]), r, scaling)
     layer.base_layer.weight.requires_grad_("*.base_layer.weight" in needs)

@@ -29,13 +29,13 @@ class Client(NamedTuple):
 class FedDPA(Averaging):
     """w is FedAvg's; v descends the loss of the mixture share * v + (1 - share) * w, where w is as received.
 
-    A sample is predicted with v's share times the mean cosine of its features with those of the client's training
-    samples. So what is unlike them is predicted by the global model, as everything is at a new client.
+    A sample is predicted with v's share times the mean cosine of its features with those of the client's
+    training samples. What is unlike them is predicted by the global model, as everything is at a new client.
     """
 
-    # Paper: the outputs of both adapters are added inside each layer; here the two models' probabilities are mixed.
-    # The similarity is that with 5 random training samples, here with all. This is the variant that trains both
-    # adapters in every round; the released code mixes v into w's training too, after the first round.
+    # Paper: the outputs of both adapters are added inside each layer; here two models' probabilities are mixed.
+    # The similarity is that with 5 random training samples, here with all. This is the variant that trains
+    # both adapters in every round; the released code mixes v into w's training too, after the first round.
     share: float = 0.5  # of v, in training, and of a sample that is just like the client's
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""FedEx-LoRA (Singhal et al. 2025): the mean of the products B A, exactly; the layers' weights take up the residual."""
+"""FedEx-LoRA (Singhal et al. 2025): the exact mean of the products B A, by a residual added to the layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Total(NamedTuple):
 class FedExLoRA(PartlyPersonal):
     """FedAvg of A and B, and W <- W + scaling * (mean of B A - mean of B * mean of A).
 
-    W must be in the model's vector, so that it can differ from the pretrained one, but no client trains or sends
+    W must be in the model's vector, so that it can differ from the pretrained one. No client trains or sends
     it. `personal` names parts that stay with the client, such as the head; A and B are shared.
     """
 

@@ -1,4 +1,4 @@
-"""The low-rank matrices of LoRA in w: W x + scaling · B A x for each adapted layer, with the names that peft gives."""
+"""The matrices of LoRA in w: W x + scaling · B A x for each adapted layer, named as by peft."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check(task: Task, algorithm: str, needs: tuple[str, ...]) -> None:
             task.where(pattern)
         except UsageError:
             raise UsageError(
-                f"{algorithm} works on the matrices of LoRA, and the model trains no parameter {pattern}; add them "
-                f"with {HOW[pattern]}, or choose another algorithm"
+                f"{algorithm} works on the matrices of LoRA, and the model trains no parameter {pattern}; "
+                f"add them with {HOW[pattern]}, or choose another algorithm"
             ) from None
 
 

@@ -104,8 +104,8 @@ def feature_size(task: Task) -> int:
     shape = named.get(f"{task.layout.head}.weight", ())
     if len(shape) != 2 or task.criterion.kind == "next_token":
         raise UsageError(
-            f'feddpa compares the features before a trained Linear head; "{task.layout.head}" is none, or predicts '
-            'tokens. Name another head, as head="classifier", or choose another algorithm'
+            f'feddpa compares the features before a trained Linear head; "{task.layout.head}" is none, or '
+            'predicts tokens. Name another head, as head="classifier", or choose another algorithm'
         )
     return shape[1]
 

@@ -22,6 +22,7 @@ from copfl.data import arrays
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, RunError, UsageError
+from copfl.experiment import inference
 from copfl.experiment import run as experiment
 from copfl.experiment.run import prepare
 from tests.commands import files, found
@@ -80,6 +81,27 @@ def test_a_single_client_is_a_federation_too(algorithm: str, tmp_path: Path) -> 
     again = copfl.resume(tmp_path / "one", rounds=3)
     whole = copfl.run(algorithm, **{**TINY, "clients": 1, "rounds": 3})
     assert again.records == whole.records
+
+
+def test_a_result_prints_a_line_and_has_networks(tmp_path: Path) -> None:
+    result = copfl.run("fedper", **TINY, optimizer="adam", lr=0.01, epochs=2, out=tmp_path / "run")
+    assert result.experiment.tables["optimizer"]["name"] == "adam"
+    assert result.experiment.tables["optimizer"]["lr"] == 0.01
+    assert result.experiment.tables["algorithm"]["epochs"] == 2
+    mean = 100 * result.accuracy[-1].mean()
+    assert (
+        str(result) == f"fedper on digits: 2 clients, 2 rounds, accuracy {mean:.1f} %, in {tmp_path / 'run'}"
+    )
+    federation, task = result.experiment.federation, result.experiment.task
+    x = task.numbers(torch.from_numpy(federation.dataset.test.x[:5]))
+    saved = inference.load(tmp_path / "run")
+    for net, w in ((result.model(1), saved.client(1)), (result.global_model(), saved.new_client())):
+        with torch.no_grad():
+            answers = net(x).log_softmax(1).exp().numpy()
+        expected = saved.predict(w, federation.dataset.test.x[:5]).probabilities
+        assert answers == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UsageError, match="the run has clients 0 to 1"):
+        result.model(2)
 
 
 def test_nan_where_a_client_was_not_asked_or_not_looked_at() -> None:

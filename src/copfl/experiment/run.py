@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from torch import nn
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
-from copfl.core.task import Personal, Task, task_of
+from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
 from copfl.engine import autotune, simulate
@@ -27,15 +26,14 @@ from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
-from copfl.errors import RunError, UsageError, unknown
+from copfl.errors import RunError, UsageError
 from copfl.experiment import components, divergence, gains, model_tables, new_clients, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.gains import Analysis, Gains
+from copfl.experiment.gains import Analysis
 from copfl.experiment.identity import settings_digest
-from copfl.experiment.new_clients import NewClients
-from copfl.experiment.personalize import vector_of
+from copfl.experiment.result import Result as Result
 from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.stats import latest
 from copfl.wrappers.attacks import Attacked
@@ -187,92 +185,6 @@ def prepare(
         workers=workers or 1,
     )
     return Experiment(algorithm, task, federation, engine, settings, {**tables, "run": vars(settings)})
-
-
-@dataclass(eq=False)
-class Result:
-    """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated."""
-
-    experiment: Experiment
-    records: list[dict[str, Any]]
-    state: State
-    folder: Path | None = None
-    seconds: list[float] = field(default_factory=list)
-    new_clients: NewClients | None = None  # the clients that did not train, see `--new-clients`
-    analysis: Analysis | None = None  # with run.local_baseline
-
-    def __str__(self) -> str:
-        """Such as "copfl on digits: 10 clients, 40 rounds, accuracy 94.1 %"."""
-        e, accuracy = self.experiment, latest(self.accuracy) if self.records else np.zeros(0)
-        known = accuracy[~np.isnan(accuracy)]
-        mean = f", accuracy {100 * known.mean():.1f} %" if len(known) else ""
-        folder = "" if self.folder is None else f", in {self.folder}"
-        return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
-
-    def model(self, client: int) -> nn.Module:
-        """A copy of the network with the personal weights of this client; of a mixture, the largest share's."""
-        if not 0 <= client < self.experiment.clients:
-            last = self.experiment.clients - 1
-            raise UsageError(f"there is no client {client}; the run has clients 0 to {last}")
-        e = self.experiment
-        return self._network(run_folder.client_model(e.algorithm, e.task, self.state, client))
-
-    def global_model(self) -> nn.Module:
-        """A copy of the network with the weights that a client which never took part would receive."""
-        e = self.experiment
-        trained = torch.from_numpy(e.settings.split_clients[0]).to(e.task.device)
-        down = message_to_new_client(e.algorithm, self.state.server, trained)
-        return self._network(e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down))
-
-    def _network(self, personal: Personal) -> nn.Module:
-        task = self.experiment.task
-        net = copy.deepcopy(task.module)
-        net.load_state_dict(run_folder.named_tensors(task, vector_of(personal)), strict=False)
-        return net.eval()
-
-    def metric(self, name: str) -> Array:
-        """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
-        known = {name for record in self.records for name in record["per_client"]}
-        if name not in known:
-            raise unknown("metric", name, known)
-        return self.metric_or_nan(name)
-
-    def metric_or_nan(self, name: str) -> Array:
-        """A metric by name; all nan where the run did not record it."""
-        return records.table(self.records, name, self.experiment.clients)
-
-    @property
-    def gains(self) -> Gains | None:
-        """Each client's accuracy alone, with the global model and with its own; None without a baseline."""
-        if self.analysis is None:
-            return None
-        last = [latest(self.metric_or_nan(name)) for name in ("accuracy_global", "accuracy")]
-        return Gains(self.analysis.alone, *last)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Clients that diverged, and accuracy at chance; empty if there is nothing to report."""
-        return divergence.warnings_of(self.records, self.experiment.federation)
-
-    @property
-    def accuracy(self) -> Array:
-        """Accuracy of the personal model after local training, on each client's test samples."""
-        return self.metric_or_nan("accuracy")
-
-    @property
-    def accuracy_before(self) -> Array:
-        """Accuracy of the personal model before local training."""
-        return self.metric_or_nan("accuracy_before")
-
-    @property
-    def accuracy_global(self) -> Array:
-        """Accuracy of the global model, which a new client would get."""
-        return self.metric_or_nan("accuracy_global")
-
-    @property
-    def weight(self) -> Array:
-        """Each client's weight in the round's mean."""
-        return self.metric_or_nan("weight")
 
 
 def run(

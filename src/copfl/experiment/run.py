@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.task import Task, task_of
+from copfl.core.task import task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
 from copfl.engine import autotune, simulate
-from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
@@ -32,76 +29,13 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
-from copfl.experiment.identity import settings_digest
+from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
-from copfl.experiment.run_settings import RunSettings, device_of
+from copfl.experiment.run_settings import device_of
 from copfl.stats import latest
-from copfl.wrappers.attacks import Attacked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
-
-
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """Everything a run is made of, as values."""
-
-    algorithm: AnyAlgorithm
-    task: Task
-    federation: Federation
-    engine: Engine
-    settings: RunSettings
-    tables: Tables  # the same as names and numbers, for run.toml
-
-    @property
-    def clients(self) -> int:
-        return self.federation.clients
-
-    @property
-    def cuda(self) -> list[torch.device]:
-        """The devices beside the CPU whose random state a round may use."""
-        return [self.task.device] if self.task.device.type == "cuda" else []
-
-    @property
-    def title(self) -> str:
-        """Such as "copfl on digits"."""
-        name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
-        return f"{name} on {self.federation.dataset.name}"
-
-    def about(self) -> dict[str, Any]:
-        """The content of environment.json beside the versions."""
-        layout, data, partition = self.task.layout, self.federation.dataset, self.federation.partition
-        attackers = self.algorithm.attackers if isinstance(self.algorithm, Attacked) else ()
-        counts = partition.label_counts(data)  # without columns where targets are not classes
-        return {
-            "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
-            "threads": torch.get_num_threads(),
-            "parameters": self.task.d,
-            "batched_model": self.task.batched is not None,  # if not, a GPU reaches half the speed at most
-            "algorithm": repr(self.algorithm),
-            **({"attackers": list(attackers)} if attackers else {}),
-            "data": data.note,
-            "partition": list(partition.notes),
-            # For a reader without data and model: the trained tensors, and each client's samples by class.
-            "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
-            "classes": list(data.classes),
-            "label_counts": [" ".join(map(str, row)) for row in counts.tolist() if row],
-        }
-
-    @property
-    def contents(self) -> Tables:
-        """The content of the data and of the partition, whatever their names."""
-        data = self.federation.dataset
-        facts = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
-        return {"data": facts, "partition": {"sha256": self.federation.partition.fingerprint}}
-
-    def fingerprints(self) -> dict[str, str]:
-        """Hashes that a checkpoint must share with the run that continues from it."""
-        samples = hashlib.sha256()
-        for split in (self.federation.train, self.federation.test):
-            for tensor in tree.leaves((split.x, split.y)):
-                samples.update(tensor.cpu().numpy().tobytes())
-        return {"settings": settings_digest(self.tables, self.contents), "samples": samples.hexdigest()[:16]}
 
 
 def prepare(

@@ -58,3 +58,21 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     for ours_up, flowers in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
         counted = sum(r["bytes"][ours_up] for r in records)
         assert counted == pytest.approx(run["network-traffic"][flowers], rel=0.05)
+
+
+@pytest.mark.long
+def test_a_secure_sum_over_flower_is_the_plain_one(tmp_path: Path) -> None:
+    """CO-PFL, one round: three nodes with their workers; the total is that of the simulation within the step."""
+    config = CONFIG | {"secure-aggregation": True, "rounds": 1, "deadline": 240}
+    app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
+    init(app, model="mlp", config=config)
+    with LocalFederation(app) as local:
+        local.start_superlink()
+        for client, node in enumerate(write_nodes(federation, tmp_path / "nodes")):
+            local.add_node(f"node-{client}", node)
+        process = local.start_run({"runs": str(runs)})
+        (record,) = follow(local, process, ServerFolder(str(runs), "test", resume=True), 1)
+    settings = settings_of(config)
+    assert record["secure_aggregation"]["revealed"] == [0, 1, 2]
+    assert sorted(record["per_client"]) == ["bytes_down", "bytes_up"]
+    assert farthest(server_of(settings, runs), simulated(settings, federation).server) <= 1e-5

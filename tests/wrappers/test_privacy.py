@@ -15,7 +15,6 @@ from copfl.algorithms.fedavg import FedAvg
 from copfl.core import UsageError, tree
 from copfl.core.batches import plan
 from copfl.experiment.run import run
-from copfl.flower.settings import settings_of
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.privacy import Private, epsilon
 from tests.commands import called
@@ -137,8 +136,3 @@ def test_no_epsilon_is_printed_where_none_holds(name: str, options: dict[str, An
     privacy = {"noise": 1.0, **{key: value for key, value in options.items() if key != "robust"}}
     with pytest.raises(UsageError, match=why):
         run(name, rounds=1, model="mlp", engine="vmap", privacy=privacy, **robust)
-
-
-def test_over_a_network_it_is_refused() -> None:
-    with pytest.raises(UsageError, match="simulated only"):
-        settings_of({"privacy": 1.0})

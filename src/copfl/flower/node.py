@@ -24,6 +24,7 @@ from copfl.data.federation import tensors
 from copfl.data.samples import Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import model_tables, user_code
+from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.settings import Settings, is_plain_name
 from copfl.flower.state import ClientRecords, write_json, write_packet
@@ -123,8 +124,10 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
     """The client's local update for one round."""
     (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
     algorithm, task = settings.algorithm, settings.task
-    records = ClientRecords(state_dir(node_config), head.run)
-    client, note = _start(settings, records, head, int(about.get(Field.COUNTED, -1)))
+    records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
+    client, note = _start(settings, records, head, counted)
+    if isinstance(algorithm, SecretNoise):
+        algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         batches = _plan(settings, head, data)
         output = algorithm.client_update(task, client, down, data.train, batches)
@@ -137,9 +140,12 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
     return Trained(head, about, records, client, output, metrics, note)
 
 
-def reports_metrics(node_config: NodeConfig) -> bool:
-    """Whether the node sends its metrics; "figures" is the name in version 0.1."""
-    return bool(node_config.get("metrics", True) and node_config.get("figures", True))
+def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
+    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
+
+    "figures" is the name in version 0.1.
+    """
+    return bool(node_config.get("metrics", not settings.config.privacy) and node_config.get("figures", True))
 
 
 def local_update(
@@ -148,7 +154,7 @@ def local_update(
     """The client's upload for one round; its record is written before."""
     trained = train(settings, node_config, packet, load_data)
     trained.save()
-    metrics = trained.metrics if reports_metrics(node_config) else {}
+    metrics = trained.metrics if reports_metrics(settings, node_config) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
     return wire.encode(
         trained.output.upload,

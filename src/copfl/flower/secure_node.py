@@ -59,7 +59,7 @@ def local_update(
         )
     if phase == MASKED:
         trained = node.train(settings, node_config, packet, load_data)
-        session, reply = _masked(settings, session, trained, node.reports_metrics(node_config))
+        session, reply = _masked(settings, session, trained, node.reports_metrics(settings, node_config))
         trained.save()
     else:
         about = wire.decode(packet, (), head._replace(kind=phase)).about

@@ -7,7 +7,7 @@
               masking key of every client that did not: never both
 
 The protocol is that of Bell et al., 2020. Key agreement, Shamir's shares and encryption are Flower's. Its
-generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, which can be searched in minutes.
+generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, all of which can be tried.
 The masks here are a stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 

@@ -21,11 +21,13 @@ from copfl.core import tree
 from copfl.core.algorithm import blank_samples, example_upload, received
 from copfl.core.batches import choose
 from copfl.errors import CopflError, UsageError, WireError
+from copfl.flower.private_node import epsilons
 from copfl.flower.registry import PATIENCE, Log, Registry
 from copfl.flower.settings import Settings
 from copfl.flower.state import ServerFolder
 from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printable
 from copfl.wire import Head, Packet
+from copfl.wrappers.privacy import Private
 
 MAX_METRICS = 100  # metrics of a node that the server records
 LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
@@ -90,6 +92,8 @@ class Server:
                 with torch.no_grad():
                     total = tree.narrow(now.total, now.dtypes)
                     self.state, metrics = self.algorithm.server_update(self.task, self.state, total)
+            if isinstance(self.algorithm, Private):
+                metrics |= self._epsilons(self.algorithm, len(now.reports))
             self.counted |= dict.fromkeys(now.reports, now.number)
             self.round += 1
             record = _record(now, metrics, time.time() - started)
@@ -97,6 +101,12 @@ class Server:
             about = {Field.COUNTED: counted, "record": record}
             self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
             yield record
+
+    def _epsilons(self, algorithm: Private, answers: int) -> dict[str, torch.Tensor]:
+        """The epsilons after this round, from the number of answers in each."""
+        earlier = [len(record["clients"]) for record in self.folder.rounds()[: self.round]]
+        found = epsilons(algorithm, [*earlier, answers], secure=self.config.secure_aggregation)
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
 
     def _head(self, kind: str, round: int, client: int = -1) -> Head:
         return Head(kind, self.folder.run, self.settings.layout, round, client)

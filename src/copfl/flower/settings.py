@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from copfl import wire
-from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_upload
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import Shape
@@ -21,7 +21,9 @@ from copfl.experiment import components, migration, model_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
 from copfl.flower import secure_total
+from copfl.flower.private_node import SecretNoise
 from copfl.flower.secure_sum import Rules, majority, neighbours
+from copfl.wrappers.privacy import check_sums
 
 
 def is_plain_name(run: str) -> bool:
@@ -55,7 +57,9 @@ class RunConfig:
     augment: bool = False  # random crops and flips in training
     buffers: str = "local"  # batch-norm statistics: local or average
     robust: str = ""  # robust aggregation: clip, trimmed_mean or median; options in robust-options
-    privacy: float = 0.0  # noise on uploads: only in simulation
+    privacy: float = 0.0  # noise on uploads, in multiples of privacy-clip; 0: none
+    privacy_clip: float = 1.0  # the largest norm of an update
+    privacy_delta: float = 1e-5  # of the epsilon in the record
     secure_aggregation: bool = False  # the server receives only the sum of the uploads
     secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: more than half
     secure_range: float = 65536.0  # the largest absolute value of an entry of the sum, of one client
@@ -70,12 +74,7 @@ class RunConfig:
         at_least(0, join=self.join)
         above(0, deadline=self.deadline)
         one_of(wire.WIRES, wire=self.wire)
-        if self.privacy:
-            raise UsageError(
-                f"privacy={self.privacy}: noised uploads are simulated only. Over a network the noise "
-                "would have to come from a secret of each node, and the epsilon to count the nodes that did "
-                "not answer; leave it out"
-            )
+        at_least(0, privacy=self.privacy)
         if self.secure_aggregation and self.robust:
             raise UsageError(
                 f'robust="{self.robust}" compares single uploads, and with secure-aggregation the server sees '
@@ -165,14 +164,34 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := tables["model"].get("sha256")) else ""
     settings = Settings(config, tables, algorithm, task, layout, names, TEXT if is_text else shape)
+    if config.privacy:
+        settings = _private(settings)
     if config.secure_aggregation:
         try:
-            secure_total.check(algorithm, task, settings.shape, config.clients, config.augment)
+            secure_total.check(settings.algorithm, task, settings.shape, config.clients, config.augment)
         except UsageError as error:
             raise UsageError(
                 f'secure-aggregation is not possible with "{config.algorithm}": {error}'
             ) from error
     return settings
+
+
+def _private(settings: Settings) -> Settings:
+    """The settings with clipped and noised uploads; UsageError if no epsilon would hold."""
+    config, task, algorithm = settings.config, settings.task, settings.algorithm
+    blank = blank_samples(settings.shape, task.device)
+    check_sums(algorithm, task, example_upload(algorithm, task, blank, config.augment, 2))
+    private = SecretNoise(
+        algorithm,
+        clients=config.clients,
+        taking_part=config.selected,
+        clip=config.privacy_clip,
+        noise=config.privacy,
+        delta=config.privacy_delta,
+    )
+    with torch.no_grad():  # it refuses algorithms that send more than weights
+        example_upload(private, task, blank, config.augment, config.clients)
+    return dataclasses.replace(settings, algorithm=private)
 
 
 def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:

@@ -17,6 +17,7 @@ be kept as secret as the data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ class Private(RoundWrapper):
         finite = tree.finite((output.client, output.upload), task.device)
         change = torch.where(finite, update.change, 0)
         change = change * (self.clip / change.norm().clamp(min=self.clip))
-        change = change + self.noise * self.clip / self.taking_part**0.5 * normal(down.key, change)
+        change = change + self.noise * self.clip / self.taking_part**0.5 * self.draw(down.key, change)
         received, personal = update.received, update.personal
         if personal is not None:
             # The initial mask is the same for all clients.
@@ -85,6 +86,10 @@ class Private(RoundWrapper):
         metrics = {**output.metrics, "weight": torch.ones_like(output.metrics["weight"])}
         metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + nbytes(down.down))
         return output._replace(client=after, upload=with_update(output.upload, private), metrics=metrics)
+
+    def draw(self, key: Tensor, like: Tensor) -> Tensor:
+        """Standard normal numbers in the shape of the vector `like`."""
+        return normal(key, like)
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         after, metrics = super().server_update(task, server, total)
@@ -122,10 +127,16 @@ def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def epsilon(noise: float, rounds: int, delta: float, clients: int = 1, taking_part: int = 1) -> float:
-    """The epsilon of so many rounds at this delta, for replacing one client.
+    """The epsilon of so many rounds at this delta, for replacing one client; for `noise` see `epsilon_of`."""
+    return epsilon_of({noise: rounds}, delta, clients, taking_part)
 
-    `noise` is the deviation of the observed noise over `clip`. By Renyi divergences, with Google's
-    dp-accounting; with partial participation, for sets of a fixed size sampled without replacement.
+
+def epsilon_of(rounds: Mapping[float, int], delta: float, clients: int = 1, taking_part: int = 1) -> float:
+    """The epsilon of rounds with different noise, at this delta, for replacing one client.
+
+    `rounds` has the number of rounds by their noise: the deviation of the observed noise over `clip`. By Renyi
+    divergences, with Google's dp-accounting; with partial participation, for sets of a fixed size sampled
+    without replacement.
     """
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
@@ -134,9 +145,10 @@ def epsilon(noise: float, rounds: int, delta: float, clients: int = 1, taking_pa
         raise UsageError(
             "privacy needs dp-accounting to compute its epsilon; `pip install 'copfl[privacy]'` brings it"
         ) from error
-    event = GaussianDpEvent(noise / 2)  # replacing one client changes the sum by at most 2 clip
-    if taking_part < clients:
-        event = SampledWithoutReplacementDpEvent(clients, taking_part, event)
     accountant = RdpAccountant(orders=ORDERS, neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    accountant.compose(event, rounds)
+    for noise, count in rounds.items():
+        event = GaussianDpEvent(noise / 2)  # replacing one client changes the sum by at most 2 clip
+        if taking_part < clients:
+            event = SampledWithoutReplacementDpEvent(clients, taking_part, event)
+        accountant.compose(event, count)
     return float(accountant.get_epsilon(delta))

@@ -1,0 +1,118 @@
+"""The cost of secure aggregation: bytes and seconds of a round, against a plain one. Writes JSON, prints a table.
+
+    python benchmarks/secure_aggregation.py [--out results/secure_aggregation.json]
+
+Digits, MLP, two rounds; the second is measured. Server and clients are in one process and call each other, so
+that only the computation counts. Seconds are processor time: of one client, and of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from copfl.data.datasets import load
+from copfl.data.federation import Federation
+from copfl.data.schemes import SCHEMES
+from copfl.errors import CopflError
+from copfl.flower import secure_node
+from copfl.flower.node import NodeData
+from copfl.flower.registry import greeting
+from copfl.flower.secure_server import server_class
+from copfl.flower.settings import Settings, settings_of
+from copfl.flower.state import ServerFolder
+from copfl.flower.transport import HELLO, Content, Reply, refusal
+from copfl.wire import Packet
+
+CASES = [("fedavg", 3, 0), ("copfl", 3, 0), ("copfl", 10, 0), ("copfl", 30, 0), ("copfl", 30, 8)]
+COLUMNS = ("up_kB", "down_kB", "client_s", "server_s")
+
+
+class Calls:
+    """The clients, called in this process; their processor time is counted."""
+
+    def __init__(self, settings: Settings, data: list[NodeData], folder: Path) -> None:
+        self.settings, self.data = settings, data
+        self.configs = [{"client": n, "state-dir": str(folder / str(n))} for n in range(len(data))]
+        self.seconds, self.inbox = 0.0, dict[str, Reply]()
+
+    def nodes(self) -> list[int]:
+        return list(range(len(self.data)))
+
+    def send(self, node: int, request: str, content: Content, seconds: float) -> str:
+        started, config = time.process_time(), self.configs[node]
+        name = f"{len(self.inbox)}-{node}-{started}"
+        try:
+            if request == HELLO:
+                answer: Content = greeting(config, content)
+            else:
+                packet = Packet(*content)
+                answer = secure_node.local_update(self.settings, config, packet, lambda *_: self.data[node])
+        except CopflError as error:
+            answer = refusal(error)
+        self.seconds += time.process_time() - started
+        self.inbox[name] = Reply(name, answer)
+        return name
+
+    def replies(self, message_ids: Collection[str]) -> list[Reply]:
+        return [self.inbox.pop(name) for name in message_ids if name in self.inbox]
+
+
+def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width: int) -> dict[str, float]:
+    """Kilobytes of one client, and seconds of one client and of the server, in the second round."""
+    config: dict[str, Any] = {"run": "cost", "rounds": 2, "algorithm": algorithm, "clients": clients}
+    config |= {"model": "mlp", "shape": "1,8,8", "mean": "0.3", "std": "0.37", "model-options.width": width}
+    config |= {"min-replies": clients, "secure-aggregation": secure, "secure-neighbours": neighbours}
+    settings = settings_of(config)
+    dataset = load("digits")
+    federation = Federation(dataset, SCHEMES["iid"](dataset, clients, seed=1))
+    rows = [(federation.train.rows([n]), federation.test.rows([n])) for n in range(clients)]
+    data = [NodeData(*(type(part)(*(t[0] for t in part)) for part in pair)) for pair in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        transport = Calls(settings, data, Path(folder))
+        files = ServerFolder(folder, "cost", resume=False)
+        server = server_class(secure)(settings, transport, files, lambda _: None, pause=0)
+        rounds = server.rounds()
+        next(rounds)
+        started, transport.seconds = time.process_time(), 0.0
+        record = next(rounds)
+        total = time.process_time() - started
+    if len(record["clients"]) != clients:
+        raise SystemExit(f"clients were left out: {record['why']}")
+    size = {way: record["bytes"][way] / clients / 1000 for way in ("up", "down")}
+    spent = transport.seconds / clients, total - transport.seconds
+    return dict(zip(COLUMNS, (round(v, 3) for v in (size["up"], size["down"], *spent)), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/secure_aggregation.json"))
+    parser.add_argument("--width", type=int, default=256)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    print("| algorithm | clients | neighbours | | kB up | kB down | client s | server s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for algorithm, clients, neighbours in CASES:
+        for secure in (False, True):
+            row = measured(algorithm, clients, neighbours, secure, args.width)
+            case = {"algorithm": algorithm, "clients": clients, "neighbours": neighbours or clients - 1}
+            rows.append({**case, "secure": secure, **row})
+            cells = [algorithm, clients, case["neighbours"], "secure" if secure else "plain", *row.values()]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    machine = {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()}
+    content = {"machine": machine, "width": args.width, "rows": rows}
+    args.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

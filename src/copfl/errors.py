@@ -63,10 +63,10 @@ def stoppable(how_to_continue: str = "") -> Iterator[None]:
         raise Stopped(how_to_continue) from None
 
 
-def unknown(kind: str, given: object, known: Iterable[str]) -> UsageError:
-    """The error for an unknown name, with the nearest known one."""
+def unknown(kind: str, given: object, known: Iterable[str], meant: str | None = None) -> UsageError:
+    """The error for an unknown name, with the one that is `meant`, or else the nearest known one."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1)
+    near = [meant] if meant else difflib.get_close_matches(str(given), names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else "."
     return UsageError(f'no {kind} "{given}"{hint} Known: {", ".join(names) or "none"}')
 

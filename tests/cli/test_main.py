@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from copfl import __version__
 from copfl.algorithms import ALGORITHMS
+from copfl.cli import options
 from copfl.data import datasets, download
 from copfl.data.schemes import SCHEMES
-from copfl.experiment import records
+from copfl.experiment import components, records
 from copfl.experiment.components import OPTIMIZERS
 from copfl.models import describe
 from tests.commands import TINY, Answer, called, command, environment, files, found, started
@@ -69,6 +71,19 @@ def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:
         "seed = 5", "batch = 4", "participation = 0.5", "eval_every = 2", 'engine = "sequential"', 'precision = "fp64"',
     ):  # fmt: skip
         assert f"\n{line}\n" in text, line
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_epochs_of_every_algorithm(name: str) -> None:
+    tables = components.resolve([{"algorithm": {"name": name}}, options.tables_of(epochs=3)], {})
+    assert tables["algorithm"]["epochs"] == 3
+
+
+def test_everyday_options(here: Path, capsys: Capture) -> None:
+    words = "--epochs 2 --batch-size 4 --lr 0.01 -r 1 -q"
+    assert called(capsys, "run", *TINY, *words.split(), "-o", "there") == Answer(0, "", "")
+    text = (here / "there" / "run.toml").read_text()
+    assert all(f"\n{line}\n" in text for line in ("epochs = 2", "batch = 4", "lr = 0.01"))
 
 
 def test_quiet_says_nothing_and_json_says_one_object(here: Path, capsys: Capture) -> None:
@@ -231,6 +246,15 @@ def test_a_model_and_data_of_one_s_own(
     ("words", "message"),
     [
         ("run --roundz 3", r"No such option '?--roundz'?.*--rounds.*`copfl run --help` lists"),
+        (
+            "run --alpha 0.3",
+            "No such option --alpha. Did you mean --partition dirichlet --set dirichlet.alpha=",
+        ),
+        ("compare --local_epochs 5", "No such option --local-epochs. Did you mean --epochs?"),
+        ("run --set epochs=5", "must be TABLE.KEY=VALUE, such as --set algorithm.epochs=5"),
+        ("run --set run.epochs=5", 'no run option "epochs"; did you mean "algorithm.epochs"?'),
+        ("run --set run.batch_size=5", 'no run option "batch_size"; did you mean "run.batch"?'),
+        ("run --set iid.alpha=5 --partition iid", 'no iid option "alpha"; did you mean "dirichlet.alpha"?'),
         ("rum", r"No such command '?rum'?.*`copfl --help` lists"),
         ("run --rounds many", "'many' is not a valid int"),
         ("run --dataset digitz", 'no data set "digitz"; did you mean "digits"?'),
@@ -341,7 +365,11 @@ def test_bare_copfl_shows_what_there_is(capsys: Capture) -> None:
         assert answer.code == 2
         assert answer.out.startswith("Usage: copfl")
         assert inside in answer.out
-    assert called(capsys, "--version") == Answer(0, f"{__version__}\n", "")
+    version = called(capsys, "--version")
+    assert (
+        version.out
+        == f"copfl {__version__}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "sweep"])

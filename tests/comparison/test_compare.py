@@ -240,6 +240,13 @@ def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
     assert found.title.startswith("copfl on clouds.npz, 2 clients, 3 rounds")
 
 
+def test_the_epochs_of_a_comparison_are_those_of_every_row(tmp_path: Path, data: Path) -> None:
+    tables = {**base(data), "algorithm": {"epochs": 2}}
+    untuned(["fedavg", "local"], [0], tables, tmp_path)
+    texts = [path.read_text() for path in tmp_path.glob("**/run.toml")]
+    assert [text.count("\nepochs = 2\n") for text in texts] == [1, 1]
+
+
 def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Path) -> None:
     tables = {**base(data), "algorithm": {"name": "local", "epochs": 2}}
     found = sweep({"run.clients": [2, 4], "lr": [0.1]}, [0], tables, tmp_path / "a")
@@ -272,7 +279,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         ),
         (["copfl"], {"last": 0}, "last=0 must be"),
         (["copfl"], {"jobs": 0}, "jobs=0 must be"),
-        (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, r"\[algorithm\] is for one run"),
+        (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, "algorithm.name is for one run"),
         (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "name the seeds with --seeds"),
         (["copfl"], {"base_tables": {"data": {"name": "nothing.npz"}}}, "nothing.npz"),
     ],

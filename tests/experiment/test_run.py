@@ -127,6 +127,16 @@ def test_augmentation_can_be_switched_off() -> None:
         assert made.federation.dataset.augment == augment
 
 
+def test_everyday_keywords_are_the_settings_of_their_tables() -> None:
+    small: dict[str, Any] = {"model": "mlp", "clients": 2, "rounds": 1}
+    everyday = copfl.run("fedavg", **small, epochs=2, batch_size=4, lr=0.01, optimizer="adam")
+    tables: dict[str, Any] = {
+        "algorithm_options": {"epochs": 2},
+        "optimizer": {"name": "adam", "lr": 0.01},
+    }
+    assert everyday.records == copfl.run("fedavg", **small, batch=4, **tables).records
+
+
 def test_a_partition_is_the_same_for_every_algorithm() -> None:
     prepared = [prepare([{"algorithm": {"name": name}}]) for name in ("copfl", "fedavg", "local")]
     assert len({e.federation.partition.fingerprint for e in prepared}) == 1

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, compare, data, federate, options, report, reproduce, run
+from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -41,6 +41,9 @@ def main() -> NoReturn:
             sys.stdout.flush()
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
+        tried = getattr(error, "option_name", "").replace("_", "-").lower()
+        if tried in options.SYNONYMS:
+            error = click.UsageError(f"No such option {tried}. Did you mean {options.SYNONYMS[tried]}?")
         message, _, hint = error.format_message().partition(" (Did you mean one of: ")
         if hint and "Did you mean" not in message:  # typer may have added it already
             message += f" Did you mean {hint.rstrip('?).')}?"
@@ -120,18 +123,21 @@ def list_(
 for command in (compare.compare, compare.sweep, reproduce.reproduce):
     app.command(cls=options.Command)(command)
 report.add_to(app)
-app.command(cls=options.Command)(audit.audit)
+for command in (audit.audit, doctor.doctor):
+    app.command(cls=options.Command)(command)
 
 
 @app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the versions of copfl, torch and CUDA.")
+    ] = False,
 ) -> None:
     """Personalised federated learning that knows who contributes what."""
     if version:
-        from copfl import __version__
+        from copfl.cli.doctor import version_line
 
-        print(__version__)
+        print(version_line())
         raise typer.Exit
     options.help_without_command(context)

@@ -89,7 +89,13 @@ RUN_OPTIONS = {
     TRAINING: (
         Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's; in compare adam."),
         Row("--lr", "optimizer.lr", "Learning rate, above 0; default: the optimizer's.", float),
-        Row("--batch", "run.batch", "Samples per training step; default: 8 on digits, 32 elsewhere.", int),
+        Row("--epochs", "algorithm.epochs", "Local epochs per round; default: 1.", int),
+        Row(
+            "--batch-size --batch",
+            "run.batch",
+            "Samples per training step; default: 8 on digits, 32 elsewhere.",
+            int,
+        ),
         Row("--device", "run.device", "cpu, cuda, cuda:N or auto; default: cpu."),
         Row("--engine", "run.engine", "auto, sequential, vmap or cuda_graph; default: auto, the fastest."),
         Row("--precision", "run.precision", "auto, fp32, tf32, bf16 or fp64; default: auto."),
@@ -135,6 +141,26 @@ RUN_OPTIONS = {
 SETTINGS = {  # by the name of the option's parameter
     _parameter(row): row.setting for rows in RUN_OPTIONS.values() for row in rows
 } | {"algorithm": "algorithm.name", "seed": "run.seed"}
+
+
+SYNONYMS = {  # of other tools, with what they are here
+    "--alpha": "--partition dirichlet --set dirichlet.alpha=0.3",
+    "--bs": "--batch-size",
+    "--classes-per-client": "--set classes.per_client=3",
+    "--data": "--dataset",
+    "--data-path": "--data-dir",
+    "--gpu": "--device cuda",
+    "--learning-rate": "--lr",
+    "--local-ep": "--epochs",
+    "--local-epochs": "--epochs",
+    "--method": "--algorithm",
+    "--momentum": "--optimizer sgd --set sgd.momentum=0.9",
+    "--num-clients": "--clients",
+    "--num-rounds": "--rounds",
+    "--output": "--out",
+    "--strategy": "--algorithm",
+    "--weight-decay": "--set optimizer.weight_decay=0.001",
+}
 
 
 def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -223,8 +223,10 @@ def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, job
     twice = [label for label in labels if labels.count(label) > 1]
     if not rows:
         raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
-    if "algorithm" in base:
-        raise UsageError("[algorithm] is for one run; name the algorithms with --algorithms or as [[entry]]")
+    if "name" in base.get("algorithm", {}):
+        raise UsageError(
+            "algorithm.name is for one run; name the algorithms with --algorithms or as [[entry]]"
+        )
     if "seed" in base.get("run", {}):
         raise UsageError("run.seed is for one run; name the seeds with --seeds")
     if twice:

@@ -29,6 +29,20 @@ TYPES = {
 }
 
 
+SYNONYMS = {  # keys that people try in the wrong table or under another name, with the setting that they mean
+    "alpha": "dirichlet.alpha",
+    "batch_size": "run.batch",
+    "batchsize": "run.batch",
+    "epochs": "algorithm.epochs",
+    "learning_rate": "optimizer.lr",
+    "local_epochs": "algorithm.epochs",
+    "lr": "optimizer.lr",
+    "momentum": "sgd.momentum",
+    "num_clients": "run.clients",
+    "num_rounds": "run.rounds",
+} | {name: f"run.{name}" for name in ("batch", "clients", "device", "rounds", "seed")}
+
+
 def keywords_of(factory: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keyword arguments of a factory, with their defaults."""
     return {name: default for name, (default, _) in _signature(factory).items() if name not in skip}
@@ -91,7 +105,7 @@ def checked(
     result = {}
     for name, value in given.items():
         if name not in signature:
-            raise unknown(f"{what} option", name, signature)
+            raise unknown(f"{what} option", name, signature, SYNONYMS.get(name))
         result[name] = _converted(f"{what}.{name}", value, signature[name][1])
     return result
 
@@ -154,7 +168,8 @@ def setting(text: str) -> tuple[str, str, Any]:
     path, equals, value = text.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and table and key):
-        raise UsageError(f'--set "{text}" must be TABLE.KEY=VALUE, such as --set copfl.rate=0.15')
+        example = f"{SYNONYMS[key]}={value}" if (key := path.strip()) in SYNONYMS else "copfl.rate=0.15"
+        raise UsageError(f'--set "{text}" must be TABLE.KEY=VALUE, such as --set {example}')
     try:
         return table, key, parsed(f"v = {value.strip()}")["v"]
     except (ValueError, RecursionError):

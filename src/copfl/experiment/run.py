@@ -121,6 +121,15 @@ def prepare(
     return Experiment(algorithm, task, federation, engine, settings, {**tables, "run": vars(settings)})
 
 
+EVERYDAY = {  # keyword arguments of `run` that are settings of other tables
+    "adapter": ("adapter", "name"),
+    "batch_size": ("run", "batch"),
+    "epochs": ("algorithm", "epochs"),
+    "lr": ("optimizer", "lr"),
+    "optimizer": ("optimizer", "name"),
+}
+
+
 def run(
     algorithm: str | AnyAlgorithm = "copfl",
     dataset: Any = "digits",
@@ -144,9 +153,9 @@ def run(
     nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
     Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
 
-    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `optimizer="adam"`, `lr=1e-3`,
-    `epochs=2`, and tables for the rest: `optimizer={"name": "adam", "lr": 1e-3}`, `copfl={"rate": 0.1}`,
-    `partition_options={"per_client": 3}`,
+    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `epochs`, `batch_size`, `lr` and
+    `optimizer="adam"` as on the command line, and tables for the rest: `copfl={"rate": 0.1}`,
+    `optimizer={"name": "sgd", "momentum": 0.9}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `adapter="lora:r=8"`. Of an nn.Module,
     the parameters with requires_grad=False are not trained.
     """
@@ -160,18 +169,12 @@ def run(
             values[name] = value
     if data_dir is not None:
         tables.setdefault("data", {})["dir"] = str(data_dir)
-    if isinstance(settings.get("adapter"), str):
-        settings["adapter"] = {"name": settings["adapter"]}
     for name, value in settings.items():
-        if name in ("lr", "epochs") or (name == "optimizer" and isinstance(value, str)):
-            table, key = (
-                ("algorithm", name) if name == "epochs" else ("optimizer", "name" if name != "lr" else "lr")
-            )
-            tables.setdefault(table, {})[key] = value
-        elif isinstance(value, Mapping):
+        if isinstance(value, Mapping):
             tables.setdefault(name.removesuffix("_options"), {}).update(value)
         else:
-            tables["run"][name] = value
+            table, key = EVERYDAY.get(name, ("run", name))
+            tables.setdefault(table, {})[key] = value
     experiment = prepare([tables], **values)
     if out is None:
         return _warned(train(experiment, None, on_round))

@@ -79,7 +79,7 @@ def test_later_layers_win() -> None:
 def test_another_algorithm_leaves_the_options_and_the_optimizer_of_the_one_before() -> None:
     before = resolved({"copfl": {"rate": 0.1}, "model": {"width": 4}})
     tables = resolved(before, {"algorithm": {"name": "fedavg"}})
-    assert tables["algorithm"] == {"name": "fedavg", "epochs": 1}
+    assert tables["algorithm"] == {"name": "fedavg", "weights": "samples", "epochs": 1}
     assert (tables["optimizer"]["name"], tables["optimizer"]["lr"]) == (
         "sgd",
         DEFAULTS["digits"]["sgd"]["lr"],

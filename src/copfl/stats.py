@@ -77,9 +77,10 @@ def mean_of_known(values: Numbers, axis: int = 0) -> Numbers:
     return _ratio(total, known.sum(axis).astype(np.float64))
 
 
-def worst_of(values: Numbers) -> float:
+def worst_of(values: Numbers, higher_is_better: bool = True) -> float:
     """The mean over the worst tenth, at least one."""
     known = np.sort(values[~np.isnan(values)])
+    known = known if higher_is_better else known[::-1]
     return float(known[: max(1, math.ceil(WORST * len(known) - 1e-9))].mean())
 
 

@@ -12,6 +12,8 @@
 | wire round trip | fields that bytes cannot represent; None in round one |
 | round without uploads | 0 / 0 |
 | one client | 1 / (1 - alpha) |
+| numbers as targets | losses that assume classes; an algorithm that needs them refuses the task with a UsageError |
+| samples of two arrays | indexing `data.x` instead of each of its arrays |
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from copfl import models, wire
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Experts, Plan, Task, received, task_of, tree
 from copfl.core.batches import plan
+from copfl.core.criteria import CRITERIA
 from copfl.core.payload import masked_vectors
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
@@ -35,6 +38,7 @@ from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
+from copfl.errors import UsageError
 
 TOLERANCE = 1e-9
 SIZES = (5, 9, 3, 12)  # unequal on purpose: one batch, two, less than one, three
@@ -152,6 +156,36 @@ def small_federation(
     public = torch.from_numpy(rng.integers(0, 256, (6, 1, 8, 8), dtype=np.uint8))
     options: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std, "public": public, "device": device}
     return task_of(model, 4, dtype=torch.float64, **options), federation
+
+
+class TwoInputs(nn.Module):
+    """A tiny network for samples of two arrays, `a` [3] and `b` [2]."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, outputs)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        result: Tensor = self.head(torch.tanh(self.a(a) + self.b(b)))
+        return result
+
+
+def other_federation(kind: str) -> tuple[Task, Federation]:
+    """Samples of two arrays with four classes, or samples of one array with two numbers to predict."""
+    rng, count, classes = np.random.default_rng(0), sum(SIZES), kind == "classification"
+    a, b = rng.normal(size=(count, 3)), rng.normal(size=(count, 2))
+    samples = Samples({"a": a, "b": b}, rng.integers(0, 4, count)) if classes else Samples(a, b)
+    cuts = tuple(np.split(np.arange(count), np.cumsum(SIZES)[:-1]))
+    names = ("a", "b", "c", "d") if classes else ("y", "z")
+    dataset = Dataset("random", samples, samples, names, kind=kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TwoInputs(4) if classes else models.MLP((3,), 2, width=5)
+    public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
+    criterion = CRITERIA[kind]()
+    task = task_of(model, len(names), criterion=criterion, dtype=torch.float64)
+    federation = Federation(dataset, Partition(cuts, cuts, "by hand", {}))
+    return dataclasses.replace(task, public=public), federation
 
 
 # -- the laws ------------------------------------------------------------------------------------------------
@@ -272,6 +306,31 @@ def _one_client(trial: Trial) -> None:
     assert tree.finite(state.server), "the server is not finite when there is only one client"
 
 
+def _other_task(kind: str, trial: Trial) -> None:
+    """Two rounds on another task, the same in every engine."""
+    task, federation = other_federation(kind)
+
+    def after(mapping: Mapping) -> State:
+        state = begin(trial.algorithm, task, federation.clients)
+        for one in simulate(
+            trial.algorithm, task, federation, mapping, state, rounds=2, batch=trial.batch, eval_every=2
+        ):
+            assert one.clients["healthy"].all(), "a client's record or upload is not finite"
+            values = one.clients.get(task.metrics[0].name, np.zeros(1))
+            assert np.isfinite(values).all(), f"the {task.metrics[0].name} of a client is not finite"
+        return state
+
+    try:
+        first, second = after(sequential()), after(vmap(64))
+    except UsageError:
+        if kind == "classification":
+            raise
+        return  # it needs classes, and says so
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise AssertionError(f"the rounds fail: {type(error).__name__}: {error}") from error
+    _close(first.server, second.server, "the server after 2 rounds, vmap against sequential")
+
+
 LAWS: dict[str, Callable[[Trial], None]] = {
     "frozen dataclass": _frozen_dataclass,
     "no side effects": _no_side_effects,  # early, because a changed argument confuses the other checks
@@ -283,6 +342,8 @@ LAWS: dict[str, Callable[[Trial], None]] = {
     "wire round trip": _wire_round_trip,
     "round without uploads": _round_without_uploads,
     "one client": _one_client,
+    "numbers as targets": partial(_other_task, "regression"),
+    "samples of two arrays": partial(_other_task, "classification"),
 }
 
 

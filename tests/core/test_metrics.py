@@ -100,19 +100,6 @@ def test_what_the_samples_do_not_define_is_missing() -> None:
         assert math.isnan(found.of(np.full((4, 2), np.nan), one)), found.name
 
 
-def test_what_adds_up_is_the_weighted_mean_over_batches() -> None:
-    rng = np.random.default_rng(0)
-    p, y, values = probabilities(rng, 30, 3), rng.integers(0, 3, 30), rng.normal(size=30)
-    for found in METRICS.values():
-        if found.adds_up:
-            given, targets = (p, y) if "classification" in found.kinds else (values, rng.normal(size=30))
-            parts = [
-                found.of(given[part], targets[part]) * len(targets[part])
-                for part in (slice(0, 7), slice(7, 30))
-            ]
-            assert sum(parts) / 30 == pytest.approx(found.of(given, targets), abs=1e-12), found.name
-
-
 def test_a_metric_of_another_task_is_refused() -> None:
     with pytest.raises(UsageError, match="not defined for regression; defined are rmse, mae, r2"):
         metric("accuracy", "regression")

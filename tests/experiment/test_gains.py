@@ -10,7 +10,7 @@ import pytest
 
 import copfl
 from copfl.experiment import gains, inference
-from copfl.experiment.gains import Gains
+from copfl.experiment.gains import Gains, similar_first
 from copfl.report import run_data, sections
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called
@@ -72,7 +72,7 @@ def test_every_model_on_every_clients_samples(tmp_path: Path) -> None:
 
 def test_neighbours_are_alike() -> None:
     pairs = np.array([[1, 0, 0.9, 0], [0, 1, 0, 0.9], [0.9, 0, 1, 0], [0, 0.9, 0, 1]])
-    order = sections.similar_first(pairs)
+    order = similar_first(pairs)
     assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
 
 

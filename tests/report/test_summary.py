@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
 from copfl.engine.rounds import Round
 from copfl.experiment.progress import bar, span
@@ -114,7 +115,7 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
-    with bar(10, out) as on_round:
+    with bar(10, out, ACCURACY) as on_round:
         for number in range(3):
             on_round(Round(number, np.arange(2), {"shared": 0.5}, {"accuracy": np.array([0.5, 1.0])}), 2.0)
     last = out.getvalue()
@@ -127,7 +128,7 @@ def test_the_bar_says_round_accuracy_shared_and_time_left(
 
 def test_a_bar_takes_rounds_that_nobody_looked_at() -> None:
     out = Terminal()
-    with bar(2, out) as on_round:
+    with bar(2, out, ACCURACY) as on_round:
         on_round(Round(0, np.arange(2), {}, {"loss": np.ones(2)}), 2.0)
         on_round(Round(1, np.arange(2), {}, {"accuracy": np.full(2, np.nan)}), 2.0)
     assert "round 2/2" in out.getvalue()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from copfl.core import ClientOutput, Data, Plan, Task
+from copfl.core import ClientOutput, Data, Plan, Task, tree
 from copfl.errors import unknown
 from copfl.parts.averaging import Averaging, Client, Down
 
@@ -51,7 +51,7 @@ class SplitNN(Averaging):
         hook = module.register_forward_hook(lambda _, inputs, output: sizes.append(output.numel()))
         try:
             plain = replace(task, batched=None)  # the hook needs the module itself
-            _, features = plain.forward(w, task.numbers(data.x[:1]))
+            _, features = plain.forward(w, task.numbers(tree.each(lambda t: t[:1], data.x)))
         finally:
             hook.remove()
         return sizes[-1] if self.cut else features.numel()

@@ -147,6 +147,10 @@ def run_audit(
     if (evaluated := tables["run"].get("eval_models", "all")) != "all":
         less = f'{path} evaluated less than an audit needs (eval_models="{evaluated}")'
         raise UsageError(f"{less}; run it again with --set run.eval_models=all")
+    if not any("accuracy" in line["per_client"] for line in lines):
+        raise UsageError(
+            f"{path} has no accuracy, by which an audit measures contributions; audit another run"
+        )
     own, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
     if baselines is None:
         baselines = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]

@@ -87,6 +87,16 @@ RUN_OPTIONS = {
         ),
     ),
     TRAINING: (
+        Row(
+            "--objective",
+            "task.loss",
+            "squared, absolute, huber or module:function; default: by the targets, see docs/tasks.md.",
+        ),
+        Row(
+            "--metrics",
+            "task.metrics",
+            "Metrics, the first is primary, as auc,accuracy; default: accuracy, of other tasks their usual one.",
+        ),
         Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's; in compare adam."),
         Row("--lr", "optimizer.lr", "Learning rate, above 0; default: the optimizer's.", float),
         Row("--epochs", "algorithm.epochs", "Local epochs per round; default: 1.", int),

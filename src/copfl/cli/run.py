@@ -105,7 +105,9 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
         with stoppable(), contextlib.ExitStack() as stack:
             listeners = [stack.enter_context(tracking(track, folder.path, prepared.tables))]
             if not (quiet or as_json) and sys.stderr.isatty():
-                listeners.append(stack.enter_context(bar(prepared.settings.rounds, sys.stderr)))
+                listeners.append(
+                    stack.enter_context(bar(prepared.settings.rounds, sys.stderr, prepared.task.metrics[0]))
+                )
 
             def on_round(round: Round, seconds: float) -> None:
                 for listener in listeners:

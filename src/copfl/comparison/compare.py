@@ -18,10 +18,11 @@ import numpy as np
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import entries as reading
 from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
-from copfl.comparison.jobs import ACCURACIES, LAST, Job, Starts, placed
+from copfl.comparison.jobs import LAST, Job, Starts, accuracies, placed
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.tables import Comparison, Row, write
+from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables, keywords_of
@@ -87,7 +88,7 @@ def compare(
     prepare([*_layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if tuning else 0.0)
     if tuning:
         all_done(tuning, jobs, log, "tuning runs")
-    found = [Tuned([Trial(cell, _accuracy(tests)) for cell, tests in plan]) for plan in trials]
+    found = [_tuned(plan) for plan in trials]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
     records = _records(final, jobs, log)
     against = records[labels.index(chosen)]
@@ -251,7 +252,7 @@ def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str
 
     return {
         name: difference(values(own, name), values(reference, name))
-        for name in ACCURACIES
+        for name in accuracies("all", reference[0].metric.name)
         if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not evaluated
     }
 
@@ -267,12 +268,29 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
+    metric = _common_metric(rows)
+    undefined = {row.label: sum(int(run.cost.get("undefined", 0)) for run in row.outcomes) for row in rows}
     broken = {row.label: sum(int(run.cost["broken"]) for run in row.outcomes) for row in rows}
     return [
-        f"{label}: {count} evaluations of a model without a finite output count as accuracy 0."
+        f"{label}: {count} evaluations of a model without a finite output count as {metric.title} "
+        f"{metric.worst_value:g}."
         for label, count in broken.items()
         if count
+    ] + [
+        f"{label}: the {metric.title} of {count} evaluations is not defined by the client's test samples, such "
+        "as those of one class; they are left out of the means."
+        for label, count in undefined.items()
+        if count
     ]
+
+
+def _common_metric(rows: Sequence[Row]) -> MetricInfo:
+    """The primary metric; a UsageError if rows have different ones."""
+    metrics = {row.label: row.metric for row in rows}
+    if len(set(metrics.values())) > 1:
+        named = ", ".join(f"{label} {metric.name}" for label, metric in metrics.items())
+        raise UsageError(f"the rows have different primary metrics ({named}); name one for all of them")
+    return rows[0].metric
 
 
 def _tuning_notes(rows: Sequence[Row], grids: Sequence[Grid]) -> list[str]:
@@ -287,9 +305,11 @@ def _tuning_notes(rows: Sequence[Row], grids: Sequence[Grid]) -> list[str]:
     return notes
 
 
-def _accuracy(jobs: Sequence[Job]) -> float:
-    """The mean personal accuracy over the seeds."""
-    return float(np.mean([record_of(job).mean() for job in jobs]))
+def _tuned(plan: Sequence[tuple[Tables, list[Job]]]) -> Tuned:
+    """The cells that were tried, each with the mean primary metric over the seeds."""
+    found = [(cell, [record_of(job) for job in jobs]) for cell, jobs in plan]
+    trials = [Trial(cell, float(np.mean([record.mean() for record in runs]))) for cell, runs in found]
+    return Tuned(trials, found[0][1][0].metric) if found else Tuned([])
 
 
 def at_an_end(chosen: Tables, grid: Grid) -> list[str]:

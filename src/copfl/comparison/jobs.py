@@ -18,9 +18,9 @@ LAST = 5  # evaluations that a value is the mean of
 Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
 
 
-def accuracies(eval_models: str) -> tuple[str, ...]:
-    """The accuracies that such an evaluation measures."""
-    return tuple(f"accuracy{model}" for model in EVAL_MODELS[eval_models])
+def accuracies(eval_models: str, metric: str = "accuracy") -> tuple[str, ...]:
+    """The names of the metric for the models that such an evaluation has."""
+    return tuple(f"{metric}{model}" for model in EVAL_MODELS[eval_models])
 
 
 ACCURACIES = accuracies("all")

@@ -12,9 +12,13 @@ from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
 from copfl.comparison.entries import Grid
 from copfl.comparison.tables import Comparison, Row
+from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.files import write_bytes
 
-ACCURACY = "accuracy after local training, %"
+
+def axis(metric: MetricInfo) -> str:
+    """The title of an axis, such as "accuracy after local training, %"."""
+    return f"{metric.title} after local training{', %' if metric.fraction else ''}"
 
 
 def write(comparison: Comparison, out: Path) -> list[Path]:
@@ -38,7 +42,7 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
 def curves(comparison: Comparison) -> Lines:
     """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
     lines = [curve(row.title, *curve_of(row), place) for place, row in enumerate(comparison.rows)]
-    return Lines("curves", comparison.title, "", [], ACCURACY, lines)
+    return Lines("curves", comparison.title, "", [], axis(comparison.metric), lines)
 
 
 def curve(label: str, rounds: Any, values: Any, place: int) -> Line:
@@ -51,21 +55,25 @@ def curve(label: str, rounds: Any, values: Any, place: int) -> Line:
 
 
 def curve_of(row: Row) -> tuple[list[int], Any]:
-    """The rounds that every seed evaluates, and the accuracies there in %, [seeds, rounds]."""
+    """The rounds that every seed evaluates, and the values there, [seeds, rounds]."""
     common = sorted(set.intersection(*(set(run.rounds) for run in row.outcomes)))
-    curves = [dict(zip(run.rounds, run.curves["accuracy"], strict=True)) for run in row.outcomes]
-    return common, 100 * np.array([[own[round] for round in common] for own in curves])
+    curves = [dict(zip(run.rounds, run.curves[row.metric.name], strict=True)) for run in row.outcomes]
+    return common, row.metric.factor * np.array([[own[round] for round in common] for own in curves])
 
 
 def clients(comparison: Comparison) -> list[Swarm]:
     """A dot per client and seed: its accuracy, and its gain over the reference if there is one."""
     labels, titles = [row.label for row in comparison.rows], [row.title for row in comparison.rows]
-    accuracy = [[100 * np.array(run.clients["accuracy"]) for run in row.outcomes] for row in comparison.rows]
-    panels = [Swarm(titles, ACCURACY, _by_seed(comparison, accuracy), title="A dot per client and seed")]
+    metric = comparison.metric
+    accuracy = [
+        [metric.factor * np.array(run.clients[metric.name]) for run in row.outcomes]
+        for row in comparison.rows
+    ]
+    panels = [Swarm(titles, axis(metric), _by_seed(comparison, accuracy), title="A dot per client and seed")]
     if comparison.reference is not None:
         base = accuracy[labels.index(comparison.reference)]
         gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
-        x_title = f"difference to {comparison.reference}, points"
+        x_title = f"difference to {comparison.reference}{', points' if metric.fraction else ''}"
         panels.append(
             Swarm(titles, x_title, _by_seed(comparison, gains), zero=True, title="The same, paired")
         )
@@ -79,8 +87,10 @@ def _by_seed(comparison: Comparison, values: list[list[Any]]) -> dict[str, list[
 
 def heat_map(comparison: Comparison) -> Heat:
     """The mean accuracy of each cell of a sweep over two keys."""
-    means = [100 * row.metrics()["accuracy"].mean for row in comparison.rows]
-    return heat("map", comparison.title, comparison.over, means, [f"{mean:.1f}" for mean in means])
+    metric = comparison.metric
+    means = [row.metrics()[metric.name].mean for row in comparison.rows]
+    texts, shown = [metric.text(mean) for mean in means], [metric.factor * mean for mean in means]
+    return heat("map", comparison.title, comparison.over, shown, texts)._replace(what=axis(metric))
 
 
 def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], texts: Sequence[str]) -> Heat:
@@ -94,7 +104,7 @@ def heat(name: str, title: str, grid: Grid, values: Sequence[float | None], text
         rows=list(map(str, rows)),
         columns=list(map(str, columns)),
         values=[values[start : start + len(columns)] for start in starts],
-        what=ACCURACY,
+        what=axis(ACCURACY),
         x_title=".".join(across),
         row_title=".".join(down),
         texts=[texts[start : start + len(columns)] for start in starts],

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.jobs import ACCURACIES, Job, Start, accuracies
+from copfl.comparison.jobs import Job, Start, accuracies
+from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.errors import DataError, RunError
 from copfl.experiment import new_clients, records
 from copfl.experiment.config import Tables
@@ -23,21 +24,27 @@ WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, 
 
 
 class Record(NamedTuple):
-    """What is kept of a run. Accuracies are fractions; nan where none was measured, or of a malicious client."""
+    """What is kept of a run; nan where nothing was measured or defined, or of a malicious client."""
 
     tables: Tables  # the essential settings
     validation: float
     last: int
     rounds: list[int]  # those with an evaluation, from 1
     curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
-    clients: dict[str, list[float]]  # by accuracy, each client's mean over its last evaluations
+    clients: dict[str, list[float]]  # by metric, each client's mean over its last evaluations
     cost: dict[str, float]  # bytes per client and round, seconds per round, outputs that are not finite
     start: Mapping[str, str] = {}  # fingerprints of the partition, the samples and the initial weights
     data: str = ""  # the data set's own note
     where: Mapping[str, str] = {}
-    # By accuracy, each client's highest evaluation; none in older records.
+    # By metric, each client's best evaluation; none in older records.
     best: Mapping[str, list[float]] = {}
     new: NewClients | None = None  # the clients that did not train
+    metrics: tuple[MetricInfo, ...] = (ACCURACY,)  # the first is primary
+
+    @property
+    def metric(self) -> MetricInfo:
+        """The primary metric."""
+        return self.metrics[0]
 
     @property
     def seed(self) -> int:
@@ -55,34 +62,36 @@ class Record(NamedTuple):
         clients = self.tables["run"]["clients"]
         return f"{Path(data).stem}, {clients} clients, {algorithm}, {optimizer}, seed {self.seed}"
 
-    def mean(self, accuracy: str = "accuracy", statistic: str = "last") -> float:
+    def mean(self, name: str = "", statistic: str = "last") -> float:
         """The mean over the clients; nan where the record does not have what the statistic needs."""
+        name = name or self.metric.name
         if statistic == "best_round":
-            return max(self.curves[accuracy], default=math.nan)
+            return self.metric.best(self.curves[name])
         values = self.clients if statistic == "last" else self.best
-        return float(mean_of_known(np.array(values[accuracy]))) if accuracy in values else math.nan
+        return float(mean_of_known(np.array(values[name]))) if name in values else math.nan
 
     @property
     def worst(self) -> float:
         """The mean over the worst tenth of the clients, at least one."""
-        return worst_of(np.array(self.clients["accuracy"]))
+        return worst_of(np.array(self.clients[self.metric.name]), self.metric.higher_is_better)
 
     @property
     def counted(self) -> tuple[int, int]:
         """The first and the last round whose evaluations are in its mean."""
         return self.rounds[-self.last :][0], self.rounds[-1]
 
-    def mean_within(self, rounds: tuple[int, int], accuracy: str = "accuracy") -> float:
+    def mean_within(self, rounds: tuple[int, int], name: str = "") -> float:
         """The mean of the evaluations from the first of these rounds to the last."""
+        name = name or self.metric.name
         if rounds == self.counted:
-            return self.mean(accuracy)
+            return self.mean(name)
         low, high = rounds
-        values = [v for r, v in zip(self.rounds, self.curves[accuracy], strict=True) if low <= r <= high]
+        values = [v for r, v in zip(self.rounds, self.curves[name], strict=True) if low <= r <= high]
         return float(np.mean(values)) if values else math.nan
 
     def serves(self, job: Job) -> bool:
         """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
-        wanted = accuracies(job.tables["run"]["eval_models"])
+        wanted = accuracies(job.tables["run"]["eval_models"], self.metric.name)
         return self.last == job.last and self.evaluated().issuperset(wanted)
 
     def evaluated(self) -> set[str]:
@@ -98,28 +107,39 @@ def record_of(job: Job) -> Record:
     tested = np.array([len(part) > 0 for part in partition.test])
     if not tested.any():
         raise DataError(f"{job.title}: no client has test samples; use another partition")
-    evaluations = [line for line in lines if "accuracy" in line["per_client"]]
+    environment = environment_of(job)
+    metrics = metrics_of(environment)
+    primary = metrics[0].name
+    evaluations = [line for line in lines if primary in line["per_client"]]
     malicious = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
-    tables, broken = {}, 0
-    for name in ACCURACIES:
+    tables, broken, undefined = {}, 0, 0
+    for metric, name in [(m, name) for m in metrics for name in accuracies("all", m.name)]:
         values = records.table(evaluations, name, partition.clients)
-        if ((values < 0) | (values > 1)).any():  # nan is neither
+        losses = records.table(evaluations, name.replace(metric.name, "test_loss", 1), partition.clients)
+        if metric.fraction and ((values < 0) | (values > 1)).any():  # nan is neither
             raise RunError(
                 f"{job.title}: {name} is between {np.nanmin(values):.3g} and {np.nanmax(values):.3g} and "
                 f"must be a fraction, so something went wrong in the run; remove {job.path} and run it again"
             )
-        for row, line in zip(values, evaluations, strict=True):
+        for row, loss, line in zip(values, losses, evaluations, strict=True):
             if name not in line["per_client"]:  # this model was not evaluated
                 continue
-            wrong_output = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
-            row[wrong_output] = 0.0
-            broken += int(wrong_output.sum()) if name == "accuracy" else 0
+            missing = np.isin(np.arange(len(row)), line["clients"]) & tested & np.isnan(row)
+            wrong_output = missing & np.isnan(loss)
+            row[wrong_output] = metric.worst_value
+            broken += int(wrong_output.sum()) if name == primary else 0
+            undefined += int((missing & ~wrong_output).sum()) if name == primary else 0
         tables[name] = np.where(malicious, math.nan, values)
     # Of few clients in a round, none may be tested.
-    shown = np.flatnonzero(~np.isnan(tables["accuracy"]).all(axis=1))
-    losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
-    highest = {name: np.fmax.reduce(values).tolist() for name, values in tables.items()}
-    environment = environment_of(job)
+    shown = np.flatnonzero(~np.isnan(tables[primary]).all(axis=1))
+    if undefined and not len(shown):
+        raise DataError(
+            f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
+            "client has one class; name another metric with --metrics, or use another partition"
+        )
+    train_losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
+    best = np.fmax if metrics[0].higher_is_better else np.fmin
+    highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
     notes = [environment.get("data", ""), *environment.get("partition", [])]
     return Record(
         tables=essential(job.tables),
@@ -127,7 +147,7 @@ def record_of(job: Job) -> Record:
         last=job.last,
         rounds=[evaluations[place]["round"] for place in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
-        | {"loss": losses},
+        | {"loss": train_losses},
         clients={name: last_evaluations(values, job.last).tolist() for name, values in tables.items()},
         best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
         cost={
@@ -135,12 +155,14 @@ def record_of(job: Job) -> Record:
             "bytes_down": _per_client(lines, "bytes_down"),
             "seconds": float(np.median(timing[1:] or timing)),  # the first one also warms up
             "broken": broken,
+            **({"undefined": undefined} if undefined else {}),
         },
         start=environment["start"],
         data="; ".join(note for note in notes if note),
         where={key: str(environment[key]) for key in WHERE if key in environment}
         | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
         new=new_clients.read(job.path),
+        metrics=metrics,
     )
 
 
@@ -176,14 +198,16 @@ class Trial(NamedTuple):
     """One cell of the tuning grid for one entry."""
 
     settings: Tables
-    accuracy: float  # on the validation parts, mean over clients and tuning seeds
+    accuracy: float  # or another primary metric, on the validation parts: mean over clients and tuning seeds
 
 
 class Tuned(NamedTuple):
     """The settings that an entry tried; the best is chosen, of equals the first."""
 
     trials: list[Trial]  # none, where nothing in the grid concerns it
+    metric: MetricInfo = ACCURACY
 
     @property
     def chosen(self) -> Tables:
-        return max(self.trials, key=lambda trial: trial.accuracy).settings if self.trials else {}
+        sign = 1 if self.metric.higher_is_better else -1
+        return max(self.trials, key=lambda trial: sign * trial.accuracy).settings if self.trials else {}

@@ -14,14 +14,15 @@ import numpy as np
 
 from copfl import tables
 from copfl.comparison.entries import Entry, Grid, described
-from copfl.comparison.jobs import ACCURACIES
+from copfl.comparison.jobs import accuracies
 from copfl.comparison.results import Record, Tuned
+from copfl.core.metrics import MetricInfo
 from copfl.experiment import new_clients
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
-from copfl.stats import LEVEL, Difference, Spread, difference, spread_of
-from copfl.tables import Table, interval, percent, percent_with_spread, plain
+from copfl.stats import LEVEL, Difference, Spread, difference, mean_of_known, spread_of
+from copfl.tables import Table, plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,11 @@ class Row:
         return self.entry.label
 
     @property
+    def metric(self) -> MetricInfo:
+        """The primary metric."""
+        return self.outcomes[0].metric
+
+    @property
     def title(self) -> str:
         """The label, with optimizer and learning rate: "copfl (adam 0.001)"."""
         optimizer = optimizer_text({"optimizer": self.optimizer})
@@ -46,9 +52,13 @@ class Row:
 
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
-        values = {name: [run.mean(name) for run in self.outcomes] for name in ACCURACIES}
+        names = [
+            *accuracies("all", self.metric.name),
+            *(other.name for other in self.outcomes[0].metrics[1:]),
+        ]
+        values = {name: [run.mean(name) for run in self.outcomes] for name in names}
         values["worst"] = [run.worst for run in self.outcomes]
-        values["best"] = [run.mean("accuracy", "best_round") for run in self.outcomes]
+        values["best"] = [run.mean(statistic="best_round") for run in self.outcomes]
         costs = ("bytes_up", "bytes_down", "seconds")
         return values | {name: [run.cost[name] for run in self.outcomes] for name in costs}
 
@@ -69,20 +79,32 @@ class Comparison:
     over: Grid = field(default_factory=dict)  # of a sweep
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def metric(self) -> MetricInfo:
+        """The primary metric."""
+        return self.rows[0].metric
+
     def __str__(self) -> str:
         return as_text(self)
 
 
-COLUMNS: dict[str, tuple[str, Callable[[float, float], str]]] = {
-    "accuracy": ("after", percent_with_spread),
-    "accuracy_before": ("before", percent_with_spread),
-    "accuracy_global": ("global", percent_with_spread),
-    "worst": ("worst 10 %", percent_with_spread),
-    "best": ("best round", percent_with_spread),
-    "bytes_up": ("up", lambda mean, spread: tables.size(mean)),
-    "bytes_down": ("down", lambda mean, spread: tables.size(mean)),
-    "seconds": ("s/round", lambda mean, spread: tables.seconds(mean, math.nan)),
-}
+Column = tuple[str, Callable[[float, float], str]]  # its title, and a value with its spread as text
+
+
+def columns(comparison: Comparison) -> dict[str, Column]:
+    """The columns of the table by metric: the primary one of each model, the others after training, and cost."""
+    metric, others = comparison.metric, comparison.rows[0].outcomes[0].metrics[1:]
+    titles = ("after", "before", "global")
+    found: dict[str, Column] = {
+        name: (title, metric.text) for name, title in zip(accuracies("all", metric.name), titles, strict=True)
+    }
+    found |= {"worst": ("worst 10 %", metric.text), "best": ("best round", metric.text)}
+    found |= {other.name: (other.label, other.text) for other in others}
+    return found | {
+        "bytes_up": ("up", lambda mean, spread: tables.size(mean)),
+        "bytes_down": ("down", lambda mean, spread: tables.size(mean)),
+        "seconds": ("s/round", lambda mean, spread: tables.seconds(mean, math.nan)),
+    }
 
 
 def all_tables(comparison: Comparison) -> list[Table]:
@@ -104,20 +126,21 @@ def gaining(comparison: Comparison) -> dict[str, list[float]]:
     local = next((row for row in comparison.rows if row.entry.name == "local"), None)
     if local is None or comparison.over:  # the rows of a sweep may have other clients
         return {}
+    metric = comparison.metric
 
     def shares(row: Row) -> list[float]:
         pairs = zip(row.outcomes, local.outcomes, strict=True)
-        accuracies = [[np.array(run.clients["accuracy"]) for run in pair] for pair in pairs]
-        return [share_of(own - alone) for own, alone in accuracies]
+        values = [[np.array(run.clients[metric.name]) for run in pair] for pair in pairs]
+        return [share_of(metric.gain(own, alone)) for own, alone in values]
 
     return {row.label: shares(row) for row in comparison.rows if row is not local}
 
 
 def _metrics(comparison: Comparison) -> Table:
-    rows, shares = [], gaining(comparison)
+    rows, shares, shown, metric = [], gaining(comparison), columns(comparison), comparison.metric
     for row in comparison.rows:
         metrics = row.metrics()
-        cells = [show(*metrics[name]) for name, (_, show) in COLUMNS.items()]
+        cells = [show(*metrics[name]) for name, (_, show) in shown.items()]
         if shares:
             cells.insert(4, f"{100 * np.mean(shares[row.label]):.0f}" if row.label in shares else "-")
         rows.append([row.title, *cells])
@@ -125,24 +148,25 @@ def _metrics(comparison: Comparison) -> Table:
     note = (
         f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
         "training; before: the same model before local training; global: the global model; worst 10 %: the "
-        "mean over the worst tenth of the clients, after; best round: the highest mean over clients, a round "
-        "chosen on test. up, down: bytes per client and round."
+        "mean over the worst tenth of the clients, after; best round: the "
+        f"{'highest' if metric.higher_is_better else 'lowest'} mean over clients, a round chosen on test. "
+        "up, down: bytes per client and round."
     )
-    titles = [title for title, _ in COLUMNS.values()]
+    titles = [title for title, _ in shown.values()]
     if shares:
         titles.insert(4, "gain")
         note += " gain: the share of clients, in %, that are better than the same client under local."
-    title = f"{comparison.title}: accuracy in % on each client's own test samples"
+    title = f"{comparison.title}: {metric.in_unit} on each client's own test samples"
     return Table(title, ["", *titles], rows, [note])
 
 
 def _differences(comparison: Comparison) -> Table:
-    rows = []
+    rows, metric = [], comparison.metric
     for row in comparison.rows:
-        gain = row.differences.get("accuracy")
+        gain = row.differences.get(metric.name)
         if gain is not None:
-            bounds = [interval(100 * low, 100 * high) for low, high in (gain.seeds, gain.clients)]
-            rows.append([row.title, percent(gain.mean, "+.1f"), *bounds, gain.verdict])
+            bounds = [metric.interval(*bound) for bound in (gain.seeds, gain.clients)]
+            rows.append([row.title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
     level = f"{100 * LEVEL:.0f} %"
     note = (
         "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
@@ -151,7 +175,9 @@ def _differences(comparison: Comparison) -> Table:
     if len(comparison.seeds) < 2:
         note += " One seed says nothing about the next: nothing is distinguishable."
     head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
-    title = f"Difference to {comparison.reference}, personal accuracy after local training, in points"
+    title = (
+        f"Difference to {comparison.reference}, personal {metric.title} after local training{metric.points}"
+    )
     return Table(title, head, rows, [note])
 
 
@@ -160,7 +186,7 @@ def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
     found = [run.new for run in row.outcomes if run.new is not None]
     return {
         name: (
-            spread_of([float(np.nanmean(new.accuracy[name])) for new in found]),
+            spread_of([float(mean_of_known(new.accuracy[name])) for new in found]),
             difference([new.accuracy[name] for new in found], [new.alone[name] for new in found]),
         )
         for name in (found[0].accuracy if found else ())
@@ -168,45 +194,48 @@ def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
 
 
 def _new_clients(comparison: Comparison) -> Table:
-    rows, names = [], list(new_clients.SAMPLES)
+    rows, names, metric = [], list(new_clients.SAMPLES), comparison.metric
     for row in comparison.rows:
         cells = []
         for mean, gain in new_client_differences(row).values():
-            low, high = gain.seeds
             cells += [
-                percent_with_spread(*mean),
-                f"{percent(gain.mean, '+.1f')} {interval(100 * low, 100 * high)}",
+                metric.text(*mean),
+                f"{metric.text(gain.mean, sign='+')} {metric.interval(*gain.seeds)}",
             ]
         rows.append([row.title, *cells])
     head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
     note = (
         "Clients that never trained, fitted after the last round by the algorithm's own local update, "
         f"{new_clients.UPDATES} times, with 1, 5 or all of their training samples. to alone: the paired "
-        "difference to training alone, with the same samples, optimizer, learning rate and number of steps, in "
-        "points, with the 95 % t interval over seeds."
+        "difference to training alone, with the same samples, optimizer, learning rate and number of steps"
+        f"{metric.points}, with the 95 % t interval over seeds."
     )
-    return Table("New clients: accuracy in % on their own test samples", ["", *head], rows, [note])
+    title = f"New clients: {metric.in_unit} on their own test samples"
+    return Table(title, ["", *head], rows, [note])
 
 
 def _tuning(comparison: Comparison) -> Table:
-    rows = []
+    rows, metric = [], comparison.metric
     for row in comparison.rows:
         silent = "optimizer", row.entry.name
-        tried = [f"{described(t.settings, *silent)}: {percent(t.accuracy)}" for t in row.tuned.trials]
+        tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.trials]
         rows.append([row.label, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])
     note = (
         "No test sample was used; the chosen settings then trained on all training samples. "
         "--tune KEY=VALUE,VALUE tries others, --no-tune none."
     )
-    head = ["", "chosen", "validation accuracy in %"]
+    head = ["", "chosen", f"validation {metric.in_unit}"]
     return Table("Tuning, on a part of the clients' training samples", head, rows, [note])
 
 
 def _map(comparison: Comparison) -> Table:
     (down, down_values), (across, across_values) = comparison.over.items()
-    cells = iter(percent_with_spread(*row.metrics()["accuracy"]) for row in comparison.rows)
+    metric = comparison.metric
+    cells = iter(metric.text(*row.metrics()[metric.name]) for row in comparison.rows)
     rows = [[str(value), *(next(cells) for _ in across_values)] for value in down_values]
-    title = f"Personal accuracy after local training, in %: {'.'.join(down)} down, {'.'.join(across)} across"
+    unit = ", in %" if metric.fraction else ""
+    title = f"Personal {metric.title} after local training{unit}: "
+    title += f"{'.'.join(down)} down, {'.'.join(across)} across"
     return Table(title, [".".join(down), *map(str, across_values)], rows)
 
 
@@ -227,8 +256,9 @@ def as_csv(comparison: Comparison) -> str:
     """The comparison as CSV: a line per row, every number in full."""
     ends = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")
     head = ["label", "algorithm", "optimizer", "lr", "settings", "chosen", "trials", "seeds"]
-    head += [f"{name}_{what}" for name in COLUMNS for what in ("mean", "spread")]
-    head += [f"{name}_difference_{end}" for name in ACCURACIES for end in ends] + ["verdict"]
+    names, primary = columns(comparison), comparison.metric.name
+    head += [f"{name}_{what}" for name in names for what in ("mean", "spread")]
+    head += [f"{name}_difference_{end}" for name in accuracies("all", primary) for end in ends] + ["verdict"]
     head += [
         f"new_{name}_{what}" for name in new_clients.SAMPLES for what in ("mean", "spread", "difference")
     ]
@@ -238,12 +268,12 @@ def as_csv(comparison: Comparison) -> str:
         line = [row.label, row.entry.name, *(str(row.optimizer.get(key, "")) for key in ("name", "lr"))]
         line += [described(row.entry.settings), described(row.tuned.chosen)]
         line += [str(len(row.tuned.trials)), str(len(comparison.seeds))]
-        line += [_cell(number) for name in COLUMNS for number in metrics[name]]
-        for name in ACCURACIES:
+        line += [_cell(number) for name in names for number in metrics[name]]
+        for name in accuracies("all", primary):
             gain = gains.get(name)
             values = (math.nan,) * len(ends) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
             line += map(_cell, values)
-        line.append(gains["accuracy"].verdict if gains else "")
+        line.append(gains[primary].verdict if gains else "")
         line.append(_cell(float(np.mean(shares.get(row.label, [math.nan])))))
         new = new_client_differences(row)
         for name in new_clients.SAMPLES:
@@ -261,6 +291,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Every number, down to every client of every seed; what is not finite is null."""
     return {
         "title": comparison.title,
+        "metrics": [metric.as_json() for metric in comparison.rows[0].outcomes[0].metrics],
         "seeds": comparison.seeds,
         "last": comparison.last,
         "reference": comparison.reference,
@@ -272,20 +303,20 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    metrics = row.metrics()
+    metrics, primary = row.metrics(), row.metric.name
     return {
         "label": row.label,
         "algorithm": row.entry.name,
         "optimizer": row.optimizer,
         "settings": row.entry.settings,
         "chosen": row.tuned.chosen,
-        "trials": [{"settings": t.settings, "validation_accuracy": t.accuracy} for t in row.tuned.trials],
+        "trials": [{"settings": t.settings, f"validation_{primary}": t.accuracy} for t in row.tuned.trials],
         "mean": {name: metric.mean for name, metric in metrics.items()},
         "spread": {name: metric.spread for name, metric in metrics.items()},
         "per_seed": row.per_seed(),
-        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in ACCURACIES},
+        "per_client": {name: [run.clients[name] for run in row.outcomes] for name in row.outcomes[0].clients},
         "new_clients": [run.new and run.new._asdict() for run in row.outcomes],
-        "curves": [{"round": run.rounds, "accuracy": run.curves["accuracy"]} for run in row.outcomes],
+        "curves": [{"round": run.rounds, primary: run.curves[primary]} for run in row.outcomes],
         "differences": {
             name: {
                 "mean": gain.mean,

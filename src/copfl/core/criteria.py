@@ -7,7 +7,7 @@ vmap.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -54,12 +54,32 @@ def multilabel(label_weights: Sequence[float] = ()) -> Criterion:
     return Criterion("multilabel", losses, torch.sigmoid, _mean, _binary_nll, _labels_right)
 
 
-def regression(loss: str = "squared", delta: float = 1.0) -> Criterion:
-    """One or several numbers per sample; the loss is "squared", "absolute" or "huber" with its `delta`."""
+def regression(
+    loss: str = "squared", delta: float = 1.0, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> Criterion:
+    """One or several numbers per sample; the loss is "squared", "absolute" or "huber" with its `delta`.
+
+    With the targets' `mean` and `std`, a model's outputs and the losses are of standardised targets;
+    predictions are in the units of the targets.
+    """
     one_of(REGRESSION_LOSSES, loss=loss)
     above(0, delta=delta)
-    losses = partial(_distances, loss, delta)
-    return Criterion("regression", losses, _values, _mean, losses, None)
+    scale = tuple(zip(mean, std, strict=True))
+    losses = partial(_scaled_distances, partial(_distances, loss, delta), scale)
+    test_losses = partial(_distances_in_scale, partial(_distances, loss, delta), scale)
+    return Criterion("regression", losses, partial(_in_units, scale), _mean, test_losses, None)
+
+
+def with_losses(criterion: Criterion, losses: Callable[[Tensor, Tensor], Tensor]) -> Criterion:
+    """The criterion with another training loss: outputs [b, ...], targets [b, ...] -> [b].
+
+    In a regression the targets are standardised as the outputs are.
+    """
+    if criterion.kind == "regression":
+        given = criterion.losses
+        assert isinstance(given, partial)
+        losses = partial(_scaled_distances, losses, given.args[1])
+    return replace(criterion, losses=losses)
 
 
 def next_token() -> Criterion:
@@ -146,8 +166,38 @@ def _labels_right(probabilities: Tensor, y: Tensor) -> Tensor:
 # Numbers
 
 
-def _values(outputs: Tensor) -> Tensor:
-    return outputs
+Scale = tuple[tuple[float, float], ...]  # mean and deviation of each target; none: they are used as they are
+
+
+def _columns(values: Tensor, scale: Scale, change: Callable[[Tensor, float, float], Tensor]) -> Tensor:
+    """The values [b, ...] with each target changed; numbers instead of a tensor, as a recorded program must
+    not copy from the host."""
+    if not scale:
+        return values
+    if len(scale) == 1:
+        return change(values, *scale[0])
+    parts = zip(values.unbind(1), scale, strict=True)
+    return torch.stack([change(column, *of_column) for column, of_column in parts], 1)
+
+
+def _in_units(scale: Scale, outputs: Tensor) -> Tensor:
+    return _columns(outputs, scale, lambda column, mean, std: column * std + mean)
+
+
+def _standardised(scale: Scale, y: Tensor) -> Tensor:
+    return _columns(y, scale, lambda column, mean, std: (column - mean) / std)
+
+
+def _scaled_distances(
+    losses: Callable[[Tensor, Tensor], Tensor], scale: Scale, outputs: Tensor, y: Tensor
+) -> Tensor:
+    return losses(outputs, _standardised(scale, y.to(outputs.dtype)).reshape(outputs.shape))
+
+
+def _distances_in_scale(
+    losses: Callable[[Tensor, Tensor], Tensor], scale: Scale, values: Tensor, y: Tensor
+) -> Tensor:
+    return _scaled_distances(losses, scale, _standardised(scale, values), y)
 
 
 def _mean(values: Tensor, weights: Tensor) -> Tensor:
@@ -155,13 +205,12 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _distances(loss: str, delta: float, outputs: Tensor, y: Tensor) -> Tensor:
-    targets = y.to(outputs.dtype).reshape(outputs.shape)
     if loss == "squared":
-        losses = (outputs - targets) ** 2
+        losses = (outputs - y) ** 2
     elif loss == "absolute":
-        losses = (outputs - targets).abs()
+        losses = (outputs - y).abs()
     else:
-        losses = F.huber_loss(outputs, targets, reduction="none", delta=delta)
+        losses = F.huber_loss(outputs, y, reduction="none", delta=delta)
     return losses.flatten(1).mean(1)
 
 

@@ -1,13 +1,21 @@
-"""Accuracy and loss of a client's model and of the global model, on the client's test samples."""
+"""Metrics and loss of a client's model and of the global model, on the client's test samples.
+
+Accuracy and loss are sums over samples, computed with the model. Other metrics are computed on the host, from
+the collected predictions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from copfl.core.metrics import Array, Metric
 from copfl.core.task import Data, Personal, Task, with_statistics
+
+PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
 
 # The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
 # update, before it, and the global model. Each is one more pass over the test samples.
@@ -36,7 +44,7 @@ def evaluate(
     test: Data,
     models: EvalModels = EVAL_MODELS["all"],
 ) -> dict[str, Tensor]:
-    """Accuracy and loss of these models on a client's test samples."""
+    """Accuracy, loss and, where a metric needs them, the predictions of these models on a client's test samples."""
 
     def model(name: str) -> Personal:
         if name == "_before":
@@ -48,8 +56,49 @@ def evaluate(
 
     metrics = {}
     for name in models:
-        loss, accuracy = task.evaluate(model(name), test)
+        scores = task.scores(model(name), test)
+        loss = scores.loss
         defined = torch.isfinite(loss) & (test.size > 0)  # nan without samples, or after divergence
-        metrics[f"accuracy{name}"] = torch.where(defined, accuracy.double(), torch.nan)
+        if task.criterion.correct is not None:
+            metrics[f"accuracy{name}"] = torch.where(defined, scores.score.double(), torch.nan)
         metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
+        if on_host(task):
+            metrics[f"{PREDICTIONS}{name}"] = collected(task, scores.predictions, test.y)
     return metrics
+
+
+def on_host(task: Task) -> list[Metric]:
+    """The metrics that are computed from collected predictions."""
+    return [m for m in task.metrics if m.name != "accuracy" or task.criterion.correct is None]
+
+
+def collected(task: Task, predictions: Sequence[Tensor], y: Tensor) -> Tensor:
+    """Predictions in one tensor [n, ...]; of tokens only those of the right ones, as all would be gigabytes."""
+    result = torch.cat(list(predictions))
+    if task.criterion.kind == "next_token":
+        result = result.gather(-1, torch.where(y >= 0, y, 0)[..., None])[..., 0]
+    return result
+
+
+def on_host_arrays(task: Task, predictions: Tensor, y: Tensor) -> tuple[Array, Array]:
+    """Collected predictions and targets as the metrics take them: of classes, probabilities in float64."""
+    wide = predictions.double().cpu()
+    return (wide.exp() if task.criterion.kind == "classification" else wide).numpy(), y.cpu().numpy()
+
+
+def measured(task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The clients' metrics [N, ...] with the task's metrics in place of predictions; `targets` by client."""
+    wanted = on_host(task)
+    result = {name: values for name, values in metrics.items() if not name.startswith(PREDICTIONS)}
+    if len(result) == len(metrics):
+        return metrics
+    for name in metrics.keys() - result.keys():
+        suffix = name.removeprefix(PREDICTIONS)
+        rows = [
+            on_host_arrays(task, row[: len(y)], y)
+            for row, y in zip(metrics[name].cpu(), targets, strict=True)
+        ]
+        for metric in wanted:
+            values = [metric.of(*row) for row in rows]
+            result[f"{metric.name}{suffix}"] = torch.tensor(values, dtype=torch.float64)
+    return result

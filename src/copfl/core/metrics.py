@@ -8,31 +8,119 @@ nan: missing, and not 0.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.core.criteria import PADDING
 from copfl.errors import UsageError, unknown
+from copfl.tables import interval, with_spread
 
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15
+PADDING = -100  # a target token that does not count, as in copfl.core.criteria
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricInfo:
+    """What readers of results need to know about a metric."""
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    fraction: bool = True  # from 0 to 1, and shown in %
+
+    @property
+    def title(self) -> str:
+        """Such as "macro F1"."""
+        return " ".join(TITLES.get(word, word) for word in self.name.split("_"))
+
+    @property
+    def label(self) -> str:
+        """The title with the unit, such as "accuracy, %"."""
+        return f"{self.title}, %" if self.fraction else self.title
+
+    @property
+    def in_unit(self) -> str:
+        """Such as "accuracy in %"."""
+        return f"{self.title} in %" if self.fraction else self.title
+
+    @property
+    def factor(self) -> float:
+        """From a value to the shown number."""
+        return 100.0 if self.fraction else 1.0
+
+    @property
+    def unit(self) -> str:
+        """After a shown number."""
+        return " %" if self.fraction else ""
+
+    @property
+    def points(self) -> str:
+        """The unit of differences, such as ", in points"."""
+        return ", in points" if self.fraction else ""
+
+    @property
+    def worst_value(self) -> float:
+        """Of a model whose output is not finite."""
+        if self.fraction:
+            return 0.0 if self.higher_is_better else 1.0
+        return -math.inf if self.higher_is_better else math.inf
+
+    def text(self, mean: float | None, spread: float = math.nan, sign: str = "") -> str:
+        """The value as it is shown, without the unit."""
+        shown = math.nan if mean is None else self.factor * mean
+        return with_spread(shown, self.factor * spread, sign + self._digits(shown))
+
+    def _digits(self, shown: float) -> str:
+        """One decimal of a percentage, three digits of another number."""
+        if self.fraction or not math.isfinite(shown) or shown == 0:
+            return ".1f"
+        return f".{min(4, max(0, 2 - math.floor(math.log10(abs(shown)))))}f"
+
+    def interval(self, low: float, high: float) -> str:
+        """The bounds of a difference as they are shown."""
+        bounds = (self.factor * low, self.factor * high)
+        return interval(*bounds, "+" + self._digits(max(map(abs, bounds))))
+
+    def verdict(self, verdict: str) -> str:
+        """The verdict on a difference; of a metric that is better when low, with its meaning."""
+        meaning = {} if self.higher_is_better else {"higher": "higher, worse", "lower": "lower, better"}
+        return meaning.get(verdict, verdict)
+
+    def best(self, values: Sequence[float]) -> float:
+        """The best of the values; nan of none."""
+        return (max if self.higher_is_better else min)(values, default=math.nan)
+
+    def gain(self, own: Array, other: Array) -> Array:
+        """By how much the first is better than the second."""
+        return own - other if self.higher_is_better else other - own
+
+    def as_json(self) -> dict[str, Any]:
+        """For environment.json; `metrics_of` reads it."""
+        return {"name": self.name, "higher_is_better": self.higher_is_better, "fraction": self.fraction}
+
+
+TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²"}
+ACCURACY = MetricInfo()
+
+
+def metrics_of(environment: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
+    """The metrics of a run, from its environment.json; the first is primary. Older runs have accuracy."""
+    return tuple(MetricInfo(**found) for found in environment.get("metrics", [{}]))
+
+
+@dataclass(frozen=True)
+class Metric(MetricInfo):
     """A number that judges predictions."""
 
-    name: str
-    higher_is_better: bool
-    kinds: tuple[str, ...]  # of tasks that it is defined for
-    function: Callable[[Array, Array], float]  # of predictions and targets; it may raise a ValueError
-    adds_up: bool = False  # a mean over samples: the mean over batches, weighted by their sizes, is equal
+    kinds: tuple[str, ...] = ()  # of tasks that it is defined for; none: of all
+    # Of predictions and targets; it may raise a ValueError.
+    function: Callable[[Array, Array], float] = lambda predictions, targets: math.nan
 
     def of(self, predictions: Array, targets: Array) -> float:
         """The metric of these samples; nan if they do not define it."""
@@ -153,14 +241,25 @@ def _by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
 
 METRICS = _by_name(
     (
-        Metric("accuracy", True, ("classification", "multilabel", "next_token"), _accuracy, adds_up=True),
-        Metric("balanced_accuracy", True, ("classification",), _balanced_accuracy),
-        Metric("macro_f1", True, ("classification", "multilabel"), _macro_f1),
-        Metric("auc", True, ("classification", "multilabel"), _auc),
-        Metric("calibration_error", False, ("classification", "multilabel"), _calibration_error),
-        Metric("rmse", False, ("regression",), _rmse),
-        Metric("mae", False, ("regression",), _mae, adds_up=True),
-        Metric("r2", True, ("regression",), _r2),
-        Metric("perplexity", False, ("next_token",), _perplexity),
+        Metric("accuracy", True, True, ("classification", "multilabel", "next_token"), _accuracy),
+        Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
+        Metric("macro_f1", True, True, ("classification", "multilabel"), _macro_f1),
+        Metric("auc", True, True, ("classification", "multilabel"), _auc),
+        Metric("calibration_error", False, True, ("classification", "multilabel"), _calibration_error),
+        Metric("rmse", False, False, ("regression",), _rmse),
+        Metric("mae", False, False, ("regression",), _mae),
+        Metric("r2", True, False, ("regression",), _r2),
+        Metric("perplexity", False, False, ("next_token",), _perplexity),
     )
 )
+USUAL = {
+    "classification": "accuracy",
+    "multilabel": "macro_f1",
+    "regression": "rmse",
+    "next_token": "perplexity",
+}
+
+
+def usual_metrics(kind: str) -> tuple[Metric, ...]:
+    """The metrics of a task where none are named."""
+    return (METRICS[USUAL[kind]],)

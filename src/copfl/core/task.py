@@ -20,6 +20,7 @@ from copfl.core import tree
 from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
+from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import mapped
@@ -110,6 +111,7 @@ class Task:
     batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
     public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
     random: bool = False  # whether the model draws random numbers in training, as dropout does
+    metrics: tuple[Metric, ...] = usual_metrics("classification")  # of an evaluation; the first is primary
 
     @property
     def d(self) -> int:
@@ -381,6 +383,7 @@ def task_of(
     classes: int,
     *,
     criterion: Criterion | None = None,
+    metrics: Sequence[Metric] = (),
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     head: str | None = None,
@@ -407,16 +410,18 @@ def task_of(
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     initial = layout.join({name: tensors[name].detach() for name in layout.names}).clone()
     channel = [torch.tensor(v, device=device, dtype=dtype).view(-1, 1, 1) if v else None for v in (mean, std)]
+    criterion = criterion or classification()
     return Task(
         module.requires_grad_(False),
         layout,
         initial,
         classes,
-        criterion or classification(),
+        criterion,
         mean=channel[0],
         std=channel[1],
         buffers=buffers,
         public=None if public is None else public.to(device),
+        metrics=tuple(metrics) or usual_metrics(criterion.kind),
     )
 
 

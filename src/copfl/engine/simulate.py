@@ -15,7 +15,7 @@ import torch
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics
 from copfl.core.batches import choose, participants, plan
-from copfl.core.evaluation import EVAL_MODELS, EvalModels
+from copfl.core.evaluation import EVAL_MODELS, EvalModels, measured, on_host
 from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.engine.cuda_graph import out_of_memory
@@ -93,6 +93,7 @@ def simulate(
             state.server, whole = algorithm.server_update(task, state.server, total)
         state.round += 1
         # 3. The metrics are copied to the host once a round.
+        metrics = _measured(task, federation, ids, metrics)
         per_client = {name: value.cpu().numpy() for name, value in tree.concatenate(metrics).items()}
         _leave_out_masks(state, ids, per_client)
         per_client["weight"] = _normalised(per_client["weight"], per_client["healthy"])
@@ -104,6 +105,18 @@ def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[
     for result in results:
         metrics.append(result.metrics)
         yield result.total
+
+
+def _measured(task: Task, federation: Federation, ids: Ids, metrics: list[Metrics]) -> list[Metrics]:
+    """The metrics of each part of the ids, with those that need predictions computed from them."""
+    if not on_host(task):
+        return metrics
+    sizes, test = [len(part["healthy"]) for part in metrics], federation.test
+    parts = np.split(ids, np.cumsum(sizes)[:-1])
+    return [
+        measured(task, own, [test.y[test.indices[n]] for n in part])
+        for own, part in zip(metrics, parts, strict=True)
+    ]
 
 
 def _leave_out_masks(state: State, ids: Ids, metrics: dict[str, Values]) -> None:

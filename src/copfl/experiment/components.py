@@ -1,6 +1,6 @@
 """The parts of a run by kind: `resolve` fills in the defaults of a table, `build` makes its value.
 
-A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [model] or a wrapper.
+A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [model], [task] or a wrapper.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from copfl.experiment import config, user_code
 from copfl.experiment.config import Component, Table, Tables, without
 from copfl.experiment.model_tables import MODEL_KEYS, resolve_adapter, resolve_model, shared_keys
 from copfl.experiment.run_settings import RunSettings
+from copfl.experiment.task_tables import resolve_task
 from copfl.parts.mamo import Mamo
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
@@ -263,6 +264,8 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         tables["model"] = _value_table("model", shared, type(model).__name__, *MODEL_KEYS)
     if merged["adapter"]:
         tables["adapter"] = resolve_adapter(merged["adapter"])
+    if merged["task"]:
+        tables["task"] = resolve_task(merged["task"])
     settings = RunSettings(**config.checked("run", RunSettings, run))
     tables |= {kind: wrapper.resolve(merged[kind]) for kind, wrapper in WRAPPERS.items() if merged[kind]}
     addons = tables.get("addons", {})
@@ -313,7 +316,7 @@ def _partition(table: Table, value: Partition | None, run: Table) -> Table:
 
 def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[str, object]) -> Tables:
     """One table of each kind, with its name, from all layers and the defaults for the data set."""
-    merged: Tables = {kind: {} for kind in (*KINDS, "adapter", *WRAPPERS)}
+    merged: Tables = {kind: {} for kind in (*KINDS, "adapter", "task", *WRAPPERS)}
     for layer in layers:
         for kind in merged:
             name = layer.get(kind, {}).get("name")

@@ -12,6 +12,7 @@ import torch
 from copfl import files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
 from copfl.engine.rounds import State
@@ -26,15 +27,17 @@ EQUAL = 1e-9  # differences of accuracy that are rounding
 
 
 class Gains(NamedTuple):
-    """The accuracy of each client at its last evaluation, [clients]; nan where there is none."""
+    """The primary metric of each client at its last evaluation, [clients]; nan where there is none."""
 
     alone: Numbers  # local training on the same batches
     global_model: Numbers
     personal: Numbers  # after local training
+    metric: MetricInfo = ACCURACY
 
     @property
     def gain(self) -> Numbers:
-        return self.personal - self.alone
+        """Positive where the client is better than alone."""
+        return self.metric.gain(self.personal, self.alone)
 
     @property
     def share(self) -> float:
@@ -43,12 +46,12 @@ class Gains(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The mean personal accuracy over the worst tenth of the clients, at least one."""
-        return worst_of(self.personal)
+        """The mean over the worst tenth of the clients, at least one."""
+        return worst_of(self.personal, self.metric.higher_is_better)
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the personal accuracy over the clients."""
+        """The standard deviation of the personal values over the clients."""
         return float(np.nanstd(self.personal))
 
 
@@ -85,6 +88,17 @@ def _first(data: Data) -> Data:
     size = min(int(data.size), SAMPLES)
     x, y = tree.each(lambda t: t[:size], (data.x, data.y))
     return Data(x, y, torch.tensor(size, device=data.size.device))
+
+
+def similar_first(accuracy: Numbers) -> list[int]:
+    """An order of the clients in which those with a high accuracy on each other's samples are neighbours."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    known = np.nan_to_num(accuracy)
+    distance = 1 - (known + known.T) / 2
+    np.fill_diagonal(distance, 0)
+    return [int(place) for place in leaves_list(linkage(squareform(distance, checks=False), "average"))]
 
 
 class Analysis(NamedTuple):

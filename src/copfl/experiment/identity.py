@@ -16,6 +16,7 @@ KEEPING = "checkpoint_every save_models eval_models local_baseline"
 NEUTRAL = {
     "data": {"dir", "code"},
     "model": {"code"},
+    "task": {"code"},
     "run": {*COMPUTING.split(), *KEEPING.split()},
 }
 USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own

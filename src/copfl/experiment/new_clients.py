@@ -32,7 +32,7 @@ UPDATES = 20  # local updates of a new client
 
 
 class NewClients(NamedTuple):
-    """The accuracy of new clients by the number of their samples, and of training alone on the same."""
+    """The primary metric of new clients by the number of their samples, and of training alone on the same."""
 
     clients: list[int]
     accuracy: dict[str, Numbers]  # by number of samples, [new clients]
@@ -119,7 +119,7 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
 
 
 def _accuracy(simulation: Simulation) -> Numbers:
-    """The accuracy of each client's model after all local updates."""
+    """The primary metric, such as accuracy, of each client's model after all local updates."""
     algorithm, task, federation = simulation.algorithm, simulation.task, simulation.federation
     *_, last = simulate(
         algorithm,
@@ -133,7 +133,7 @@ def _accuracy(simulation: Simulation) -> Numbers:
         eval_every=UPDATES,
         eval_models="final",
     )
-    return last.clients["accuracy"]
+    return last.clients[task.metrics[0].name]
 
 
 def write(found: NewClients, folder: Path) -> None:

@@ -10,15 +10,16 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from copfl.engine.rounds import Round
+    from copfl.core.metrics import MetricInfo
+from copfl.engine.rounds import Round
 
 RECENT = 20  # rounds from which the time left is estimated
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
 
 @contextlib.contextmanager
-def bar(rounds: int, out: IO[str]) -> Iterator[Callable[[Round, float], None]]:
-    """A function that shows a round as it ends: mean personal accuracy, shared fraction, time left."""
+def bar(rounds: int, out: IO[str], metric: MetricInfo) -> Iterator[Callable[[Round, float], None]]:
+    """A function that shows a round as it ends: mean primary metric, shared fraction, time left."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -31,9 +32,10 @@ def bar(rounds: int, out: IO[str]) -> Iterator[Callable[[Round, float], None]]:
     def on_round(round: Round, seconds: float) -> None:
         recent[:] = [*recent, seconds][-RECENT:]
         done, parts = round.number + 1, []
-        accuracy = round.clients.get("accuracy", np.array(np.nan))
-        if not np.isnan(accuracy).all():
-            parts.append(f"{'accuracy ' if long else ''}{100 * np.nanmean(accuracy):.1f} %")
+        values = round.clients.get(metric.name, np.array(np.nan))
+        if not np.isnan(values).all():
+            shown = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
+            parts.append(f"{metric.title} {shown}" if long else shown)
         if "shared" in round.federation and long:
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
         parts.append(f"{span((rounds - done) * sum(recent) / len(recent))} left")

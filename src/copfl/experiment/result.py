@@ -14,6 +14,7 @@ from torch import nn
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
+from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
 from copfl.engine.mapping import Mapping as Engine
@@ -71,6 +72,7 @@ class Experiment:
             "batched_model": self.task.batched is not None,  # if not, a GPU reaches half the speed at most
             "algorithm": repr(self.algorithm),
             **({"attackers": list(attackers)} if attackers else {}),
+            "metrics": [metric.as_json() for metric in self.task.metrics],
             "data": data.note,
             "partition": list(partition.notes),
             # For a reader without data and model: the trained tensors, and each client's samples by class.
@@ -109,9 +111,10 @@ class Result:
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, 40 rounds, accuracy 94.1 %"."""
-        e, accuracy = self.experiment, latest(self.accuracy) if self.records else np.zeros(0)
-        known = accuracy[~np.isnan(accuracy)]
-        mean = f", accuracy {100 * known.mean():.1f} %" if len(known) else ""
+        e, metric = self.experiment, self.primary
+        values = latest(self.metric_or_nan(metric.name)) if self.records else np.zeros(0)
+        known = values[~np.isnan(values)]
+        mean = f", {metric.title} {metric.text(float(known.mean()))}{metric.unit}" if len(known) else ""
         folder = "" if self.folder is None else f", in {self.folder}"
         return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
 
@@ -149,16 +152,22 @@ class Result:
 
     @property
     def gains(self) -> Gains | None:
-        """Each client's accuracy alone, with the global model and with its own; None without a baseline."""
+        """Each client's metric alone, with the global model and with its own; None without a baseline."""
         if self.analysis is None:
             return None
-        last = [latest(self.metric_or_nan(name)) for name in ("accuracy_global", "accuracy")]
-        return Gains(self.analysis.alone, *last)
+        name = self.primary.name
+        of_global, personal = (latest(self.metric_or_nan(one)) for one in (f"{name}_global", name))
+        return Gains(self.analysis.alone, of_global, personal, self.primary)
 
     @property
     def warnings(self) -> list[str]:
         """Clients that diverged, and accuracy at chance; empty if there is nothing to report."""
         return divergence.warnings_of(self.records, self.experiment.federation)
+
+    @property
+    def primary(self) -> Metric:
+        """The primary metric of the run: the first of those that were asked for."""
+        return self.experiment.task.metrics[0]
 
     @property
     def accuracy(self) -> Array:

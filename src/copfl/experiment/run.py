@@ -32,6 +32,7 @@ from copfl.experiment.gains import Analysis
 from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
 from copfl.experiment.run_settings import device_of
+from copfl.experiment.task_tables import build_task, check_task
 from copfl.stats import latest
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -81,9 +82,12 @@ def prepare(
         module = user_code.model_of(model, shape, classes, settings.seed, {})
         module = model_tables.adapted(module, tables["model"], settings.seed, adapter)
     mean, std = getattr(module, "normalization", None) or (dataset.mean, dataset.std)
+    objective = build_task(tables.get("task", {}), dataset.kind, dataset.target_scale)
     task = task_of(
         module,
         classes,
+        criterion=objective.criterion,
+        metrics=objective.metrics,
         mean=mean if dataset.mean else (),
         std=std if dataset.std else (),
         head=tables["model"].get("head"),
@@ -91,7 +95,9 @@ def prepare(
         device=device,
         dtype=settings.dtype,
     )
-    task = task.probed(tree.row(federation.train.rows([0]), 0))
+    first = tree.row(federation.train.rows([0]), 0)
+    task = task.probed(first)
+    check_task(tables.get("task", {}), task, first)
     if public := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unassigned(public))
     algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
@@ -102,7 +108,6 @@ def prepare(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
     if engine.name != "sequential":
-        first = tree.row(federation.train.rows([0]), 0)
         task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, first)
     if precision == "bf16" and task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
@@ -156,8 +161,8 @@ def run(
     `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `epochs`, `batch_size`, `lr` and
     `optimizer="adam"` as on the command line, and tables for the rest: `copfl={"rate": 0.1}`,
     `optimizer={"name": "sgd", "momentum": 0.9}`, `partition_options={"per_client": 3}`,
-    `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `adapter="lora:r=8"`. Of an nn.Module,
-    the parameters with requires_grad=False are not trained.
+    `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `task={"metrics": ["auc"]}`,
+    `adapter="lora:r=8"`. Of an nn.Module, the parameters with requires_grad=False are not trained.
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
@@ -229,22 +234,22 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
 
 
 def _alone(result: Result) -> Array:
-    """The accuracy of each client at its last evaluation, trained alone on the same batches.
+    """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
     With the algorithm's optimizer and number of epochs; nan if it has no optimizer.
     """
-    e = result.experiment
+    e, primary = result.experiment, result.primary.name
     local = new_clients.local_baseline(e.algorithm)
     if local is None or local == e.algorithm:
-        return np.full(e.clients, np.nan) if local is None else latest(result.accuracy)
+        return np.full(e.clients, np.nan) if local is None else latest(result.metric_or_nan(primary))
     settings = dataclasses.replace(e.settings, eval_models="final")
     alone = dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings)
-    state, accuracy = simulate.begin(local, e.task, e.clients), np.full(e.clients, np.nan)
+    state, values = simulate.begin(local, e.task, e.clients), np.full(e.clients, np.nan)
     with contextlib.closing(_rounds(alone, state, None)) as rounds:
         for round in rounds:
-            if "accuracy" in round.clients:
-                accuracy[round.ids] = round.clients["accuracy"]
-    return accuracy
+            if primary in round.clients:
+                values[round.ids] = round.clients[primary]
+    return values
 
 
 def execute(

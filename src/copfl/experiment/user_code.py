@@ -43,7 +43,7 @@ def attribute(kind: str, reference: str, folder: str | None = None) -> Any:
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
-        with _calling(kind, reference, "importing it", ModuleNotFoundError):
+        with calling(kind, reference, "importing it", ModuleNotFoundError):
             value: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = error.name or module
@@ -112,7 +112,7 @@ def model_of(
     facts = {"shape": shape, "classes": classes}
     known = {parameter: facts[fact] for parameter, fact in given_by_copfl(given).items()}
     doing = f"making it for samples of shape {list(shape)}"
-    with torch.random.fork_rng(devices=[]), _calling("model", name, doing):
+    with torch.random.fork_rng(devices=[]), calling("model", name, doing):
         torch.manual_seed(seed)
         model = given(**known, **options)
     if not isinstance(model, nn.Module):
@@ -124,7 +124,7 @@ def dataset_of(given: object, folder: Path | None, options: Mapping[str, Any], n
     """The data set that a value is, or that a function loads, with `data_dir` if it has that parameter."""
     if isinstance(given, type) or (callable(given) and not hasattr(given, "__getitem__")):
         keywords = {"data_dir": folder, **options} if "data_dir" in takes(given) else options
-        with _calling("data", name, "loading it"):
+        with calling("data", name, "loading it"):
             given = given(**keywords)
     elif options:
         raise UsageError(f'"{name}" is no function, so it has no option "{next(iter(options))}"')
@@ -168,7 +168,7 @@ def _has_items(value: object) -> bool:
 
 
 @contextlib.contextmanager
-def _calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
+def calling(kind: str, name: str, doing: str, *others: type[Exception]) -> Iterator[None]:
     """UsageError, with the line, in place of an error of the user's code that is none of `others`."""
     try:
         yield

@@ -17,11 +17,11 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, received
 from copfl.core.batches import plan
-from copfl.core.evaluation import evaluate
+from copfl.core.evaluation import evaluate, measured
 from copfl.core.task import Data, Plan
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
-from copfl.data.samples import Dataset, Samples, shape_of
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import model_tables, user_code
 from copfl.flower.private_node import SecretNoise, with_key
@@ -65,6 +65,16 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     shape, classes = shape_of(split.x), settings.task.classes
     if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
+    if dataset.kind != (kind := settings.task.criterion.kind):
+        raise DataError(
+            f"the targets are for {dataset.kind}, the federation's for {kind}; set kind, or the data"
+        )
+    if kind != CLASSIFICATION:
+        y = tensors(split.y)
+        outputs = 1 if y.dim() == 1 else y.shape[1]
+        if kind != NEXT_TOKEN and outputs != classes:
+            raise DataError(f"a sample has {outputs} targets, the federation's have {classes}")
+        return Data(tensors(split.x), y, torch.tensor(len(y)))
     known = settings.classes or tuple(map(str, range(classes)))
     unknown = sorted(set(dataset.classes) - set(known))
     if unknown and not all(name.isdecimal() for name in dataset.classes):
@@ -136,7 +146,9 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
         metrics = output.metrics
         if about.get(Field.EVALUATE):
-            metrics = metrics | evaluate(algorithm, task, client, down, output.trained, data.test)
+            found = evaluate(algorithm, task, client, down, output.trained, data.test)
+            rows = {name: value.unsqueeze(0) for name, value in found.items()}
+            metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
     return Trained(head, about, records, client, output, metrics, note)
 
 

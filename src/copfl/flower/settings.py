@@ -15,9 +15,9 @@ from copfl import wire
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_upload
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
-from copfl.data.samples import Shape
+from copfl.data.samples import CLASSIFICATION, KINDS, REGRESSION, Shape
 from copfl.errors import DataError, UsageError, above, at_least, one_of
-from copfl.experiment import components, migration, model_tables
+from copfl.experiment import components, migration, model_tables, task_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
 from copfl.flower import secure_total
@@ -54,6 +54,9 @@ class RunConfig:
     classes: str = "10"  # their number, or their names separated by commas
     mean: str = ""  # of pixels in 0..1, a number per channel; empty: 0.5
     std: str = ""
+    kind: str = CLASSIFICATION  # of the targets: classification, multilabel, regression or next_token
+    target_mean: str = ""  # of numbers to predict, one for each: they are standardised in training
+    target_std: str = ""
     augment: bool = False  # random crops and flips in training
     buffers: str = "local"  # batch-norm statistics: local or average
     robust: str = ""  # robust aggregation: clip, trimmed_mean or median; options in robust-options
@@ -72,6 +75,9 @@ class RunConfig:
         if not 0 <= self.min_replies <= self.selected:
             raise UsageError(f"min-replies={self.min_replies}, but a round selects {self.selected} clients")
         at_least(0, join=self.join)
+        one_of(KINDS, kind=self.kind)
+        if self.join and self.kind == REGRESSION:
+            raise UsageError("a new client reports its accuracy, and a regression has none; leave out join")
         above(0, deadline=self.deadline)
         one_of(wire.WIRES, wire=self.wire)
         at_least(0, privacy=self.privacy)
@@ -112,6 +118,7 @@ TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they 
     "model-options": "model",
     "adapter-options": "adapter",
     "robust-options": "robust",
+    "task": "task",
 }
 
 
@@ -153,9 +160,14 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     mean, std = (_channels(key, text, shape) for key, text in (("mean", config.mean), ("std", config.std)))
     if mean and std:
         mean, std = getattr(model, "normalization", None) or (mean, std)
+    if given["task"]:
+        tables["task"] = task_tables.resolve_task(given["task"])
+    objective = task_tables.build_task(tables.get("task", {}), config.kind, _scale(config, classes))
     task = task_of(
         model,
         classes,
+        criterion=objective.criterion,
+        metrics=objective.metrics,
         mean=mean,
         std=std,
         buffers=config.buffers,
@@ -207,10 +219,20 @@ def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         elif prefix in TABLES and option:
             tables[TABLES[prefix]][option] = value
         else:
-            is_list = key in ("shape", "classes", "mean", "std")  # a list of one may be written as a number
+            # A list of one may be written as a number.
+            is_list = key in ("shape", "classes", "mean", "std", "target-mean", "target-std")
             flat[key.replace("-", "_")] = str(value) if is_list else value
     tables["algorithm"]["name"] = flat.get("algorithm", RunConfig.algorithm)
     return flat, migration.migrated(tables)
+
+
+def _scale(config: RunConfig, targets: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each target. As those of channels, never computed from a node's samples."""
+    given = {"target-mean": config.target_mean, "target-std": config.target_std}
+    mean, std = (_numbers(key, text, float) if text else () for key, text in given.items())
+    if len(mean) != len(std) or len(mean) not in (0, targets):
+        raise UsageError(f"target-mean and target-std must have a number for each of {targets} targets")
+    return mean, std
 
 
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:

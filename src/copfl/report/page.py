@@ -15,19 +15,20 @@ import numpy as np
 
 from copfl import __version__
 from copfl.charts import figure
+from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import UsageError
 from copfl.experiment.progress import span
 from copfl.report.run_data import RunData
 from copfl.report.sections import Runs, gains, sections, table_of
 from copfl.stats import Numbers, over_clients
-from copfl.tables import Table, number, percent, size
+from copfl.tables import Table, number, size
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 MISSING = "a report needs {}, which is not installed; `pip install 'copfl[report]'` installs it"
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
-EQUAL = 1e-7  # points of accuracy; smaller differences are rounding
+EQUAL = 1e-7  # points; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
@@ -93,31 +94,35 @@ def _progress(run: RunData, several: bool) -> str:
     return f"{run.label}: " * several + f"{rounds}, {run.clients} clients{time}"
 
 
-def _mean(values: Numbers) -> str:
+def _mean(values: Numbers, metric: MetricInfo = ACCURACY) -> str:
     """Such as "65.0 %"; nothing where no value is known."""
-    return "" if np.isnan(values).all() else f"{percent(float(np.nanmean(values)))} %"
+    return "" if np.isnan(values).all() else f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
 
 
 def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
-    """The main numbers: each run's accuracy and its lowest client; of a single run, more."""
+    """The main numbers: each run's primary metric and its worst client; of a single run, more."""
     tiles = []
     for run in runs:
-        values = run.last("accuracy")
+        metric = run.primary
+        values = run.last(metric.name)
         if not np.isnan(values).all():
-            lowest = int(np.nanargmin(values))
-            clients = int((~np.isnan(values)).sum())
-            worst = f"client {lowest}, {percent(values[lowest])}\N{NO-BREAK SPACE}%"
-            note = f"mean of {clients} clients; lowest: {worst}"
-            tiles.append((run.label if len(runs) > 1 else "accuracy", _mean(values), note))
+            end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
+            place, clients = int(find(values)), int((~np.isnan(values)).sum())
+            worst = f"client {place}, {metric.text(values[place])}{metric.unit}".replace(
+                " %", "\N{NO-BREAK SPACE}%"
+            )
+            note = f"mean of {clients} clients; {end}: {worst}"
+            tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
         (run,) = runs
-        for name, metric, note in (
-            ("before training", "accuracy_before", "with the new global model"),
-            ("global model", "accuracy_global", "alone, as for a new client"),
-            ("personal", "personal_fraction", "of a client's parameters"),
+        for name, of, note in (
+            ("before training", "_before", "with the new global model"),
+            ("global model", "_global", "alone, as for a new client"),
         ):
-            if mean := _mean(run.last(metric)):
+            if mean := _mean(run.last(run.primary.name + of), run.primary):
                 tiles.append((name, mean, note))
+        if mean := _mean(run.last("personal_fraction")):
+            tiles.append(("personal", mean, "of a client's parameters"))
         if run.has("bytes_up"):
             total = sum(float(np.nansum(run.metric(way))) for way in ("bytes_up", "bytes_down"))
             tiles.append(("traffic", size(total), "up and down, all clients"))
@@ -128,24 +133,25 @@ def _facts(runs: Runs) -> Table:
     """The settings and results of the runs, a column each."""
     columns = [_facts_of(run) for run in runs]
     rows = [
-        [name, *(column[name] or "–" for column in columns)]
+        [name, *(column.get(name) or "–" for column in columns)]
         for name in columns[0]
-        if any(column[name] for column in columns)
+        if any(column.get(name) for column in columns)
     ]
     return Table("The runs" if len(runs) > 1 else "The run", ["what", *(run.label for run in runs)], rows)
 
 
 def _facts_of(run: RunData) -> dict[str, str]:
     """The settings and results of a run; "" where it has none."""
+    metric = run.primary
     left_out = sum(len(record["left_out"]) for record in run.records)
     versions = (f"{name} {run.environment.get(name, '–')}" for name in ("copfl", "python", "torch"))
     return {
         "rounds": f"{len(run.records)} of {run.planned}",
         "clients": str(run.clients),
-        "accuracy after training": _mean(run.last("accuracy")),
-        "accuracy before training": _mean(run.last("accuracy_before")),
-        "accuracy of the global model": _mean(run.last("accuracy_global")),
-        "accuracy of honest clients": _honest(run),
+        f"{metric.title} after training": _mean(run.last(metric.name), metric),
+        f"{metric.title} before training": _mean(run.last(f"{metric.name}_before"), metric),
+        f"{metric.title} of the global model": _mean(run.last(f"{metric.name}_global"), metric),
+        f"{metric.title} of honest clients": _honest(run),
         "epsilon": _epsilon(run),
         "to the server, per client and round": _traffic(run, "bytes_up"),
         "to the client, per client and round": _traffic(run, "bytes_down"),
@@ -174,7 +180,8 @@ def _traffic(run: RunData, way: str) -> str:
 def _honest(run: RunData) -> str:
     malicious = np.nan_to_num(run.metric("malicious")).any(0)
     clients = ", ".join(map(str, np.flatnonzero(malicious)))
-    return f"{_mean(run.last('accuracy')[~malicious]) or '–'}; malicious: {clients}" if clients else ""
+    mean = _mean(run.last(run.primary.name)[~malicious], run.primary)
+    return f"{mean or '–'}; malicious: {clients}" if clients else ""
 
 
 def _epsilon(run: RunData) -> str:
@@ -186,14 +193,16 @@ def _epsilon(run: RunData) -> str:
 
 
 def _pairs(runs: Runs) -> Table | None:
-    rows = []
+    rows, metric = [], runs[0].primary
+    digits = "+.1f" if metric.fraction else "+.3g"
     for label, gain in gains(runs).items():
         known = gain[~np.isnan(gain)]
         low, high = over_clients([known])
         better, worse = int((known > EQUAL).sum()), int((known < -EQUAL).sum())
+        better, worse = (better, worse) if metric.higher_is_better else (worse, better)
         counts = map(str, (better, len(known) - better - worse, worse))
-        rows.append([label, number(known.mean(), "+.1f"), f"{low:+.1f} to {high:+.1f}", *counts])
-    means = ("mean difference, points", "95 % interval over clients")
+        rows.append([label, number(known.mean(), digits), f"{low:{digits}} to {high:{digits}}", *counts])
+    means = ("mean difference" + ", points" * metric.fraction, "95 % interval over clients")
     head = ["run", *means, "clients better", "equal", "worse"]
     return Table("Differences over all clients", head, rows) if rows else None
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError
 from copfl.experiment import gains, new_clients, records
@@ -64,6 +65,11 @@ class RunData:
     def planned(self) -> int:
         """The number of rounds that run.toml asks for."""
         return int(self.tables["run"]["rounds"])
+
+    @property
+    def primary(self) -> MetricInfo:
+        """The primary metric."""
+        return metrics_of(self.environment)[0]
 
     def has(self, name: str) -> bool:
         """Whether any round recorded this metric of its clients."""

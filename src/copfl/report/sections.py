@@ -10,17 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, values_of
-from copfl.experiment.gains import Gains
+from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.experiment.gains import Gains, similar_first
 from copfl.report.run_data import RunData
 from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, number
 
 Runs = Sequence[RunData]
 
-ACCURACIES = {
-    "accuracy": ("after training", "after local training"),
-    "accuracy_before": ("before training", "with the new global model, before local training"),
-    "accuracy_global": ("global model", "with the global model alone, as a new client would have it"),
+MODELS = {  # by the suffix of the metric
+    "": ("after training", "after local training"),
+    "_before": ("before training", "with the new global model, before local training"),
+    "_global": ("global model", "with the global model alone, as a new client would have it"),
 }
 SCORES = {
     "weight": "The weight of each client in the round's mean",
@@ -51,9 +52,10 @@ class Section(NamedTuple):
 def sections(runs: Runs) -> list[Section]:
     """All charts; metrics that no run recorded are left out."""
     accuracy = [*_accuracy(runs), *_each(runs, lambda run: _clients(run, runs)), *_differences(runs)]
+    title = _capital(runs[0].primary.title)
     personal = [*_masks(runs), *_shared(runs), *_each(runs, _by_layer)]
     found = [
-        Section("accuracy", "Accuracy", "How accurate is each client's model?", accuracy),
+        Section("accuracy", title, "How accurate is each client's model?", accuracy),
         Section("gain", "Gain", "Does it pay for each client?", [*_each(runs, _gain), *_each(runs, _new)]),
         Section("similar", "Similarity", "Which clients are alike?", _each(runs, _similar)),
         Section("contribution", "Weights", "Which clients have weight, and why?", _each(runs, _scores)),
@@ -66,10 +68,11 @@ def sections(runs: Runs) -> list[Section]:
 
 
 def gains(runs: Runs) -> dict[str, Numbers]:
-    """By run, each client's accuracy minus that in the first run, in points, if both have the same samples."""
+    """By run, each client's primary metric minus that in the first run, if both have the same samples."""
     first, *others = runs
     alike = [run for run in others if run.partition == first.partition]
-    found = {run.label: 100 * (run.last("accuracy") - first.last("accuracy")) for run in alike}
+    metric = first.primary
+    found = {run.label: metric.factor * (run.last(metric.name) - first.last(metric.name)) for run in alike}
     return {label: gain for label, gain in found.items() if not np.isnan(gain).all()}
 
 
@@ -77,28 +80,41 @@ def gains(runs: Runs) -> dict[str, Numbers]:
 
 
 def _accuracy(runs: Runs) -> list[Chart]:
-    """All accuracies of one run, or a chart of several runs for each accuracy."""
+    """The primary metric of all models of one run, or a chart of several runs for each model."""
+    metric = runs[0].primary
+    word = _capital(metric.title)
     if len(runs) == 1:
-        names = [name for name in ACCURACIES if runs[0].has(name)]
-        meanings = "; ".join(": ".join(ACCURACIES[name]) for name in names[1:])
+        names = [of for of in MODELS if runs[0].has(metric.name + of)]
+        meanings = "; ".join(": ".join(MODELS[of]) for of in names[1:])
         about = f"Mean over clients, each tested on its own samples. {meanings.capitalize()}."
-        chart = Lines("accuracy", "Accuracy by round", about, [], "accuracy, %", [], " %")
-        return _curves(runs, chart, {name: ACCURACIES[name][0] for name in names})
+        chart = Lines("accuracy", f"{word} by round", about, [], metric.label, [], metric.unit)
+        return _curves(runs, chart, {metric.name + of: MODELS[of][0] for of in names})
     charts = []
-    for name, (short, long) in ACCURACIES.items():
-        title = f"Accuracy {'of the ' * (name == 'accuracy_global')}{short} by round"
+    for of, (short, long) in MODELS.items():
+        title = f"{word} {'of the ' * (of == '_global')}{short} by round"
         about = f"Mean over clients {long}, each tested on its own samples."
-        charts += _curves(runs, Lines(name, title, about, [], "accuracy, %", [], " %"), {name: ""})
+        chart = Lines(f"accuracy{of}", title, about, [], metric.label, [], metric.unit)
+        charts += _curves(runs, chart, {metric.name + of: ""})
     return charts
+
+
+def _capital(title: str) -> str:
+    """The title with a capital first letter, as at the start of a sentence."""
+    return title[:1].upper() + title[1:]
 
 
 def _differences(runs: Runs) -> Iterator[Chart]:
     places = {run.label: place for place, run in enumerate(runs)}
     series = [Line(label, values_of(gain), colour=places[label]) for label, gain in gains(runs).items()]
     if series:
-        about = f"Accuracy minus that of the same client under {runs[0].label}, at the last evaluation."
-        x_title, rows = f"difference to {runs[0].label}, points", _client_names(runs[0])
-        yield Dots("differences", "Paired differences", about, rows, x_title, series, " points", zero=True)
+        metric = runs[0].primary
+        unit = "points" if metric.fraction else ""
+        about = (
+            f"{_capital(metric.title)} minus that of the same client under {runs[0].label}, last evaluation."
+        )
+        x_title = ", ".join(filter(None, (f"difference to {runs[0].label}", unit)))
+        rows, unit = _client_names(runs[0]), f" {unit}" if unit else ""
+        yield Dots("differences", "Paired differences", about, rows, x_title, series, unit, zero=True)
 
 
 def _masks(runs: Runs) -> list[Chart]:
@@ -153,18 +169,21 @@ def _curves(runs: Runs, chart: Lines, metrics: Mapping[str, str]) -> list[Chart]
 
 
 def _line(run: RunData, metric: str, band: bool) -> Line:
-    """A metric by round; of the clients the mean, fractions in percent with a band and the lowest client."""
+    """A metric by round; of the clients the mean, fractions in percent, with a band and the worst client."""
     if metric == "seconds":
         return Line(metric, run.seconds)
     if not run.has(metric):
         return Line(metric, _percent(run.federation(metric)))
     if metric.startswith("bytes"):
         return Line(metric, values_of(mean_of_known(run.metric(metric), axis=1) / 1000))
-    values = 100 * run.metric(metric)
+    info = run.primary if metric.startswith(run.primary.name) else ACCURACY
+    end, find = ("lowest", np.nanargmin) if info.higher_is_better else ("highest", np.nanargmax)
     remarks = []
-    for row in values:
-        lowest = -1 if np.isnan(row).all() else int(np.nanargmin(row))
-        remarks.append("" if lowest < 0 else f"lowest: client {lowest}, {row[lowest]:.1f} %")
+    for row in run.metric(metric):
+        worst = -1 if np.isnan(row).all() else int(find(row))
+        shown = "" if worst < 0 else f"{end}: client {worst}, {info.text(row[worst])}{info.unit}"
+        remarks.append(shown)
+    values = info.factor * run.metric(metric)
     line = Line(metric, values_of(mean_of_known(values, axis=1)), remarks=remarks)
     if not band:
         return line
@@ -217,34 +236,38 @@ def _each(runs: Runs, charts_of: Callable[[RunData], Iterable[Chart]]) -> list[C
 
 
 def _clients(run: RunData, runs: Runs) -> Iterator[Chart]:
-    """A dot per client and accuracy, and one for local training if another run has it."""
-    names = [metric for metric in ACCURACIES if run.has(metric)]
+    """A dot per client and model, and one for local training if another run has it."""
+    metric = run.primary
+    names = [of for of in MODELS if run.has(metric.name + of)]
     local = next((other for other in runs if other.algorithm == "local"), run)
-    if "accuracy" not in names or (run is local and len(runs) > 1):
+    if "" not in names or (run is local and len(runs) > 1):
         return
     series = [
-        Line(ACCURACIES[metric][0], _percent(run.last(metric)), colour=place)
-        for place, metric in enumerate(names)
+        Line(MODELS[of][0], _shown(metric, run.last(metric.name + of)), colour=place)
+        for place, of in enumerate(names)
     ]
-    meanings = ", ".join(ACCURACIES[metric][1] for metric in names[::-1])
+    meanings = ", ".join(MODELS[of][1] for of in names[::-1])
     about = f"Each client at its last evaluation: {meanings}."
-    if run is not local and local.clients == run.clients and local.has("accuracy"):
-        series.append(Line("local training only", _percent(local.last("accuracy")), colour=3))
+    if run is not local and local.clients == run.clients and local.has(metric.name):
+        series.append(Line("local training only", _shown(metric, local.last(metric.name)), colour=3))
         about += " Local training only: the same client in the run of the algorithm local."
-    yield Dots("clients", "Accuracy per client", about, _client_names(run), "accuracy, %", series, " %")
+    title = f"{_capital(metric.title)} per client"
+    yield Dots("clients", title, about, _client_names(run), metric.label, series, metric.unit)
 
 
 def _gain(run: RunData) -> Iterator[Chart]:
     """Each client alone and with its personal model, in the order of the gain."""
-    if run.analysis is None or not run.has("accuracy"):
+    metric = run.primary
+    if run.analysis is None or not run.has(metric.name):
         return
-    found = Gains(run.analysis.alone, run.last("accuracy_global"), run.last("accuracy"))
+    of_global, personal = run.last(f"{metric.name}_global"), run.last(metric.name)
+    found = Gains(run.analysis.alone, of_global, personal, metric)
     order = [int(n) for n in np.argsort(found.gain) if not np.isnan(found.gain[n])]
     if not order:
         return
     known, names = len(order), _client_names(run)
     series = [
-        Line(name, _percent(values[order]), colour=place)
+        Line(name, _shown(metric, values[order]), colour=place)
         for place, (name, values) in enumerate(
             (("personal model", found.personal), ("global model", found.global_model), ("alone", found.alone))
         )
@@ -252,12 +275,13 @@ def _gain(run: RunData) -> Iterator[Chart]:
     ]
     about = (
         f"{round(found.share * known)} of {known} clients are better than alone, on average by "
-        f"{100 * np.nanmean(found.gain):+.1f} points. Worst tenth of the clients: {100 * found.worst:.1f} %; standard "
-        f"deviation over clients: {100 * found.spread:.1f}. Alone: local training on the same batches, with the "
+        f"{metric.text(float(np.nanmean(found.gain)), sign='+')}{' points' if metric.fraction else ''}. Worst tenth "
+        f"of the clients: {metric.text(found.worst)}{metric.unit}; standard deviation over clients: "
+        f"{metric.text(found.spread)}. Alone: local training on the same batches, with the "
         "same optimizer. Clients are ordered by their gain."
     )
     rows = [names[n] for n in order]
-    yield Dots("gain", "What each client gains", about, rows, "accuracy, %", series, " %")
+    yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
 
 
 def _new(run: RunData) -> Iterator[Chart]:
@@ -265,16 +289,16 @@ def _new(run: RunData) -> Iterator[Chart]:
     if run.new is None:
         return
     series = [
-        Line(f"{name} sample{'s' * (name != '1')}", _percent(values), colour=place)
+        Line(f"{name} sample{'s' * (name != '1')}", _shown(run.primary, values), colour=place)
         for place, (name, values) in enumerate(run.new.accuracy.items())
     ]
-    series.append(Line("alone, all samples", _percent(run.new.alone["all"]), colour=len(series)))
+    series.append(Line("alone, all samples", _shown(run.primary, run.new.alone["all"]), colour=len(series)))
     about = (
         "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, 5 "
         "or all of their samples. Alone: the same without the federation."
     )
     names = [f"client {n}" for n in run.new.clients]
-    yield Dots("new", "New clients", about, names, "accuracy, %", series, " %")
+    yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
 
 
 def _similar(run: RunData) -> Iterator[Chart]:
@@ -289,15 +313,16 @@ def _similar(run: RunData) -> Iterator[Chart]:
         values = [_percent(row[order]) for row in table[order]]
         return Heat(name, title, about, names, names, values, title, x_title, " %", row_title=row_title)
 
-    yield heat(
-        "cross",
-        "Every model on every client",
-        "The accuracy of the personal model of a row's client on the test samples of a column's client. Clients "
-        "whose models do well on each other's samples are next to each other.",
-        accuracy,
-        "model of",
-        "samples of",
-    )
+    if run.has("accuracy"):  # a task without one has no common scale of the clients' losses
+        yield heat(
+            "cross",
+            "Every model on every client",
+            "The accuracy of the personal model of a row's client on the test samples of a column's client. "
+            "Clients whose models do well on each other's samples are next to each other.",
+            accuracy,
+            "model of",
+            "samples of",
+        )
     if run.masks is not None and len(run.masks.overlap) > max(clients):
         about = "The parameters that are personal for both clients, of those that are personal for either."
         table = run.masks.overlap[np.ix_(clients, clients)]
@@ -308,17 +333,6 @@ def _similar(run: RunData) -> Iterator[Chart]:
         table = np.minimum(fractions[:, None], fractions[None]).sum(2)
         about = "The common part of the two clients' distributions of labels, over their training samples."
         yield heat("label-overlap", "Similarity of the labels", about, table, "client", "client")
-
-
-def similar_first(accuracy: Numbers) -> list[int]:
-    """An order of the clients in which those with a high accuracy on each other's samples are neighbours."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    known = np.nan_to_num(accuracy)
-    distance = 1 - (known + known.T) / 2
-    np.fill_diagonal(distance, 0)
-    return [int(place) for place in leaves_list(linkage(squareform(distance, checks=False), "average"))]
 
 
 def _scores(run: RunData) -> Iterator[Chart]:
@@ -399,6 +413,10 @@ def _client_names(run: RunData) -> list[str]:
 
 def _percent(fractions: Sequence[Value] | Numbers) -> list[Value]:
     return values_of(100 * np.array(fractions, np.float64))  # None becomes nan, and None again
+
+
+def _shown(metric: MetricInfo, values: Numbers) -> list[Value]:
+    return values_of(metric.factor * values)
 
 
 def table_of(chart: Chart) -> Table:

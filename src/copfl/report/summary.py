@@ -8,20 +8,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, latest, mean_of_known
-from copfl.tables import RULE, Table, as_text, number, percent, plain
+from copfl.tables import RULE, Table, as_text, number, plain
 
 if TYPE_CHECKING:
     from copfl.experiment.run import Result
 
-ACCURACIES = {"global": "accuracy_global", "before": "accuracy_before", "after": "accuracy"}  # column, metric
+MODELS = {"global": "_global", "before": "_before", "after": ""}  # column, suffix of the metric
 GAIN = ("alone", "gain")
-COLUMNS = ("client", "classes", "train", "test", *ACCURACIES, *GAIN, "weight")
+COLUMNS = ("client", "classes", "train", "test", *MODELS, *GAIN, "weight")
 # Left out in a narrow terminal, in this order.
 OPTIONAL = ("test", "classes", "train", "before", "global", "weight")
-ROWS = 30  # of more clients than this, only those with the lowest accuracy are shown
+ROWS = 30  # of more clients than this, only the worst are shown
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -56,13 +57,16 @@ def show(result: Result, out: IO[str]) -> None:
     if (gains := result.gains) is not None:
         known = int((~np.isnan(gains.gain)).sum())
         notes.append(
-            f"alone: local training on the same batches; gain: after minus alone. {round(gains.share * known)} of "
-            f"{known} clients gain; worst tenth {percent(gains.worst)} %, standard deviation over clients "
-            f"{percent(gains.spread)}."
+            f"alone: local training on the same batches; gain: {_difference(result.primary)}. "
+            f"{round(gains.share * known)} of {known} clients gain; worst tenth "
+            f"{result.primary.text(gains.worst)}{result.primary.unit}, standard deviation over clients "
+            f"{result.primary.text(gains.spread)}."
         )
     if experiment.clients > ROWS:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
-        notes.insert(0, f"The {ROWS} clients with the lowest accuracy {of_all}")
+        worst = "lowest" if result.primary.higher_is_better else "highest"
+        notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
+    notes += _others(result)
     if epsilons := _epsilons(result):
         delta = experiment.tables.get("privacy", {}).get("delta")
         notes.append(
@@ -73,7 +77,7 @@ def show(result: Result, out: IO[str]) -> None:
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
     if result.new_clients is not None:
-        print(f"\n{as_text(new_clients_table(result.new_clients), width)}\n", file=out)
+        print(f"\n{as_text(new_clients_table(result.new_clients, result.primary), width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
     print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{folder}", file=out)
 
@@ -83,15 +87,18 @@ def _table(result: Result, width: int) -> Table:
     data, partition = experiment.federation.dataset, experiment.federation.partition
     gains = result.gains
     columns, room = _columns(width, bool(malicious.any()), gains is not None)
-    lowest = np.argsort(np.nan_to_num(last["accuracy"], nan=2.0))[:ROWS]
+    metric = result.primary
+    order = last[metric.name] if metric.higher_is_better else -last[metric.name]
+    lowest = np.argsort(order, kind="stable")[:ROWS]  # nan is last
     counts, new = partition.label_counts(data), set(experiment.settings.split_clients[1].tolist())
+    columns = [name for name in columns if name != "classes" or counts.shape[1]]
 
     def accuracies(clients: Any) -> dict[str, str]:
-        means = {name: mean_of_known(last[metric][clients]) for name, metric in ACCURACIES.items()}
-        cells = {name: percent(float(mean)) for name, mean in means.items()}
+        means = {name: mean_of_known(last[metric.name + of][clients]) for name, of in MODELS.items()}
+        cells = {name: metric.text(float(mean)) for name, mean in means.items()}
         if gains is not None:
             alone, gain = (float(mean_of_known(values[clients])) for values in (gains.alone, gains.gain))
-            cells |= {"alone": percent(alone), "gain": percent(gain, "+.1f")}
+            cells |= {"alone": metric.text(alone), "gain": metric.text(gain, sign="+")}
         return cells
 
     rows: list[dict[str, str]] = []
@@ -108,21 +115,42 @@ def _table(result: Result, width: int) -> Table:
     if malicious.any():
         below.append({"client": "honest", **accuracies(~malicious)})
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
-    title = f"{experiment.title}: accuracy in % on each client's own test samples"
+    title = f"{experiment.title}: {metric.in_unit} on each client's own test samples"
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
-def new_clients_table(new: NewClients) -> Table:
-    """The new clients' accuracy by the number of their samples, and that of training alone."""
+def _difference(metric: MetricInfo) -> str:
+    """What a gain is: positive where the client is better than alone."""
+    return "after minus alone" if metric.higher_is_better else "alone minus after"
+
+
+def _others(result: Result) -> list[str]:
+    """The means of the other metrics, and how many clients do not define the primary one."""
+    metric, others = result.primary, result.experiment.task.metrics[1:]
+    means = [
+        f"{other.title} {other.text(float(mean_of_known(latest(result.metric_or_nan(other.name)))))}{other.unit}"
+        for other in others
+    ]
+    notes = [f"Mean after training: {', '.join(means)}."] if means else []
+    value, loss = (latest(result.metric_or_nan(name)) for name in (metric.name, "test_loss"))
+    if missing := int((np.isnan(value) & ~np.isnan(loss)).sum()):
+        notes.append(
+            f"The test samples of {missing} clients do not define the {metric.title}; means omit them."
+        )
+    return notes
+
+
+def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY) -> Table:
+    """The new clients' primary metric by the number of their samples, and that of training alone."""
     cells = [(new.accuracy[name], new.alone[name]) for name in new.accuracy]
     rows = [
-        [str(n), *(percent(float(values[place])) for pair in cells for values in pair)]
+        [str(n), *(metric.text(float(values[place])) for pair in cells for values in pair)]
         for place, n in enumerate(new.clients)
     ]
-    means = ["mean", *(percent(float(mean_of_known(values))) for pair in cells for values in pair)]
+    means = ["mean", *(metric.text(float(mean_of_known(values))) for pair in cells for values in pair)]
     head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
     note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
-    return Table("New clients: accuracy in %", ["client", *head], [*rows, RULE, means], [note])
+    return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
 
 
 def _columns(width: int, malicious: bool, baseline: bool) -> tuple[list[str], int]:
@@ -147,7 +175,8 @@ def _listed(names: Sequence[str], room: int) -> str:
 
 def _last(result: Result) -> dict[str, Numbers]:
     """The newest value of each metric for each client."""
-    return {name: latest(result.metric_or_nan(name)) for name in (*ACCURACIES.values(), "weight")}
+    evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in MODELS.values()]
+    return {name: latest(result.metric_or_nan(name)) for name in (*evaluated, "weight")}
 
 
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:

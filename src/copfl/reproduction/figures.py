@@ -8,12 +8,13 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Heat, Line, Lines, Panels
-from copfl.comparison.plots import ACCURACY, curve, heat
+from copfl.comparison.plots import axis, curve, heat
+from copfl.core.metrics import ACCURACY
 from copfl.files import write_bytes
 from copfl.reproduction.findings import NOT_YET, Cell, Findings
 from copfl.tables import with_spread
 
-CURVES = (("accuracy", ACCURACY, 100), ("loss", "training loss", 1))
+CURVES = (("accuracy", axis(ACCURACY), 100), ("loss", "training loss", 1))
 
 
 def names(findings: Findings, stem: str) -> list[str]:

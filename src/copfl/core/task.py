@@ -348,8 +348,7 @@ class Task:
 
     def evaluate(self, personal: Personal, data: Data) -> tuple[Tensor, Tensor]:
         """The loss and the score over all valid samples."""
-        scores = self.scores(personal, data)
-        return scores.loss, scores.score
+        return self.scores(personal, data)[:2]
 
     def scores(self, personal: Personal, data: Data) -> Scores:
         """The evaluation of a model on all valid samples, without augmentation."""

@@ -94,9 +94,9 @@ def resume(
 
 
 def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
-    """Trains with a progress bar on a terminal, logs every round to the trackers, and prints the result."""
+    """Trains with a progress bar or lines on stderr, logs every round to the trackers, and prints the result."""
     from copfl.errors import Stopped, stoppable
-    from copfl.experiment.progress import bar
+    from copfl.experiment.progress import bar, lines
     from copfl.experiment.run import train
     from copfl.experiment.trackers import tracking
     from copfl.report import summary
@@ -104,10 +104,10 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
     try:
         with stoppable(), contextlib.ExitStack() as stack:
             listeners = [stack.enter_context(tracking(track, folder.path, prepared.tables))]
-            if not (quiet or as_json) and sys.stderr.isatty():
-                listeners.append(
-                    stack.enter_context(bar(prepared.settings.rounds, sys.stderr, prepared.task.metrics[0]))
-                )
+            if not (quiet or as_json):
+                what = (prepared.settings.rounds, sys.stderr, prepared.task.metrics[0])
+                terminal = sys.stderr.isatty()
+                listeners.append(stack.enter_context(bar(*what)) if terminal else lines(*what))
 
             def on_round(round: Round, seconds: float) -> None:
                 for listener in listeners:

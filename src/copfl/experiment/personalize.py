@@ -63,7 +63,7 @@ def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
 def fine_tuned(how: Training, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
     """The model before training, and after each epoch."""
     task, data, found = how.task, data_of(samples), [w]
-    batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs)
+    batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
     moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
     with torch.no_grad():
         for epoch in tree.row(batches, 0):

@@ -231,3 +231,17 @@ def test_the_partition_where_none_is_given() -> None:
     assert resolve([{"data": {"name": "wine"}, "partition": {"name": "iid"}}], {})["partition"] == {
         "name": "iid"
     }
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({"name": "digits"}, "cnn"),
+        ({"name": "visits.csv", "target": "outcome"}, "mlp"),
+        ({"name": "notes.jsonl", "target": "topic", "text": "note"}, "embedding"),
+        ({"name": "banking77"}, "embedding"),
+        ({"name": "cifar10"}, "resnet18"),
+    ],
+)
+def test_the_model_where_none_is_given_fits_the_samples(data: dict[str, str], model: str) -> None:
+    assert resolved({"data": data})["model"]["name"] == model

@@ -52,6 +52,7 @@ SMALL_TABLE: Tables = {
 }
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.
+BY_GROUP: Tables = {"partition": {"name": "by_group"}}
 DEFAULTS: dict[str, Tables] = {
     "digits": {
         "run": {"rounds": 40, "batch": 8},
@@ -68,18 +69,11 @@ DEFAULTS: dict[str, Tables] = {
     "wine": SMALL_TABLE,
     "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
     # Sets with clients by nature: domains, persons, writers, roles.
-    **{
-        name: {"partition": {"name": "by_group"}}
-        for name in [
-            "pacs",
-            "office_caltech10",
-            "digits_five",
-            "uci_har",
-            "femnist",
-            "shakespeare",
-            "clinc150",
-        ]
-    },
+    **dict.fromkeys(("pacs", "office_caltech10", "digits_five", "femnist"), BY_GROUP),
+    "uci_har": {**BY_GROUP, "model": {"name": "cnn1d"}},
+    "shakespeare": {**BY_GROUP, "model": {"name": "causal_cnn"}},
+    "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
+    **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 
@@ -348,10 +342,19 @@ def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
     names.setdefault("partition", _usual_partition(merged["data"], names["data"], fixed.get("data")))
     names = {kind: name for kind, name in names.items() if kind not in fixed}
     if "model" not in fixed and "model" not in given:
-        names["model"] = DEFAULTS.get(names.get("data", ""), {}).get("model", {}).get("name", "resnet18")
+        names["model"] = _usual_model(merged["data"], names.get("data", ""), fixed.get("data"))
     if "optimizer" not in given and (default := default_optimizer(names.get("algorithm", ""))) is not None:
         names["optimizer"] = type(default).__name__.lower()
     return names
+
+
+def _usual_model(table: Table, name: str, value: object) -> str:
+    """The model where none is given: by the form of the samples where it is known, else ResNet-18."""
+    if isinstance(value, Dataset) and not isinstance(value.train.x, dict):
+        x = value.train.x
+        return "embedding" if x.dtype.kind in "US" else {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
+    usual = "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
+    return str(DEFAULTS.get(name, {}).get("model", {}).get("name", usual))
 
 
 def _usual_partition(table: Table, name: str, value: object) -> str:

@@ -76,7 +76,7 @@ def test_messages_without_weights_are_refused() -> None:
 def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     """All but ktpfl, which sends answers instead of weights; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
-    task, _ = small_federation("none", (4,))
+    task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
     upload = example_upload(algorithm, task, blank_samples((1, 8, 8), task.device))
     down = algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0]))
     if name == "ktpfl":

@@ -46,14 +46,11 @@ def compare(
         list[str] | None,
         option(
             TRAINING,
-            "Values to try on validation samples, as KEY=VALUE,VALUE; repeatable; default: three learning "
-            "rates.",
+            "Values to try, as KEY=VALUE,VALUE; repeatable; default: three learning rates.",
             "--tune",
         ),
     ] = None,
-    no_tune: Annotated[
-        bool, option(TRAINING, "Tune nothing: each row at its learning rate; default: off.", "--no-tune")
-    ] = False,
+    no_tune: Annotated[bool, option(TRAINING, "Tune nothing; default: off.", "--no-tune")] = False,
     tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
     validation: Annotated[
         float | None,

@@ -95,10 +95,10 @@ RUN_OPTIONS = {
         Row(
             "--metrics",
             "task.metrics",
-            "Metrics, the first is primary, as auc,accuracy; default: accuracy, of other tasks their usual one.",
+            "Metrics, the first is primary, as auc,accuracy; default: by the targets.",
         ),
         Row("--optimizer", "optimizer.name", "sgd, adam or mamo; default: the algorithm's; in compare adam."),
-        Row("--lr", "optimizer.lr", "Learning rate, above 0; default: the optimizer's.", float),
+        Row("--lr", "optimizer.lr", "Learning rate; default: the optimizer's.", float),
         Row("--epochs", "algorithm.epochs", "Local epochs per round; default: 1.", int),
         Row(
             "--batch-size --batch",
@@ -108,7 +108,7 @@ RUN_OPTIONS = {
         ),
         Row("--device", "run.device", "cpu, cuda, cuda:N or auto; default: cpu."),
         Row("--engine", "run.engine", "auto, sequential, vmap or cuda_graph; default: auto, the fastest."),
-        Row("--precision", "run.precision", "auto, fp32, tf32, bf16 or fp64; default: auto."),
+        Row("--precision", "run.precision", "auto, fp32, tf32, bf16, fp64; default: auto."),
         Row(
             "--workers",
             "run.workers",

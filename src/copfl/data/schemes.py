@@ -183,7 +183,9 @@ def _needs_classes(dataset: Dataset, scheme: str) -> None:
 
 
 def number_of_groups(dataset: Dataset) -> int:
-    """The groups that have train samples, the number of clients of by_group."""
+    """The groups that have train samples, the number of clients of by_group; 0 where the data has none."""
+    if dataset.train.group is None or not dataset.groups:
+        return 0
     return len(np.unique(_groups(dataset, dataset.train)))
 
 

@@ -248,9 +248,9 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         tables["data"] = _value_table("data", merged["data"], getattr(data, "name", type(data).__name__))
     tables["partition"] = _partition(merged["partition"], fixed.get("partition"), run)
     if tables["partition"].get("name") == "by_group" and "clients" not in run:
-        run["clients"] = number_of_groups(
-            data if data is not None else _read_once(json.dumps(tables["data"]))
-        )
+        groups = number_of_groups(data if data is not None else _read_once(json.dumps(tables["data"])))
+        if groups:  # without any, the scheme refuses the data
+            run["clients"] = groups
     if model is None:
         tables["model"] = resolve_model(merged["model"])
     else:

@@ -120,6 +120,8 @@ class Attacked(RoundWrapper):
         """The local update, with wrong labels or with a changed upload if the client is malicious."""
         malicious = down.malicious
         if self.attack == "label_flip":
+            if task.criterion.kind != "classification":
+                raise UsageError(f"label_flip changes classes; this task is {task.criterion.kind}")
             data = data._replace(y=torch.where(malicious, flipped_labels(data, task.classes), data.y))
         output = super().client_update(task, client, down, data, plan)
         honest = update_of(down.down, output.upload)

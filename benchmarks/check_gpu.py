@@ -3,7 +3,8 @@
     python benchmarks/check_gpu.py [ALGORITHM ...]
 
 Clients of equal and of unequal size, batch norm, five rounds, the last of which is replayed. "copfl:benefit"
-is CO-PFL with masks by benefit, which is measured on samples that are left out of the training.
+is CO-PFL with masks by benefit, which is measured on samples that are left out of the training;
+"fedavg:dropout" is FedAvg of a model with dropout.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 import torch
+from torch import nn
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
@@ -25,14 +28,17 @@ from copfl.kernels import fused
 from copfl.testing import SIZES, small_federation
 
 ROUNDS, TOLERANCE = 5, 1e-9
-VARIANTS = {"copfl:benefit": {"criterion": "benefit", "candidates": "reselect"}}
+VARIANTS = {"copfl:benefit": {"criterion": "benefit", "candidates": "reselect"}, "fedavg:dropout": {}}
 
 
 def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> State:
     task, federation = small_federation("batch", sizes, device)
+    if name.endswith(":dropout"):
+        task.module.body.append(nn.Dropout(0.3))  # type: ignore[operator, union-attr]
+        task = replace(task, random=True)
     if engine.name != "sequential":
         task = task.with_batching()
-    options = VARIANTS.get(name, {} if name == "copfl" else {"optimizer": Adam(lr=1e-3)})
+    options = VARIANTS.get(name) or ({} if name == "copfl" else {"optimizer": Adam(lr=1e-3)})
     algorithm = ALGORITHMS[name.partition(":")[0]](**options)
     state = begin(algorithm, task, federation.clients)
     for _ in simulate(algorithm, task, federation, engine, state, rounds=ROUNDS, batch=4, eval_every=2):

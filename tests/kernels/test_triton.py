@@ -11,8 +11,8 @@ import pytest
 
 SCRIPT = """
 import torch
-from copfl.kernels import fused, topk, layers
-from copfl.kernels.triton import norms, vectors, patches
+from copfl.kernels import draws, fused, topk, layers
+from copfl.kernels.triton import norms, random, vectors, patches
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
@@ -100,6 +100,26 @@ for dtype in (torch.float32, torch.bool):
     common = old[0].expand(3, -1)  # the same for all
     vectors.put_back(torch.tensor([False, True, True]), new, common)
     assert torch.equal(new, torch.stack([old[0], old[1], before[2]]))
+# Random numbers: the same places are kept; dropout alone, under vmap, and its gradient.
+keys = torch.tensor([7, -3, 2**62 + 5])
+for dtype, rounding in ((torch.float64, 1e-15), (torch.float32, 2e-7), (torch.bfloat16, 1e-2)):
+    x = torch.randn(6, 5, 40).to(dtype)
+    for call, p in ((0, 0.9), (1, 1 / 3), (16, 0.5), (2, 0.0)):
+        plain, fast = draws.Draws(keys, call).dropout(x, p), random.dropout(x, keys, call + 1, p)
+        assert torch.equal(plain == 0, fast == 0), (dtype, call, p)
+        torch.testing.assert_close(fast, plain, rtol=rounding, atol=0)
+x = torch.randn(3, 4, 10, dtype=torch.float64, requires_grad=True)
+toward = torch.randn(3, 4, 10, dtype=torch.float64)
+def row(x, key, toward):
+    return torch.func.grad(lambda x: (draws.Draws(key).dropout(x, 0.7) * toward).sum())(x)
+def both():
+    mapped = torch.func.vmap(row)(x.detach(), keys, toward)
+    uniform = torch.func.vmap(lambda key: draws.Draws(key).uniform((4, 10), x))(keys)
+    y = draws.Draws(keys).dropout(x.flatten(0, 1), 0.7)
+    return mapped, torch.autograd.grad(y, x, toward.flatten(0, 1))[0], uniform
+plain, draws.compiles = both(), lambda tensor: True
+for a, b in zip(both(), plain, strict=True):
+    torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
 print("equal")
 """
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from copfl.errors import UsageError
-from copfl.kernels.fused import mapped
+from copfl.kernels.fused import compiles, mapped
 
 CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
@@ -28,17 +28,16 @@ def mixed(*counters: int | Tensor) -> Tensor:
     device = next(counter.device for counter in counters if isinstance(counter, Tensor))
     state = torch.zeros((), dtype=torch.int64, device=device)
     for counter in counters:
-        state = (state ^ counter) + step
-        state = (state ^ shift_right(state, 30)) * first
-        state = (state ^ shift_right(state, 27)) * second
-        state = state ^ shift_right(state, 31)
+        state = (state ^ counter).add_(step)  # new, so that the rest may be written in place
+        state.bitwise_xor_(shift_right(state, 30)).mul_(first)
+        state.bitwise_xor_(shift_right(state, 27)).mul_(second)
+        state.bitwise_xor_(shift_right(state, 31))
     return state
 
 
 def shift_right(bits: Tensor, places: int) -> Tensor:
     """A shift that fills with zeros; torch's own repeats the sign bit."""
-    shifted: Tensor = (bits >> places) & (2 ** (64 - places) - 1)
-    return shifted
+    return (bits >> places).bitwise_and_(2 ** (64 - places) - 1)
 
 
 class Keyed(NamedTuple):
@@ -81,16 +80,83 @@ class Draws(TorchFunctionMode):
         size = math.prod(shape)
         if self.key.dim() and (not shape or shape[0] % clients):
             raise NotBatched(f"random numbers of shape {list(shape)} are not a row per sample")
+        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         with torch.no_grad():
+            if compiles(self.key):
+                rows: Tensor = _Uniform.apply(self.key, self.calls, size // clients, wide)  # type: ignore[no-untyped-call]
+                return rows.view(tuple(shape))
             place = torch.arange(size // clients, device=self.key.device)
             bits = mixed(self.key[..., None], self.calls, place)  # [N, size / N], or [size]
-            wide = torch.float64 if like.dtype == torch.float64 else torch.float32
             # 24 bits, as many as a float32 has: the same draws in every precision.
             return (shift_right(bits, 40).to(wide) * 2**-24).view(tuple(shape))
 
     def chosen(self, shape: Sequence[int], probability: float | Tensor, like: Tensor) -> Tensor:
         """1 with this probability and else 0."""
         return (self.uniform(shape, like) < probability).to(like.dtype)
+
+    def dropout(self, x: Tensor, probability: float) -> Tensor:
+        """x where a draw is below the probability, over the probability, and else 0."""
+        if not compiles(self.key):
+            return x * self.chosen(x.shape, probability, x) / max(probability, 1e-12)
+        self.calls += 1
+        if self.key.dim() and (not x.dim() or x.shape[0] % len(self.key)):
+            raise NotBatched(f"random numbers of shape {list(x.shape)} are not a row per sample")
+        kept: Tensor = _Dropout.apply(x, self.key, self.calls, probability)  # type: ignore[no-untyped-call]
+        return kept
+
+
+class _Dropout(torch.autograd.Function):
+    """Dropout in one kernel. The backward pass draws the same numbers again, so that none are kept."""
+
+    @staticmethod
+    def forward(x: Tensor, keys: Tensor, call: int, probability: float) -> Tensor:
+        from copfl.kernels.triton import random
+
+        return random.dropout(x, keys, call, probability)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, keys, ctx.call, ctx.probability = inputs
+        ctx.save_for_backward(keys)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (keys,) = ctx.saved_tensors
+        back: Tensor = _Dropout.apply(grads[0], keys, ctx.call, ctx.probability)  # type: ignore[no-untyped-call]
+        return back, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, keys: Tensor, call: int, probability: float
+    ) -> tuple[Tensor, int]:
+        rows = [
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((x, keys), in_dims, strict=False)
+        ]
+        kept: Tensor = _Dropout.apply(*rows, call, probability)  # type: ignore[no-untyped-call]
+        return kept, 0
+
+
+class _Uniform(torch.autograd.Function):
+    """Numbers in [0, 1) of one key or of several, in one kernel."""
+
+    @staticmethod
+    def forward(keys: Tensor, call: int, size: int, dtype: torch.dtype) -> Tensor:
+        from copfl.kernels.triton import random
+
+        return random.uniform(keys, call, size, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], keys: Tensor, call: int, size: int, dtype: torch.dtype
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        drawn: Tensor = _Uniform.apply(keys.movedim(in_dims[0], 0), call, size, dtype)  # type: ignore[no-untyped-call]
+        return drawn, 0
 
 
 class NotBatched(RuntimeError):
@@ -100,7 +166,7 @@ class NotBatched(RuntimeError):
 def _dropout(draws: Draws, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return x
-    return x * draws.chosen(x.shape, 1 - p, x) / max(1 - p, 1e-12)
+    return draws.dropout(x, 1 - p)
 
 
 def _feature_dropout(

@@ -1,0 +1,82 @@
+"""Seconds from the command to the end of its first round on a GPU: `python benchmarks/startup.py`
+
+CO-PFL, ResNet-18, 10 clients of 100 random images. The first start has empty caches of compiled kernels, the
+second has those of the first. `--profile FOLDER` repeats both and writes the functions that took longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from common import random_images
+
+RUN = [
+    "run",
+    "--algorithm=copfl",
+    "--model=resnet18",
+    "--rounds=4",
+    "--no-local-baseline",
+    "--set=partition.per_client=2",
+]
+
+
+def start(folder: Path, name: str, device: str, profile: Path | None = None) -> dict[str, float]:
+    """Seconds from the command until each round, as the run folder appears."""
+    rounds, out = folder / name / "timing.jsonl", folder / name
+    data = f"--dataset={folder / 'images.npz'}"
+    # XDG_CACHE_HOME is where copfl keeps compiled kernels; the others are what torch and Triton would take.
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(folder / "tmp"),
+        "TRITON_HOME": str(folder / "tmp"),
+    }
+    (folder / "tmp").mkdir(exist_ok=True)
+    measure = ["-m", "cProfile", "-o", str(folder / "profile")] if profile else []
+    began = time.perf_counter()
+    command = [sys.executable, *measure, "-m", "copfl", *RUN, data, f"--device={device}", f"--out={out}"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    found: dict[str, float] = {}
+    while process.poll() is None:
+        done = len(rounds.read_text().splitlines()) if rounds.exists() else 0
+        for number in range(done):
+            found.setdefault(f"round {number + 1}", time.perf_counter() - began)
+        if out.exists():
+            found.setdefault("folder", time.perf_counter() - began)
+        time.sleep(0.02)
+    if process.returncode:
+        raise SystemExit(f"copfl run ended with {process.returncode}")
+    if profile:
+        with profile.open("w") as file:
+            pstats.Stats(str(folder / "profile"), stream=file).sort_stats("cumulative").print_stats(150)
+    return found | {"end": time.perf_counter() - began}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("startup.json"))
+    options = parser.parse_args()
+    x, y = random_images(10, 150)
+    table = {}
+    for profile in (None, options.profile) if options.profile else (None,):
+        folder = Path(tempfile.mkdtemp())
+        np.savez(folder / "images.npz", x=x, y=y)
+        for name in ("first", "second"):
+            found = start(folder, name, options.device, profile and profile / f"{name}.txt")
+            print(name, {key: round(value, 2) for key, value in found.items()}, flush=True)
+            table[f"{name}, profiled" if profile else name] = found
+            options.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

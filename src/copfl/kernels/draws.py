@@ -83,7 +83,7 @@ class Draws(TorchFunctionMode):
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         with torch.no_grad():
             if compiles(self.key):
-                rows: Tensor = _Uniform.apply(self.key, self.calls, size // clients, wide)  # type: ignore[no-untyped-call]
+                rows = _uniform(self.key, self.calls, size // clients, wide)
                 return rows.view(tuple(shape))
             place = torch.arange(size // clients, device=self.key.device)
             bits = mixed(self.key[..., None], self.calls, place)  # [N, size / N], or [size]
@@ -101,8 +101,7 @@ class Draws(TorchFunctionMode):
         self.calls += 1
         if self.key.dim() and (not x.dim() or x.shape[0] % len(self.key)):
             raise NotBatched(f"random numbers of shape {list(x.shape)} are not a row per sample")
-        kept: Tensor = _Dropout.apply(x, self.key, self.calls, probability)  # type: ignore[no-untyped-call]
-        return kept
+        return _dropped(x, self.key, self.calls, probability)
 
 
 class _Dropout(torch.autograd.Function):
@@ -122,8 +121,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (keys,) = ctx.saved_tensors
-        back: Tensor = _Dropout.apply(grads[0], keys, ctx.call, ctx.probability)  # type: ignore[no-untyped-call]
-        return back, None, None, None
+        return _dropped(grads[0], keys, ctx.call, ctx.probability), None, None, None
 
     @staticmethod
     def vmap(
@@ -133,8 +131,7 @@ class _Dropout(torch.autograd.Function):
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((x, keys), in_dims, strict=False)
         ]
-        kept: Tensor = _Dropout.apply(*rows, call, probability)  # type: ignore[no-untyped-call]
-        return kept, 0
+        return _dropped(*rows, call, probability), 0
 
 
 class _Uniform(torch.autograd.Function):
@@ -155,8 +152,11 @@ class _Uniform(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], keys: Tensor, call: int, size: int, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
         assert in_dims[0] is not None
-        drawn: Tensor = _Uniform.apply(keys.movedim(in_dims[0], 0), call, size, dtype)  # type: ignore[no-untyped-call]
-        return drawn, 0
+        return _uniform(keys.movedim(in_dims[0], 0), call, size, dtype), 0
+
+
+_dropped: Callable[..., Tensor] = _Dropout.apply
+_uniform: Callable[..., Tensor] = _Uniform.apply
 
 
 class NotBatched(RuntimeError):

@@ -10,6 +10,7 @@ from copfl.algorithms import FedAvg
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.data.schemes import SCHEMES
 from copfl.errors import DataError
 from tests.toys import rounds_of, slopes
 
@@ -100,3 +101,21 @@ def test_a_partition_of_other_data_is_refused() -> None:
         federation([[10]], [[0]])
     with pytest.raises(DataError, match="client 1 has no train samples"):
         federation([[0], []], [[0], [1]])
+
+
+def test_under_concept_shift_each_client_permutes_the_labels_of_its_classes() -> None:
+    data = dataset()
+    plain, shifted = (
+        Federation(data, SCHEMES[name](data, 2, 5, per_client=3, train_per_class=1, test_per_class=1))
+        for name in ("classes", "concept_shift")
+    )
+    labels = shifted.partition.permuted_labels(data)
+    assert labels is not None
+    assert [sorted(own) for own in labels.tolist()] == [[0, 1, 2]] * 2
+    assert labels[0].tolist() != labels[1].tolist()
+    for before, after in ((plain.train, shifted.train), (plain.test, shifted.test)):
+        for client in (0, 1):
+            old, new = before.rows([client]), after.rows([client])
+            assert old.x.tolist() == new.x.tolist()
+            assert new.y[0].tolist() == [labels[client, y] for y in old.y[0].tolist()]
+    assert plain.partition.permuted_labels(data) is None

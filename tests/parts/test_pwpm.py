@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from copfl.core import Batch, UsageError
+from copfl.core import Batch, Data, UsageError
 from copfl.core.layout import Layout, layout_of
 from copfl.parts.pwpm import (
     CANDIDATES,
     COUNTS,
     LIMITS,
     Pwpm,
+    _groups,
     moves,
     personal_fraction,
     shared,
@@ -23,6 +24,7 @@ from copfl.parts.pwpm import (
     weighted,
 )
 from tests.algorithms.chain import vector
+from tests.toys import slopes
 
 ROUND = torch.tensor(0)
 
@@ -227,6 +229,34 @@ def test_what_is_of_no_benefit_stays_shared(among: str) -> None:
     assert places(found) == [1, 3]
     found = Pwpm(0.25, 1.0, among, criterion="benefit").grow(plain(4), nobody(4), change, ROUND, benefit)
     assert places(found) == [1]
+
+
+def test_a_group_is_personal_while_its_own_values_are_better_on_held_out_samples() -> None:
+    task, growth = slopes(0.0, 0.0), Pwpm(criterion="held_out", warmup=1, until=3)
+    x = torch.tensor([[1.0, n / 10] for n in range(10)], dtype=torch.float64)
+    data = Data(x, torch.ones(10, dtype=torch.int64), torch.tensor(10))  # a·x should be large
+    low, high = (torch.tensor([v, 0.1], dtype=torch.float64) for v in (-1.0, 1.0))
+
+    def selected(own: Tensor, received: Tensor, round: int = 1, mask: bool = False) -> list[bool]:
+        before = torch.full((2,), mask)
+        return growth.selected(task, before, own, received, data, torch.tensor(round)).tolist()
+
+    assert selected(high, low) == [True, True]
+    assert selected(low, high, mask=True) == [False, False]
+    assert selected(high, high, mask=True) == [False, False]  # no better: it is shared
+    assert selected(high, low, round=0) == selected(high, low, round=3) == [False, False]
+    plan = ((Batch(torch.arange(10), None, None, None),),)
+    for round, missing in ((0, [4, 9]), (2, [4, 9]), (3, [])):
+        (batch,) = growth.trainable(plan, torch.tensor(round))[0]
+        assert batch.valid is not None
+        assert places(~batch.valid) == missing
+
+
+def test_the_groups_are_the_head_and_then_the_blocks_from_the_last() -> None:
+    names = ("layer.0.A", "layer.0.B", "layer.11.A", "head.weight", "scale")
+    layout = Layout(names, ((1,), (2,), (1,), (3,), (1,)), 5, "head", ())
+    found = [places(group) for group in _groups(layout, torch.device("cpu"))]
+    assert found == [[4, 5, 6], [7], [3], [0, 1, 2]]
 
 
 def test_shares() -> None:

@@ -14,10 +14,11 @@ from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
 from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import check_state_per_phase, personal_then_shared
+from copfl.parts.phases import all_together, check_state_per_phase, personal_then_shared
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
 
 MERGES = ("sharers", "union")
+TRAINING = {"in_turn": personal_then_shared, "together": all_together}
 
 
 class Server(NamedTuple):
@@ -63,6 +64,7 @@ class COPFL:
     epochs      for each phase
     state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
                 entries, such as Adam, otherwise takes smaller steps in the second phase; MAMO counts per entry
+    training    "in_turn": the personal entries, then the shared ones (Paper). "together": all at once
     max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported
                 scores too, so it does not depend on honest clients
     """
@@ -74,20 +76,23 @@ class COPFL:
     epochs: int = 1
     max_weight: float = 1.0
     state_per_phase: bool = False
+    training: str = "in_turn"
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
+        one_of(TRAINING, training=self.training)
         at_least(1, epochs=self.epochs)
         check_state_per_phase(self.optimizer, self.state_per_phase)
         fraction_of("the weight", max_weight=self.max_weight)
-        if self.merge == "union" and self.growth.candidates == "reselect":
+        if self.merge == "union" and self.growth.returns:
             raise UsageError(
-                'candidates="reselect" shares personal entries again, merge="union" does not; use "sharers"'
+                'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" does '
+                'not; use "sharers"'
             )
 
     @property
     def total_epochs(self) -> int:
-        return 2 * self.epochs
+        return 2 * self.epochs if self.training == "in_turn" else self.epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, none = torch.zeros_like(task.initial), torch.zeros_like(task.initial, dtype=torch.bool)
@@ -113,12 +118,15 @@ class COPFL:
         d, start = task.d, self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
         # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
-        local = personal_then_shared(
+        local = TRAINING[self.training](
             task, self.optimizer, start, client.moments, data, plan, client.mask, self.state_per_phase
         )
         # Lines 14-17, PWPM: the entries that changed most become personal, Eqs. (6)-(8).
-        benefit = self.growth.benefit(task, local.w, local.update, data, down.round)
-        grown = self.growth.grow(task.layout, client.mask[:d], local.update, down.round, benefit)
+        if self.growth.criterion == "held_out":
+            grown = self.growth.selected(task, client.mask, client.w, down.w, data, down.round)
+        else:
+            benefit = self.growth.benefit(task, local.w, local.update, data, down.round)
+            grown = self.growth.grow(task.layout, client.mask[:d], local.update, down.round, benefit)
         moments = kept(self.optimizer, self.optimizer.forget(local.moments, grown ^ client.mask[:d]))
         mask = torch.cat([grown, client.mask[d:]])
         # Lines 18-21, COWA: the step and the loss of the others without this client, Eqs. (9)-(10).

@@ -17,12 +17,12 @@ from copfl.cli.options import DATA, OUTPUT, TRAINING, option
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
 NAMES = (
     "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, "
-    "differences, equal-states, equal-steps, plus, plus-others"
+    "differences, equal-states, equal-steps, plus, plus-others, all of these, finetuning"
 )
 
 
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"{NAMES}, all, or a TOML file of your own.")],
+    experiment: Annotated[str, typer.Argument(help=f"{NAMES}, or a TOML file of your own.")],
     *,
     device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
     chunk: Annotated[int, option(TRAINING, "Clients in one batch on a GPU; default: 0, as many as fit.")] = 0,
@@ -87,8 +87,7 @@ def reproduce(
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
     end = math.inf if minutes is None else clock + 60 * minutes
     runner = Runner(log, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
-    names = experiments.names() if experiment == "all" else [experiment]
-    for whole in [experiments.read(name) for name in names]:
+    for whole in [experiments.read(name) for name in experiments.named(experiment)]:
         chosen = experiments.only(whole, column or [], row or [])
         protocols = [p for p in chosen.protocols if protocol in (p, "both")]
         if not protocols:

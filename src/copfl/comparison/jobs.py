@@ -73,7 +73,7 @@ class Starts:
         kept = essential(tables)
         run = kept["run"]
         clients = [kept["data"], kept["partition"], run["clients"], run["seed"], validation]
-        weights = [*clients, kept["model"], run.get("precision")]
+        weights = [*clients, kept["model"], kept.get("adapter"), run.get("precision")]
         for what, group in (("partition", clients), ("samples", clients), ("weights", weights)):
             group_key = json.dumps([what, group], sort_keys=True)
             known, other = self.seen.setdefault(group_key, (start[what], title))

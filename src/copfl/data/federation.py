@@ -21,7 +21,11 @@ class Split:
     """One split: the assigned samples in one pool on the device; `rows` gives padded rows of some clients."""
 
     def __init__(
-        self, samples: Samples, indices: Sequence[NDArray[np.int64]], device: torch.device | str
+        self,
+        samples: Samples,
+        indices: Sequence[NDArray[np.int64]],
+        device: torch.device | str,
+        labels: NDArray[np.int64] | None = None,
     ) -> None:
         used, positions = np.unique(np.concatenate(indices), return_inverse=True)
         self.sizes = np.array([len(index) for index in indices], np.int64)
@@ -31,6 +35,7 @@ class Split:
         used_samples = samples.take(used)
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
+        self.labels = labels  # [clients, classes], the client's own label of each class; None: the same
         self._last: tuple[tuple[int, ...], Data] | None = None
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Data:
@@ -44,7 +49,10 @@ class Split:
             device = self.y.device
             chosen = torch.from_numpy(index).to(device)
             x = tree.each(lambda t: t[chosen], self.x)
-            self._last = key, Data(x, self.y[chosen], torch.from_numpy(sizes).to(device))
+            y = self.y[chosen]
+            if self.labels is not None:
+                y = torch.from_numpy(self.labels[list(key)]).to(device).gather(1, y)
+            self._last = key, Data(x, y, torch.from_numpy(sizes).to(device))
         return self._last[1]
 
 
@@ -54,8 +62,9 @@ class Federation:
     def __init__(self, dataset: Dataset, partition: Partition, device: torch.device | str = "cpu") -> None:
         partition.check(dataset)
         self.dataset, self.partition = dataset, partition
-        self.train = Split(dataset.train, partition.train, device)
-        self.test = Split(partition.tested(dataset), partition.test, device)
+        labels = partition.permuted_labels(dataset)
+        self.train = Split(dataset.train, partition.train, device, labels)
+        self.test = Split(partition.tested(dataset), partition.test, device, labels)
 
     @property
     def clients(self) -> int:

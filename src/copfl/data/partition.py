@@ -102,6 +102,17 @@ class Partition:
                 found = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
                 raise DataError(f"{found}; the partition was made for another data set")
 
+    def permuted_labels(self, dataset: Dataset) -> Indices | None:
+        """The label of each class at each client, [clients, classes]; None where they are the data set's."""
+        if self.scheme != "concept_shift":
+            return None
+        labels = np.tile(np.arange(len(dataset.classes)), (self.clients, 1))
+        rng = generator(int(self.keywords["seed"]), 2)
+        for own, part in zip(labels, self.train, strict=True):
+            present = np.unique(dataset.train.y[part])
+            own[present] = rng.permutation(present)
+        return labels
+
     def label_counts(self, dataset: Dataset) -> Indices:
         """The train samples of each class or label that each client has, [clients, classes]; else [clients, 0]."""
         self.check(dataset)

@@ -86,6 +86,25 @@ def classes(
 
 
 @_scheme
+def concept_shift(
+    dataset: Dataset,
+    clients: int,
+    seed: int,
+    *,
+    per_client: int = 2,
+    train_per_class: int = 50,
+    test_per_class: int = 100,
+) -> Assigned:
+    """``classes`` with other labels at every client: a permutation of its classes, in train and test.
+
+    The same input has another label at another client. `Partition.permuted_labels` has the permutations.
+    """
+    options = {"per_client": per_client, "train_per_class": train_per_class, "test_per_class": test_per_class}
+    assigned = classes(dataset, clients, seed, **options)
+    return list(assigned.train), list(assigned.test), list(assigned.notes)
+
+
+@_scheme
 def dirichlet(
     dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.3, minimum: int = 2, test: str = "same"
 ) -> Assigned:

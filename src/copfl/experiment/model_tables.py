@@ -29,7 +29,7 @@ def resolve_model(table: Mapping[str, Any]) -> Table:
     """The table of a model by name, of a pretrained one, or of the user's: module:attribute."""
     name, shared = table["name"], shared_keys(table)
     options = without(table, "name", "code", *MODEL_KEYS)
-    if pretrained.is_pretrained(name):
+    if pretrained.is_pretrained(name) or "sha256" in table:  # a record of a run has the hash, and no place
         return {**_resolve_pretrained(name, options), **shared}
     if not user_code.is_reference(name):
         if name not in models.MODELS:
@@ -61,17 +61,27 @@ def _resolve_pretrained(name: str, options: Table) -> Table:
     table = {"name": name, **config.keywords_of(pretrained.build, skip), **given}
     if source == "hf" and os.path.isdir(place):
         table["name"] = f"hf:{Path(place).absolute()}"
-    if table["weights"] not in ("default", "none"):
-        table["weights"] = str(Path(table["weights"]).absolute())
-    base = pretrained.base_of(table["name"], table["weights"])
+    file = None if table["weights"] in ("default", "none") else pretrained.located(table["weights"])
+    if file is not None:
+        table["weights"] = str(file.absolute())
+    expected = options.get("sha256")
+    if expected is not None and (pretrained.located(place) if source == "hf" else file) is None:
+        return {**table, "sha256": expected}  # compared when the model is built
     if source == "hf":
+        base = pretrained.base_of(table["name"], table["weights"])
         table["task"] = pretrained.task_of(base, table["task"])
-    if (expected := options.get("sha256")) not in (None, base.sha256):
+    return {**table, "sha256": _checked_hash({**table, "sha256": expected})}
+
+
+def _checked_hash(table: Mapping[str, Any]) -> str | None:
+    """The SHA-256 of the base, which is the table's if it has one."""
+    base = pretrained.base_of(table["name"], table["weights"])
+    if (expected := table.get("sha256")) not in (None, base.sha256):
         raise UsageError(
             f"the base {table['name']} has the SHA-256 {base.sha256}, but this run is of a base with {expected}; "
             "put that one back, or start a new run without model.sha256"
         )
-    return {**table, "sha256": base.sha256}
+    return base.sha256
 
 
 def resolve_adapter(table: Mapping[str, Any]) -> Table:
@@ -94,6 +104,7 @@ def build_model(
     """The model that the tables [model] and [adapter] describe, with the initial weights of this seed."""
     name, options = table["name"], without(table, "name", "code", "sha256", *MODEL_KEYS)
     if pretrained.is_pretrained(name):
+        _checked_hash(table)
         model: nn.Module = pretrained.build(name, classes, seed, **options)
     elif user_code.is_reference(name):
         given = user_code.attribute("model", name, table.get("code"))

@@ -196,11 +196,11 @@ def is_pretrained(name: str) -> bool:
 def base_of(name: str, weights: str = "default") -> Base:
     """The base with this name: its folder or file, fetched from the hub where it is not here."""
     source, _, rest = name.partition(":")
-    file = None if weights in ("default", "none") else Path(weights)
+    file = None if weights in ("default", "none") else located(weights) or Path(weights)
     if file is not None and not file.is_file():
         raise UsageError(f'model.weights="{weights}" is no file; it is default, none or the path of a file')
     if source == "hf":
-        folder = _folder(rest) or _snapshot(rest)
+        folder = located(rest) or _snapshot(rest)
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} has no config.json; hf:FOLDER is a folder that transformers saved")
         found = () if weights == "none" else (file,) if file is not None else _weight_files(folder)
@@ -210,10 +210,10 @@ def base_of(name: str, weights: str = "default") -> Base:
     return Base(source, rest, None, () if file is None else (file,))
 
 
-def _folder(name: str) -> Path | None:
-    """The folder of this name, here or in COPFL_MODELS, where each machine of a federation has its bases."""
+def located(name: str) -> Path | None:
+    """The folder or file of this name, here or in COPFL_MODELS, where each machine has its bases."""
     places = [Path(name), *(Path(place) / name for place in [os.environ.get("COPFL_MODELS")] if place)]
-    return next((place for place in places if place.is_dir()), None)
+    return next((place for place in places if name and place.exists()), None)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -114,6 +114,22 @@ def personal_then_shared(
     return Halves(w, update[: task.d], moments, loss)
 
 
+def all_together(
+    task: Task,
+    optimizer: Optimizer,
+    start: Tensor,
+    moments: State,
+    data: Data,
+    plan: Plan,
+    mask: Tensor,
+    state_per_phase: bool = False,
+) -> Halves:
+    """w after the whole plan on all entries, as in FedPer."""
+    moments = begin(optimizer, moments, start[: task.d])
+    w, moments, loss = train(task, optimizer, start, moments, data, plan)
+    return Halves(w, (start - w)[: task.d], moments, loss)
+
+
 def _merged(personal: Tensor, p: Tensor, g: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     w = torch.where(personal, p, g)
     return w, start - w

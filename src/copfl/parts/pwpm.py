@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from copfl.core.batches import training_split, validation_split
-from copfl.core.layout import Layout
+from copfl.core.layout import Layout, inside
 from copfl.core.task import Data, Plan, Task
 from copfl.core.tree import Masked
 from copfl.errors import UsageError, at_least, one_of
 from copfl.kernels.fused import elementwise
 from copfl.kernels.topk import count, count_of_each, largest, largest_of_each
 
-CRITERIA = ("change", "benefit")
+CRITERIA = ("change", "benefit", "held_out")
 CANDIDATES = ("shared", "all", "tensor", "reselect")
 LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
@@ -39,7 +41,12 @@ class Pwpm:
     interval    rounds between growths
     criterion   "change": |change|, Eq. (6). "benefit": by how much an entry's change lowers the loss on a
                 fifth of the samples, another one in every round of growth, which that round does not train
-                on; entries without a benefit stay shared
+                on; entries without a benefit stay shared. "held_out": whole groups, the head and then layer by
+                layer from the last, are personal where the client's own values have a lower loss than the
+                global ones on every fifth sample, which is not trained on, by more than twice the standard
+                error; others are shared again. Rate, budget, candidates, limit and count do not apply
+    until       rounds after which the mask stays as it is, and all samples are trained on with
+                criterion="held_out"; 0: never
     """
 
     rate: float = 0.25
@@ -50,6 +57,7 @@ class Pwpm:
     warmup: int = 0
     interval: int = 1
     criterion: str = "change"
+    until: int = 0
 
     def __post_init__(self) -> None:
         for name, fraction in (("rate", self.rate), ("budget", self.budget)):
@@ -61,17 +69,25 @@ class Pwpm:
         one_of(CRITERIA, criterion=self.criterion)
         one_of(LIMITS, limit=self.limit)
         one_of(COUNTS, count=self.count)
-        at_least(0, warmup=self.warmup)
+        at_least(0, warmup=self.warmup, until=self.until)
         at_least(1, interval=self.interval)
+
+    @property
+    def returns(self) -> bool:
+        """Whether personal entries may be shared again."""
+        return self.candidates == "reselect" or self.criterion == "held_out"
 
     def due(self, round: Tensor) -> Tensor:
         """Whether the mask grows in this round, counted from 0."""
-        return (round >= self.warmup) & ((round - self.warmup) % self.interval == 0)
+        due = (round >= self.warmup) & ((round - self.warmup) % self.interval == 0)
+        return due & (round < self.until) if self.until else due
 
     def trainable(self, plan: Plan, round: Tensor) -> Plan:
         """The plan without the samples that the benefit is measured on."""
         if self.criterion == "change":
             return plan
+        if self.criterion == "held_out":
+            return training_split(plan, fold=torch.where(round < self.until, 4, -1) if self.until else None)
         return training_split(plan, fold=torch.where(self.due(round), round % 5, -1))
 
     def benefit(self, task: Task, w: Tensor, change: Tensor, data: Data, round: Tensor) -> Tensor | None:
@@ -80,7 +96,7 @@ class Pwpm:
         It is gradient times change, with the gradient at the midpoint of the change: a second-order
         approximation of the difference in loss. None if the criterion does not need it.
         """
-        if self.criterion == "change":
+        if self.criterion != "benefit":
             return None
         unseen = validation_split(data, fold=round % 5)
         valid = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
@@ -99,6 +115,35 @@ class Pwpm:
         if self.candidates == "reselect":
             return torch.where(due, self._reselected(size, mask, moving), mask)
         return mask | self._top(size, mask, moving, due, layout)
+
+    def selected(
+        self, task: Task, mask: Tensor, own: Tensor, received: Tensor, data: Data, round: Tensor
+    ) -> Tensor:
+        """[d], the mask of the groups whose own values have a lower loss on held-out samples.
+
+        `own` and `received` are the client's and the global model [D] after the same training: what the client
+        kept or uploaded, and the mean. The groups are tried one after another; one that is better stays.
+        """
+        d, unseen = task.d, validation_split(data)
+        if not unseen.y.shape[0]:  # no client has five samples
+            return mask[:d]
+        valid = torch.arange(unseen.y.shape[0], device=own.device) < unseen.size
+        size = unseen.size.clamp(min=2).to(own.dtype)
+
+        def losses(w: Tensor) -> Tensor:
+            return torch.where(valid, task.criterion.test_losses(task.predict(w, unseen.x), unseen.y), 0)
+
+        w, personal = torch.cat([received[:d], own[d:]]), torch.zeros_like(mask[:d])
+        before = losses(w)
+        for group in _groups(task.layout, own.device):
+            candidate = torch.cat([torch.where(group, own[:d], w[:d]), own[d:]])
+            after = losses(candidate)
+            gain = (before - after).sum() / size
+            variance = torch.where(valid, (before - after - gain) ** 2, 0).sum() / (size - 1)
+            better = gain > 2 * (variance / size).sqrt()
+            personal = personal | (group & better)
+            w, before = torch.where(better, candidate, w), torch.where(better, after, before)
+        return torch.where(self.due(round), personal, mask[:d])
 
     def _reselected(self, size: Tensor, mask: Tensor, moving: Tensor) -> Tensor:
         """As many entries as the mask would have grown to, chosen among all."""
@@ -131,6 +176,14 @@ class Pwpm:
             zero, pairs = 0 * wanted[0], zip(wanted, names, strict=True)
             wanted = torch.stack([number if "weight" in name else zero for number, name in pairs])
         return largest_of_each(size, wanted * due, sizes)
+
+
+@lru_cache(maxsize=8)  # a recorded program must not copy from the host
+def _groups(layout: Layout, device: torch.device) -> tuple[Tensor, ...]:
+    """[d] bool each: the head, then the numbered blocks of the model from the last to the first."""
+    names = [name for name in layout.names[: layout.trained] if not inside(name, layout.head)]
+    blocks = dict.fromkeys(re.split(r"(?<=\.\d)\.|(?<=\.\d\d)\.", name)[0] for name in names)
+    return tuple(layout.where(part)[: layout.parameters].to(device) for part in ("head", *reversed(blocks)))
 
 
 def moves(change: Tensor, mask: Tensor) -> Tensor:

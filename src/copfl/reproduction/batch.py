@@ -125,6 +125,7 @@ def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]])
     A faulty top-k kernel that selects too many entries on a busy GPU shows itself here.
     """
     rate, before = algorithm.get("rate", 1.0), dict[int, float]()
+    rate = 1.0 if algorithm.get("criterion") == "held_out" else rate  # whole groups, whatever their size
     for line in rounds:
         fractions = line["per_client"].get("personal_fraction")
         for id, fraction in zip(line["clients"], fractions, strict=True) if fractions else ():

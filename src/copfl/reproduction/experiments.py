@@ -25,6 +25,7 @@ PROTOCOLS = {
     "equal": "Equal protocol: the same optimizer (Adam), the same rates and the same tuning for every method",
 }
 CHARTS = ("none", "curves", "heatmap")
+GROUPS = {"finetuning": ("finetuning-text", "finetuning-images")}  # past the paper: not among "all"
 HERE = resources.files("copfl.reproduction")
 FILES = HERE / "experiment_files"
 
@@ -105,6 +106,8 @@ class Experiment:
     chart: str = "none"
     baselines: bool = True  # whether rows that are not ours are other methods
     aims: bool = False  # whether the claims are ours and not the paper's
+    page: str = "reproduction"  # in docs: the page that the tables are put into, and the folder of details
+    cost: bool = False  # whether bytes and seconds are shown
     map: Grid = field(default_factory=dict)  # the two keys of a heat map, each with its values
 
     def rows_of(self, protocol: str) -> list[Row]:
@@ -231,10 +234,16 @@ def names() -> list[str]:
     return sorted(Path(file.name).stem for file in FILES.iterdir() if file.name.endswith(".toml"))
 
 
+def named(word: str) -> list[str]:
+    """The experiments that a word stands for: one, those of a group, or all of the paper's."""
+    past = {name for group in GROUPS.values() for name in group}
+    return [name for name in names() if name not in past] if word == "all" else list(GROUPS.get(word, [word]))
+
+
 def read(name: str) -> Experiment:
     """The experiment by name, or from a file of one's own in the same form."""
     if name not in names() and not name.endswith(".toml"):
-        raise unknown("experiment", name, names())
+        raise unknown("experiment", name, [*names(), *GROUPS])
     try:
         text = (FILES / f"{name}.toml" if name in names() else Path(name)).read_text("utf-8")
         return _experiment(Path(name).stem, tomllib.loads(text))
@@ -274,6 +283,8 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         chart=content.get("chart", "none"),
         baselines=not content.get("no_baselines", False),
         aims=content.get("aims", False),
+        page=content.get("page", "reproduction"),
+        cost=content.get("cost", False),
         map=map,
         protocols={
             name: content.get("protocols", {}).get(name, text)

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
@@ -29,6 +30,10 @@ BASELINES_NOTE = (
     "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, "
     "with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
 )
+COST_NOTE = (
+    "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: the "
+    "median over rounds and seeds, where several runs may have shared the processor."
+)
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 
 
@@ -43,6 +48,8 @@ def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
         parts += [f"![{experiment.title}]({name})" for name in pictures if one or f"-{protocol}." in name]
     if experiment.baselines and any(row.ours for row in experiment.rows):
         parts.append(BASELINES_NOTE)
+    if experiment.cost:
+        parts += [COST_NOTE, *(_costs(findings, protocol) for protocol in findings.protocols)]
     if experiment.claims:
         ours = "Claims of ours, and whether they hold."
         papers = "The paper's claims, and whether they hold."
@@ -55,7 +62,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
     experiment = findings.experiment
     parts = [f"# {experiment.title}", summary(findings, pictures).strip(), _method(findings, budget)]
     notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
-    parts += ["How the data differ from the paper's:", "\n".join(notes)] if notes else []
+    about_data = "The clients' data:" if experiment.aims else "How the data differ from the paper's:"
+    parts += [about_data, "\n".join(notes)] if notes else []
     if experiment.claims:
         parts.append("## The verdicts by column")
     for protocol in findings.protocols if experiment.claims else []:
@@ -111,6 +119,21 @@ def _table(findings: Findings, protocol: str) -> str:
             gains = [_gain(cell, column) for cell, column in zip(line, columns, strict=True)]
             rows.append([f"*{line[0].row.label} − best baseline*", *gains])
     return as_markdown(Table("", ["", *(column.title for column in experiment.columns)], rows))
+
+
+def _costs(findings: Findings, protocol: str) -> str:
+    """Such as "295 / 295 kB, 0.12 s" for each row and column."""
+    columns = [findings.column(protocol, column.name) for column in findings.experiment.columns]
+    rows = [[line[0].row.label, *map(_cost, line)] for line in zip(*columns, strict=True)]
+    return as_markdown(Table("", ["", *(column.title for column in findings.experiment.columns)], rows))
+
+
+def _cost(cell: Cell) -> str:
+    costs = [record.cost for record in cell.runs.values()]
+    if not costs:
+        return NOT_YET
+    down, up, seconds = (median(cost[key] for cost in costs) for key in ("bytes_down", "bytes_up", "seconds"))
+    return f"{down / 1000:,.0f} / {up / 1000:,.0f} kB, {seconds:.2g} s"
 
 
 def shown(cell: Cell, findings: Findings) -> str:
@@ -249,14 +272,14 @@ def write(findings: Findings, budget: str, docs: Path) -> list[Path]:
 
     experiment = findings.experiment
     stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
-    folder, size = docs / "reproduction", experiment.budget(budget)
+    folder, size = docs / experiment.page, experiment.budget(budget)
     folder.mkdir(parents=True, exist_ok=True)
     drawn, names = figures.write(findings, stem, folder), figures.names(findings, stem)
-    path, front = folder / f"{stem}.md", docs / "reproduction.md"
+    path, front = folder / f"{stem}.md", docs / f"{experiment.page}.md"
     write_bytes(path, page(findings, size, names).encode())
     if not front.exists() or f"<!-- {stem} -->" not in (text := front.read_text("utf-8")):
         return [path, *drawn]
-    made = summary(findings, [f"reproduction/{name}" for name in names])
-    made += f"\nEvery column, seed and tuning run: [{experiment.title}](reproduction/{path.name})."
+    made = summary(findings, [f"{experiment.page}/{name}" for name in names])
+    made += f"\nEvery column, seed and tuning run: [{experiment.title}]({experiment.page}/{path.name})."
     write_bytes(front, put(text, stem, made).encode())
     return [path, *drawn, front]

@@ -31,6 +31,7 @@ NOT_RUN = {
     "docs/audit.md": 1,
     "docs/compare.md": 2,
     "docs/deploy.md": 6,
+    "docs/finetuning.md": 1,
     "docs/howto.md": 2,
     "docs/performance/cpu.md": 1,
     "docs/report.md": 2,

@@ -20,14 +20,15 @@ RECORDS, DOCS = ROOT / "results/reproduction", ROOT / "docs"
 
 
 def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails: `copfl reproduce all --from-records` writes them again."""
-    shutil.copy(DOCS / "reproduction.md", tmp_path)
-    words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
-    assert called(capsys, "reproduce", "all", *words).code == 0
-    made = sorted(path.name for path in (tmp_path / "reproduction").glob("*.md"))
-    assert made == sorted(f"{name}.md" for name in experiments.names())
-    for name in ("reproduction.md", *(f"reproduction/{page}" for page in made)):
-        assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
+    """If this fails: `copfl reproduce all --from-records`, and the same of finetuning, write them again."""
+    for group, page in (("all", "reproduction"), ("finetuning", "finetuning")):
+        shutil.copy(DOCS / f"{page}.md", tmp_path)
+        words = ("--from-records", "--results", RECORDS, "--docs", tmp_path)
+        assert called(capsys, "reproduce", group, *words).code == 0
+        made = sorted(path.name for path in (tmp_path / page).glob("*.md"))
+        assert made == sorted(f"{name}.md" for name in experiments.named(group))
+        for name in (f"{page}.md", *(f"{page}/{own}" for own in made)):
+            assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
     drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
 
@@ -62,7 +63,8 @@ def test_every_run_of_an_experiment_can_be_run_and_every_claim_be_judged(name: s
     for plan in experiments.plans(experiment, experiment.budget("full"), list(experiment.protocols)):
         job = plan.jobs(plan.choices[0])[0]  # what it is made of is checked as it is put together
         assert job.tables["run"]["clients"] == plan.column.settings["run"]["clients"]
-        assert job.tables["model"]["name"] == "resnet18"
+        paper = experiment.page == "reproduction"
+        assert job.tables["model"]["name"] == "resnet18" if paper else "sha256" in job.tables["model"]
         assert job.validation == 0
     seen = findings.found(experiment, "full", list(experiment.protocols), [0], records.Store(Path("nowhere")))
     for claim in experiment.claims:

@@ -174,7 +174,8 @@ def shrunk_cosine(a: Tensor, b: Tensor, blocks: int = 32) -> Tensor:
     products = torch.nn.functional.pad(a * b, (0, -len(a) % blocks)).view(blocks, -1).sum(1)
     lengths = (a.norm() * b.norm()).clamp(min=torch.finfo(a.dtype).tiny)
     variance = blocks * (products / lengths).var()
-    return c**3 / (c**2 + variance).clamp(min=torch.finfo(a.dtype).tiny)
+    shrunk: Tensor = c**3 / (c**2 + variance).clamp(min=torch.finfo(a.dtype).tiny)
+    return shrunk
 
 
 def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:

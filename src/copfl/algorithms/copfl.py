@@ -86,8 +86,8 @@ class COPFL:
         fraction_of("the weight", max_weight=self.max_weight)
         if self.merge == "union" and self.growth.returns:
             raise UsageError(
-                'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" does '
-                'not; use "sharers"'
+                'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" '
+                'does not; use "sharers"'
             )
 
     @property

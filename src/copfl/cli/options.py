@@ -66,8 +66,8 @@ RUN_OPTIONS = {
         Row(
             "--partition",
             "partition.name",
-            "classes, concept_shift, dirichlet, iid, quantity, by_group or file; default: by_group with --client, "
-            "else classes.",
+            "classes, concept_shift, dirichlet, iid, quantity, by_group or file; default: by_group with "
+            "--client, else classes.",
         ),
     ),
     MODEL: (

@@ -41,10 +41,10 @@ class Pwpm:
     interval    rounds between growths
     criterion   "change": |change|, Eq. (6). "benefit": by how much an entry's change lowers the loss on a
                 fifth of the samples, another one in every round of growth, which that round does not train
-                on; entries without a benefit stay shared. "held_out": whole groups, the head and then layer by
-                layer from the last, are personal where the client's own values have a lower loss than the
-                global ones on every fifth sample, which is not trained on, by more than twice the standard
-                error; others are shared again. Rate, budget, candidates, limit and count do not apply
+                on; entries without a benefit stay shared. "held_out": whole groups, the head and then layer
+                by layer from the last, are personal where the client's own values have a lower loss than
+                the global ones on every fifth sample, which is not trained on, by more than twice the
+                standard error; others are shared again. Rate, budget, candidates, limit, count do not apply
     until       rounds after which the mask stays as it is, and all samples are trained on with
                 criterion="held_out"; 0: never
     """
@@ -121,8 +121,8 @@ class Pwpm:
     ) -> Tensor:
         """[d], the mask of the groups whose own values have a lower loss on held-out samples.
 
-        `own` and `received` are the client's and the global model [D] after the same training: what the client
-        kept or uploaded, and the mean. The groups are tried one after another; one that is better stays.
+        `own` and `received` are the client's and the global model [D] after the same training: what the
+        client kept or uploaded, and the mean. The groups are tried one after another; one that is better stays.
         """
         d, unseen = task.d, validation_split(data)
         if not unseen.y.shape[0]:  # no client has five samples

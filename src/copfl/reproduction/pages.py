@@ -31,8 +31,8 @@ BASELINES_NOTE = (
     "with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
 )
 COST_NOTE = (
-    "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: the "
-    "median over rounds and seeds, where several runs may have shared the processor."
+    "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: "
+    "the median over rounds and seeds, where several runs may have shared the processor."
 )
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 

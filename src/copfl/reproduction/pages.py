@@ -62,7 +62,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
     experiment = findings.experiment
     parts = [f"# {experiment.title}", summary(findings, pictures).strip(), _method(findings, budget)]
     notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
-    about_data = "The clients' data:" if experiment.aims else "How the data differ from the paper's:"
+    papers = experiment.page == "reproduction"
+    about_data = "How the data differ from the paper's:" if papers else "The clients' data:"
     parts += [about_data, "\n".join(notes)] if notes else []
     if experiment.claims:
         parts.append("## The verdicts by column")

@@ -3,8 +3,9 @@
 `flower_kills.py --kills 50`: three nodes with certificates and keys, digits, MLP, CO-PFL. Victims are workers,
 nodes, the ServerApp and the SuperLink, each killed by SIGKILL alone. What a supervisor would do is done: a node and
 the SuperLink are started again, and the run is resumed. Prints a line per kill, then the result as JSON: equal to
-the undisturbed federation, bit for bit, or which clients were left out of which round; and what is left:
-processes, sockets, temporary files. Exit code 1 if it is not as promised.
+the undisturbed federation, bit for bit, or which clients were left out of which round; what is left:
+processes, sockets, temporary files; and how often the SuperLink's database, which has the messages, had personal
+values at a kill. Exit code 1 if it is not as promised. `--secure-aggregation`: the same with secure sums.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the federation without a network is in the tests
@@ -34,15 +36,18 @@ from copfl.flower import init
 from copfl.flower.local import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
+from copfl.flower.status import LOCAL_HOME
 
 VICTIMS = ("worker", "node", "server", "superlink")
+LEAK = 5  # personal values in one file: fewer may be equal to random bytes
 
 
 class Killed:
     """A federation whose processes are killed and started again."""
 
-    def __init__(self, folder: Path, rounds: int, seed: int) -> None:
-        self.config = CONFIG | {"rounds": rounds, "deadline": 60}
+    def __init__(self, folder: Path, rounds: int, seed: int, secure_aggregation: bool) -> None:
+        self.config = CONFIG | {"rounds": rounds, "deadline": 60, "secure-aggregation": secure_aggregation}
+        self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")
         self.runs, self.draw = folder / "runs", random.Random(seed)
         app = init(folder / "app", model="mlp", config=self.config, secure=True)
@@ -51,6 +56,7 @@ class Killed:
         self.local.options["env"]["TMPDIR"] = str(folder / "tmp")
         self.server_folder = ServerFolder(str(self.runs), "test", resume=True)
         self.rounds, self.kills = rounds, Counter[str]()
+        self.searched, self.leaks = 0, 0  # databases
 
     def with_word(self, word: str) -> list[int]:
         """The processes of the federation that have the word in their command."""
@@ -63,6 +69,20 @@ class Killed:
 
     def done(self) -> int:
         return len(self.server_folder.rounds())
+
+    def search_messages(self) -> None:
+        """Counts the databases of the SuperLink that have values of the nodes' present personal entries."""
+        home = self.local.folder / LOCAL_HOME
+        contents = [path.read_bytes() for path in home.glob(f"{self.local.port}.db*")]
+        for client, config in enumerate(self.nodes):
+            with contextlib.suppress(Exception):  # a node may be about to replace its record
+                last = max((Path(config["state-dir"]) / "test").glob("round-*.copfl"))
+                record = client_of(self.settings, config, client, int(last.stem.removeprefix("round-")))
+                personal = record.w[record.mask & (record.w != record.seen)]
+                values = np.setdiff1d(personal.numpy(), self.settings.task.initial.numpy())
+                found = [len(np.intersect1d(values, floats)) for c in contents for floats in _floats(c)]
+                self.searched += len(contents) * (len(values) > 30)
+                self.leaks += sum(count >= LEAK for count in found)
 
     def start_run(self) -> None:
         """Starts the run, or continues it from its checkpoint."""
@@ -80,6 +100,7 @@ class Killed:
         }[victim]
         if not pids:
             return
+        self.search_messages()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.draw.choice(pids), signal.SIGKILL)
             self.kills[victim] += 1
@@ -125,7 +146,7 @@ class Killed:
     def result(self, folder: Path) -> dict[str, Any]:
         """The end compared with that of an undisturbed federation, and what is left."""
         torch.set_num_threads(1)
-        settings, others = settings_of(self.config), write_nodes(digits(), folder / "undisturbed")
+        settings, others = self.settings, write_nodes(digits(), folder / "undisturbed")
         whole = play(self.config, others, folder / "undisturbed-runs")
         far = farthest(server_of(settings, self.runs), whole.server)
         for client, (config, other) in enumerate(zip(self.nodes, others, strict=True)):
@@ -141,8 +162,15 @@ class Killed:
             "started again": {r["round"]: r["notes"] for r in records if r["notes"]},
             "processes left": len(self.local.alive()),
             "sockets and temporary files left": [str(p.relative_to(folder)) for p in left],
+            "databases searched": self.searched,
+            "databases with personal values": self.leaks,
             "files that Flower left in TMPDIR": len(list((folder / "tmp").iterdir())),
         }
+
+
+def _floats(content: bytes) -> list[Any]:
+    """The content as numbers of four bytes, from each of the four first bytes."""
+    return [np.frombuffer(content[n : len(content) - (len(content) - n) % 4], "<f4") for n in range(4)]
 
 
 def main() -> int:
@@ -150,14 +178,18 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=0, help="default: twice the number of kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--secure-aggregation", action="store_true")
     args = parser.parse_args()
+    rounds = args.rounds or 2 * args.kills
     with tempfile.TemporaryDirectory() as name:
-        federation = Killed(Path(name), args.rounds or 2 * args.kills, args.seed)
+        federation = Killed(Path(name), rounds, args.seed, args.secure_aggregation)
         federation.run(args.kills)
         result = federation.result(Path(name))
     print(json.dumps(result, indent=1))
     is_explained = result["largest difference"] == 0 or result["left out"]
-    is_clean = not (result["processes left"] or result["sockets and temporary files left"])
+    is_clean = not (
+        result["processes left"] or result["sockets and temporary files left"] or federation.leaks
+    )
     is_whole = result["rounds"] == [federation.rounds] * 2 and sum(federation.kills.values()) >= args.kills
     return 0 if is_explained and is_clean and is_whole and not result["started again"] else 1
 

@@ -295,7 +295,7 @@ def serve(args: argparse.Namespace) -> int:
 
         load = Load(args.nodes, transport, process.pid)
         folder = ServerFolder(runs, "load", resume=False)
-        for record in Server(settings, transport, folder, lambda text: None, pause=0.05).rounds():
+        for record in Server(settings, transport, folder, pause=0.05).rounds():
             load.add(record)
             now = time.monotonic()
             if now - load.sampled >= args.every or load.count["rounds"] == 1:

@@ -38,7 +38,7 @@ from copfl.errors import CopflError
 from copfl.experiment import components, config, records
 from copfl.experiment.inference import RunModels, load
 from copfl.flower import node
-from copfl.flower.registry import Registry
+from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Round, Server, _record
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
@@ -529,7 +529,7 @@ class OneNode:
 @functools.cache
 def flower_server() -> Server:
     folder = ServerFolder(str(scratch()), "f", resume=True)
-    return Server(federation(), OneNode(("", b"")), folder, lambda text: None)
+    return Server(federation(), OneNode(("", b"")), folder)
 
 
 def packet_of(data: bytes) -> tuple[Packet, bool]:
@@ -607,7 +607,7 @@ def downs() -> list[bytes]:
 
 def greeting(data: bytes) -> None:
     """A node's answer to the request for its client number."""
-    registry, transport = Registry("f", 3, lambda text: None), OneNode((text_of(data), b""))
+    registry, transport = Registry("f", 3, silent), OneNode((text_of(data), b""))
     registry.refresh(transport)
     assert set(registry.nodes) <= {0, 1, 2}
 

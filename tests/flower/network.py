@@ -18,7 +18,7 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import CopflError
 from copfl.flower import node, secure_node
-from copfl.flower.registry import known_client
+from copfl.flower.registry import Log, known_client
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
@@ -104,6 +104,16 @@ class DirectTransport:
         return [self.inbox.pop(message_id) for message_id in message_ids if message_id in self.inbox]
 
 
+def kept(lines: list[str]) -> Log:
+    """A log whose lines for people are appended to a list."""
+
+    def log(text: str, /, event: str = "", **fields: Any) -> None:
+        if text:
+            lines.append(text)
+
+    return log
+
+
 class Played(NamedTuple):
     """A run over `DirectTransport`."""
 
@@ -125,7 +135,7 @@ def play(
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
     folder = ServerFolder(str(runs), settings.config.run, resume=settings.config.resume)
     kind = server_class(settings.config.secure_aggregation)
-    server = kind(settings, transport, folder, log.append, pause=0, retry=0, **options)
+    server = kind(settings, transport, folder, kept(log), pause=0, retry=0, **options)
     return Played(list(server.rounds()), server_of(settings, runs), log, transport)
 
 

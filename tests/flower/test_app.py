@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from copfl.errors import RunError, UsageError, WireError
-from copfl.flower.app import init, read_app
+from copfl.flower.app import init
 from copfl.flower.local import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
+from copfl.flower.status import read_app
 from tests.commands import called
 
 

@@ -47,6 +47,14 @@ class Federation:
         process = self.local.start_run({"runs": str(self.runs), **config})
         return follow(self.local, process, self.folder, self.settings.config.rounds)
 
+    def in_second_round(self) -> Iterator[dict[str, Any]]:
+        """Starts everything; the rounds after the first, when every node trains in the second."""
+        self.start()
+        rounds = self.run()
+        next(rounds)
+        self.wait_for_training()
+        return rounds
+
     def kill(self, name: str) -> None:
         """Kills a process and its group."""
         self.local.send_signal(name, signal.SIGKILL)
@@ -147,10 +155,7 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_state(supernode: bool, t
 def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
     federation = Federation(tmp_path, **LONG)
     with federation.local:
-        federation.start()
-        rounds = federation.run()
-        next(rounds)
-        federation.wait_for_training()
+        rounds = federation.in_second_round()
         for pid in federation.with_word("flwr-serverapp"):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(RunError, match="the run ended after round"):
@@ -164,10 +169,7 @@ def test_the_server_app_killed_in_mid_round_is_resumed(tmp_path: Path) -> None:
 def test_the_superlink_killed_in_mid_round_is_started_again(tmp_path: Path) -> None:
     federation = Federation(tmp_path, **LONG)
     with federation.local as local:
-        federation.start()
-        rounds = federation.run()
-        next(rounds)
-        federation.wait_for_training()
+        federation.in_second_round()
         federation.kill("superlink")
         for pid in federation.with_word("flwr-serverapp"):  # its machine went down: the ServerApp with it
             os.kill(pid, signal.SIGKILL)
@@ -185,10 +187,7 @@ def test_killed_workers_are_started_again(supernode: bool, tmp_path: Path) -> No
     """All three while they train, in the same round: no client is left out, and nothing is left of them."""
     federation = Federation(tmp_path, supernode=supernode, **LONG)
     with federation.local as local:
-        federation.start()
-        rounds = federation.run()
-        next(rounds)
-        federation.wait_for_training()
+        rounds = federation.in_second_round()
         for pid in federation.with_word("copfl.flower.worker"):
             os.kill(pid, signal.SIGKILL)
         records = list(rounds)
@@ -201,10 +200,7 @@ def test_killed_workers_are_started_again(supernode: bool, tmp_path: Path) -> No
 def test_a_node_killed_and_started_at_once_answers_its_message(tmp_path: Path) -> None:
     federation = Federation(tmp_path, secure=True, **LONG)
     with federation.local as local:
-        federation.start()
-        rounds = federation.run()
-        next(rounds)
-        federation.wait_for_training()
+        rounds = federation.in_second_round()
         federation.kill("node-1")
         local.start_node("node-1", federation.nodes[1])
         records = list(rounds)

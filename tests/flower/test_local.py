@@ -17,8 +17,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError
 from copfl.files import Busy
-from copfl.flower.local import FLWR_HOME, LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
+from copfl.flower.local import LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
 from copfl.flower.processes import TAG, tagged
+from copfl.flower.status import LOCAL_HOME
 
 
 class Ended:
@@ -131,13 +132,13 @@ def test_the_processes_end_with_a_trial_that_was_killed(tmp_path: Path) -> None:
         trial.kill()
     wait_until_ended(tag)
     with LocalFederation(tmp_path) as again:  # the lock ended with the process
-        assert (tmp_path / FLWR_HOME / LAST_TAG).read_text() == again.tag
-    assert not (tmp_path / FLWR_HOME / "lock").exists()
+        assert (tmp_path / LOCAL_HOME / LAST_TAG).read_text() == again.tag
+    assert not (tmp_path / LOCAL_HOME / "lock").exists()
 
 
 def test_a_trial_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
-    (tmp_path / FLWR_HOME).mkdir(parents=True)
-    (tmp_path / FLWR_HOME / LAST_TAG).write_text("earlier")
+    (tmp_path / LOCAL_HOME).mkdir(parents=True)
+    (tmp_path / LOCAL_HOME / LAST_TAG).write_text("earlier")
     with subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {TAG: "earlier"}) as left:
         while not tagged("earlier"):
             time.sleep(0.01)

@@ -17,8 +17,9 @@ from copfl.data.schemes import SCHEMES
 from copfl.errors import UsageError
 from copfl.experiment import model_tables
 from copfl.flower import node
-from copfl.flower.app import init, read_app
+from copfl.flower.app import init
 from copfl.flower.settings import settings_of
+from copfl.flower.status import read_app
 from tests.flower.network import client_of, farthest, play, simulated, write_nodes
 from tests.models import tiny
 

@@ -19,7 +19,7 @@ from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.flower import node
-from copfl.flower.registry import Registry
+from copfl.flower.registry import Registry, silent
 from copfl.flower.server import Server
 from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.flower.state import ClientRecords, ServerFolder
@@ -31,6 +31,7 @@ from tests.flower.network import (
     client_of,
     digits,
     farthest,
+    kept,
     play,
     server_of,
     simulated,
@@ -437,7 +438,7 @@ def run_with_changes(
     settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
     transport = DirectTransport(settings, {})
     folder = ServerFolder(str(runs), settings.config.run, resume=False)
-    server = Server(settings, transport, folder, log.append, pause=0, retry=0)
+    server = Server(settings, transport, folder, kept(log), pause=0, retry=0)
     rounds, records = server.rounds(), []
     for round in range(settings.config.rounds):
         transport.online = {100 + client: nodes[client] for client in online(round)}
@@ -501,7 +502,7 @@ def test_a_node_that_returns_under_another_id_is_accepted_when_the_old_one_is_go
 ) -> None:
     """Flower lists a killed node as connected for a minute."""
     nodes, settings = small_nodes(federation, tmp_path / "n"), settings_of(CONFIG)
-    transport, registry = DirectTransport(settings, {1: nodes[0]}), Registry("test", 3, print)
+    transport, registry = DirectTransport(settings, {1: nodes[0]}), Registry("test", 3, silent)
     registry.refresh(transport)
     transport.online[2] = nodes[0]
     registry.refresh(transport)
@@ -590,7 +591,7 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     settings = settings_of(CONFIG | {"join": 3})
     transport = DirectTransport(settings, {1: nodes[3], 2: members[0]})
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
-    server = Server(settings, transport, folder, lambda text: None, pause=0)
+    server = Server(settings, transport, folder, pause=0)
     results = server.personalise_new_clients()
     new_client, member = sorted(results, key=lambda r: r["node"])
     assert new_client["accuracy_after"] > new_client["accuracy_before"]

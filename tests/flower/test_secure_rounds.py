@@ -150,7 +150,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
     log: list[str] = []
 
-    def stop(line: str) -> None:
+    def stop(line: str, /, event: str = "", **fields: Any) -> None:
         log.append(line)
         if "begins again" in line:
             raise KeyboardInterrupt

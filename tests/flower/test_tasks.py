@@ -13,8 +13,10 @@ from copfl.data.schemes import SCHEMES
 from copfl.engine.mapping import sequential
 from copfl.engine.simulate import begin, simulate
 from copfl.errors import UsageError
+from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
-from tests.flower.network import CONFIG, farthest, play, write_nodes
+from copfl.flower.state import ServerFolder
+from tests.flower.network import CONFIG, DirectTransport, farthest, play, write_nodes
 
 NUMBERS = {
     **CONFIG,
@@ -46,6 +48,15 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     for name in ("rmse", "mae_before", "rmse_global"):
         mean = float(np.mean(rounds[-1].clients[name]))
         assert played.records[-1]["mean"][name] == pytest.approx(mean, rel=1e-5)
+    assert any("  RMSE " in line for line in played.log)
+
+    new_client = write_nodes(federation, tmp_path / "new", named=False)[0]
+    joining = settings_of(NUMBERS | {"join": 3})
+    folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
+    server = Server(joining, DirectTransport(joining, {1: new_client}), folder, pause=0)
+    (result,) = server.personalise_new_clients()
+    assert result["metric"] == "rmse"
+    assert result["rmse_after"] < result["rmse_before"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +65,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
         ({"kind": "numbers"}, "kind"),
         ({"target-std": ""}, "target-mean and target-std"),
         ({"task.metrics": "auc"}, "not defined for regression"),
-        ({"join": 1}, "regression has none"),
+        ({"new-clients": 0.3}, "join"),
     ],
 )
 def test_bad_settings(change: dict[str, object], message: str) -> None:

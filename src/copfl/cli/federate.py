@@ -1,8 +1,9 @@
-"""`copfl federate`: create a federation of real machines, run it locally, resume it, and add a new client."""
+"""`copfl federate`: create, try and operate a federation of real machines."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,15 @@ Scheme = Annotated[
     str, option(DATA, "classes, dirichlet, iid or by_group; default: dirichlet.", "--partition")
 ]
 Run = Annotated[str | None, option(OUTPUT, "The run's name; default: the last one.")]
+
+
+Metrics = Annotated[
+    str | None,
+    option(OUTPUT, "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none.", "--metrics"),
+]
+LogFormat = Annotated[str | None, option(OUTPUT, "Lines of logs: text or json; default: text.")]
+LogLevel = Annotated[str | None, option(OUTPUT, "debug, info, warning or error; default: info.")]
+AsJson = Annotated[bool, option(OUTPUT, "Print JSON.", "--json")]
 
 
 @app.command(cls=options.Command)
@@ -98,8 +108,12 @@ def up(
     wire: Wire = None,
     rounds: Rounds = None,
     settings: Settings = None,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
+    _set_environment(metrics, log_format, log_level)
     config = _config(settings, wire=wire, rounds=rounds)
     _show(folder, _local().up(folder, nodes=nodes, data=data, scheme=scheme, secure=secure, config=config))
 
@@ -117,8 +131,12 @@ def resume(
         bool,
         option(FEDERATION, "Set the nodes back to the server's round, if it lost checkpoints.", "--rollback"),
     ] = False,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
+    _set_environment(metrics, log_format, log_level)
     config = _config(None, rounds=rounds) | ({"rollback": True} if rollback else {})
     _show(folder, _local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
 
@@ -132,10 +150,102 @@ def join(
     updates: Annotated[int, option(TRAINING, "Number of local updates, at least 1; default: 3.")] = 3,
     state: Annotated[str | None, option(OUTPUT, "Folder of its model; default: nodes/new-client.")] = None,
 ) -> None:
-    """Personalise the trained model for a new client, and print its accuracy before and after."""
+    """Personalise the trained model for a new client, and print its metric before and after."""
+    from copfl.core.metrics import MetricInfo
+
     result = _local().join(folder, data, state=state, run=run, updates=updates)
-    before, after = result["accuracy_before"], result["accuracy_after"]
-    print(f"accuracy {before:.4f} before, {after:.4f} after {updates} local updates")
+    name = result["metric"]
+    before, after = result[f"{name}_before"], result[f"{name}_after"]
+    print(f"{MetricInfo(name).title} {before:.4f} before, {after:.4f} after {updates} local updates")
+
+
+@app.command(cls=options.Command)
+def server(
+    folder: Folder,
+    *,
+    metrics: Metrics = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
+    _require_flower()
+    _set_environment(metrics, log_format, log_level)
+    from copfl.flower.deployed import serve
+
+    serve(folder)
+
+
+@app.command(cls=options.Command)
+def run(
+    folder: Folder,
+    *,
+    run: Annotated[
+        str | None, option(OUTPUT, "The run's name; default: a new one, or with --resume the last one.")
+    ] = None,
+    resume: Annotated[
+        bool, option(FEDERATION, "Continue a run from its last checkpoint.", "--resume")
+    ] = False,
+    rounds: Rounds = None,
+    settings: Settings = None,
+) -> None:
+    """Start a run on the federation whose server runs in the folder, and follow it to its end."""
+    _require_flower()
+    from copfl.errors import stoppable
+    from copfl.flower.deployed import start_run
+    from copfl.flower.status import as_text
+
+    with stoppable(f"the run continues on the server; see `copfl federate status {folder}`"):
+        print(as_text(start_run(folder, _config(settings, run=run, rounds=rounds), resume=resume)))
+
+
+@app.command(cls=options.Command)
+def status(
+    folder: Annotated[Path, typer.Argument(help="The app's folder, or the state-dir of a node.")],
+    *,
+    run: Run = None,
+    check: Annotated[bool, option(OUTPUT, "Exit code 1 if there is a problem.", "--check")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print nodes, rounds, who is late and the last error; the audit log is verified."""
+    import json
+
+    from copfl.flower import status as state
+
+    found = state.status(folder, run)
+    print(json.dumps(found, indent=1) if as_json else state.as_text(found))
+    if check and found["problems"]:
+        raise typer.Exit(1)
+
+
+@app.command(cls=options.Command)
+def upgrade(folder: Folder) -> None:
+    """Rewrite the settings of an app of an older version under today's names."""
+    from copfl.flower.app import upgrade as upgraded
+
+    old = upgraded(folder)
+    print(f"{folder}: settings rewritten; the old ones are in {old}" if old else f"{folder} is up to date")
+
+
+@app.command(cls=options.Command)
+def backup(
+    folder: Annotated[Path, typer.Argument(help="The app's folder, or the state-dir of a node.")],
+    file: Annotated[Path, typer.Argument(help="The archive to write.")],
+) -> None:
+    """Write a server's or a node's files into one archive, which contains its private keys."""
+    from copfl.flower.backup import write_backup
+
+    print(write_backup(folder, file))
+
+
+@app.command(cls=options.Command)
+def restore(
+    file: Annotated[Path, typer.Argument(help="An archive of `copfl federate backup`.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+) -> None:
+    """Restore a server's or a node's files into a new folder."""
+    from copfl.flower.backup import restore_backup
+
+    print(restore_backup(file, folder))
 
 
 @app.command(cls=options.Command)
@@ -162,9 +272,12 @@ def node(
     allow_app_code: Annotated[
         bool, option(TRAINING, "Execute modules that the server's app contains.", "--allow-app-code")
     ] = False,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Connect this machine to a federation as a node, until the command is ended."""
     _require_flower()
+    _set_environment(None, log_format, log_level)
     from copfl.flower.supernode import Address, serve
 
     state = None if state_dir is None else str(state_dir.expanduser().absolute())
@@ -175,6 +288,13 @@ def node(
 def _require_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError('Flower is not installed: pip install "copfl[flower]"')
+
+
+def _set_environment(metrics: str | None, log_format: str | None, log_level: str | None) -> None:
+    """Passes the options to every process of the federation, before Flower reads them."""
+    from copfl.flower.events import environment
+
+    os.environ.update(environment(metrics, log_format, log_level))
 
 
 def _local() -> Any:

@@ -166,6 +166,7 @@ SYNONYMS = {  # of other tools, with what they are here
     "--local-epochs": "--epochs",
     "--method": "--algorithm",
     "--momentum": "--optimizer sgd --set sgd.momentum=0.9",
+    "--new-clients": "copfl federate join, after the training",
     "--num-clients": "--clients",
     "--num-rounds": "--rounds",
     "--output": "--out",

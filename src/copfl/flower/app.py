@@ -12,10 +12,14 @@ from typing import Any
 from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError
 from copfl.experiment.config import Tables, as_toml, without
+from copfl.files import write_bytes
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
-from copfl.flower.settings import DEFAULTS, TABLES, settings_of
+from copfl.flower.deployed import write_connection
+from copfl.flower.settings import DEFAULTS, TABLES, flat_keys, settings_of
+from copfl.flower.status import read_app
 
 TEMPLATE = Path(__file__).parent / "template"
+COMPONENTS = {"serverapp": "copfl.flower.server_app:app", "clientapp": "copfl.flower.client_app:app"}
 
 
 def init(
@@ -66,25 +70,25 @@ def init(
     return folder
 
 
-def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = ".flwr") -> None:
-    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
-    (folder / home).mkdir(parents=True, exist_ok=True)
-    certificate = str((folder / "keys" / "ca.pem").resolve())
-    security = {"root-certificates": certificate} if secure else {"insecure": True}
-    connection = {"address": f"{host}:{port}", **security}
-    content = as_toml({"superlink": {"default": "copfl", "copfl": connection}})
-    (folder / home / "config.toml").write_text(content)
+def upgrade(folder: Path) -> Path | None:
+    """Rewrites the run config of an older app with all of today's keys; the old file's path, if it changed.
 
-
-def read_app(folder: Path) -> dict[str, Any]:
-    """The data, host, port and security of the app in the folder, and its run config."""
-    try:
-        tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
-        return {**tool["copfl"], "config": tool["flwr"]["app"]["config"]}
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise RunError(
-            f"{folder} holds no app of copfl ({error}); create one with `copfl federate init {folder}`"
-        ) from error
+    Flower overrides only keys that pyproject.toml has. Runs and nodes' states are read as they are.
+    """
+    app, path = read_app(folder), folder / "pyproject.toml"
+    settings, flat = settings_of(app["config"]), flat_keys(app["config"])
+    content = tomllib.loads(path.read_text())
+    flower = content["tool"]["flwr"]["app"]
+    flower["config"] = _nested({**DEFAULTS, **flat}, settings.tables)
+    flower["components"] = dict(COMPONENTS)
+    if content == tomllib.loads(path.read_text()):
+        return None
+    old = path.with_name(f"{path.name}.old")
+    if old.exists():
+        raise RunError(f"{old} exists, and is not overwritten; move it away first")
+    shutil.copy(path, old)
+    write_bytes(path, as_toml(content).encode())
+    return old
 
 
 def _sample_keys(data: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def join(message: Message, context: Context) -> Message:
-    """A new client's accuracy before and after its local updates."""
+    """A new client's primary metric before and after its local updates."""
     return _reply(message, lambda content: _call("personalise", context, content))
 
 

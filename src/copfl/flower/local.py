@@ -23,19 +23,15 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.data.schemes import SCHEMES
 from copfl.errors import RunError, UsageError, one_of
 from copfl.files import Busy, locked
-from copfl.flower.app import read_app, write_connection
 from copfl.flower.certificates import make_certificates, make_node_key
+from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
+from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
+from copfl.flower.status import LOCAL_HOME, read_app
 
 HOST = "127.0.0.1"
-FLWR_HOME = ".flwr/local"  # not the app's own .flwr: its connection stays as it is
-ENVIRONMENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-TLS = (
-    "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
-    "--enable-supernode-auth"
-)
-LAST_TAG = "tag"  # in FLWR_HOME: the tag of the last federation in this folder
+LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
@@ -50,13 +46,9 @@ class LocalFederation:
         self.port = _free_port()
         self._stack = contextlib.ExitStack()
         environment = {
-            **os.environ,
-            **ENVIRONMENT,
-            # Flower starts its programs by name.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            **flower_environment(self.folder / LOCAL_HOME),
             # A new client's custom data may be a module of the current folder.
             "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))),
-            "FLWR_HOME": str(self.folder / FLWR_HOME),
             TAG: self.tag,
         }
         self.options: dict[str, Any] = {
@@ -71,7 +63,7 @@ class LocalFederation:
 
     def __enter__(self) -> Self:
         """Takes the folder, and ends what an earlier federation in it left: its process may have been killed."""
-        home = self.folder / FLWR_HOME
+        home = self.folder / LOCAL_HOME
         home.mkdir(parents=True, exist_ok=True)
         try:
             self._stack.enter_context(locked(home / "lock"))
@@ -129,10 +121,9 @@ class LocalFederation:
 
     def start_superlink(self) -> None:
         """Starts the SuperLink; started again, it continues with the same database."""
-        write_connection(self.folder, HOST, self.port, self.secure, FLWR_HOME)
-        command = f"flower-superlink --host {HOST} --port {self.port} --database {FLWR_HOME}/{self.port}.db"
-        options = f"{TLS if self.secure else '--insecure'} --disable-runtime-dependency-installation"
-        process = self.start("superlink", f"{command} {options}".split())
+        write_connection(self.folder, HOST, self.port, self.secure, LOCAL_HOME)
+        options = superlink_options(HOST, self.port, f"{LOCAL_HOME}/{self.port}.db", secure=self.secure)
+        process = self.start("superlink", ["flower-superlink", *options])
         deadline = time.monotonic() + 90
         while process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
@@ -154,7 +145,7 @@ class LocalFederation:
             command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
             keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
             options = f"{command} {keys if self.secure else '--insecure'}".split()
-            self.start(name, [*options, "--node-config", _as_text(node_config)])
+            self.start(name, [*options, "--node-config", as_text(node_config)])
             return
         command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port} --allow-app-code"
         keys = f"--root-certificates keys/ca.pem --key keys/{name}" if self.secure else ""
@@ -163,7 +154,7 @@ class LocalFederation:
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""
-        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", _as_text(config)])
+        return self.start("run", ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(config)])
 
     def runs(self) -> list[dict[str, Any]]:
         """The runs as Flower lists them."""
@@ -186,11 +177,6 @@ def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return int(listener.getsockname()[1])
-
-
-def _as_text(config: Mapping[str, Any]) -> str:
-    """The keys and values as Flower's command line reads them."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int) -> list[dict[str, Any]]:
@@ -229,11 +215,12 @@ def up(
     folder = Path(folder)
     app, given = read_app(folder), dict(config or {})
     settings = {**app["config"], **given}
-    run = run or time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)  # a name that no other run has
+    run = run or new_name()
     clients, runs = nodes or int(settings["clients"]), str(folder.resolve() / "runs")
     server_folder = ServerFolder(runs, run, resume=resume)
     overrides = {**given, "run": run, "runs": runs, "clients": clients, "resume": resume}
     overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
+    settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
     node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
     with LocalFederation(folder, secure=app["secure"] if secure is None else secure) as federation:
         federation.start_superlink()
@@ -287,7 +274,7 @@ def last_run(folder: Path) -> str:
 def join(
     folder: Path | str, data: str, *, state: str | None = None, run: str | None = None, updates: int = 3
 ) -> dict[str, Any]:
-    """A new client's accuracy on this data before and after its local updates of a finished run's model."""
+    """A new client's primary metric before and after its local updates of a finished run's model."""
     if updates < 1:
         raise UsageError(f"updates={updates} must be at least 1")
     folder = Path(folder)

@@ -17,7 +17,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, received
 from copfl.core.batches import plan
-from copfl.core.evaluation import evaluate, measured
+from copfl.core.evaluation import evaluate, measured, primary_metric
 from copfl.core.task import Data, Plan
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
@@ -213,7 +213,7 @@ def _start(settings: Settings, records: ClientRecords, head: Head, counted: int)
 def personalise(
     settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData = node_data
 ) -> Packet:
-    """A new client's accuracy before and after local updates of the global model. No weights are sent."""
+    """A new client's primary metric before and after its local updates. It sends no weights."""
     if (client := known_client(node_config, "")) >= 0:
         raise WireError(f"this node is client {client}; only a new client, without a number, can join")
     (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
@@ -225,11 +225,12 @@ def personalise(
             batches = _plan(settings, head._replace(round=head.round + n), data)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
-        before, after = (float(task.evaluate(w, data.test)[1]) for w in (initial, trained))
+        before, after = (wire.plain(primary_metric(task, w, data.test)) for w in (initial, trained))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):
         packet = wire.encode({"w": trained}, head._replace(kind="model"))
         write_packet(records.folder / "personal.copfl", packet)
-    metrics = {"accuracy_before": before, "accuracy_after": after, "samples": int(data.train.size)}
+    name = task.metrics[0].name
+    metrics = {f"{name}_before": before, f"{name}_after": after, "samples": int(data.train.size)}
     return wire.encode((), head._replace(kind=Field.NEW_CLIENT), about=metrics)

@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets the kernel kill this process when its parent ends; on Linux only. Possible between fork and exec."""
+    """Lets the kernel kill this process when its parent ends, on Linux; possible between fork and exec."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended already

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from copfl.errors import UsageError, WireError
 from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable
 
-Log = Callable[[str], None]
 PATIENCE = 600.0  # seconds that a node has for its answer
+
+
+class Event:
+    """Names of events in the audit log."""
+
+    STARTED = "started"  # or resumed: the run, with its next round
+    JOINED = "joined"  # a node, as a client
+    LEFT = "left"
+    REFUSED = "refused"  # a node that is no client
+    ROUND_STARTED = "round_started"
+    WAITING = "waiting"  # a round that lacks clients
+    ACCEPTED = "accepted"  # a client's upload
+    REJECTED = "rejected"
+    NO_RESULT = "no_result"  # of a secure sum
+    ROUND_ENDED = "round_ended"
+    NEW_CLIENT = "new_client"
+    ENDED = "ended"
+    FAILED = "failed"
+    RECOVERED = "recovered"  # the line before was cut off by a kill
+
+
+class Log(Protocol):
+    """Takes a line for people, and an event with its fields for the audit log; each may be empty."""
+
+    def __call__(self, text: str, /, event: str = "", **fields: Any) -> None: ...
+
+
+def silent(text: str, /, event: str = "", **fields: Any) -> None:
+    """A log that nobody reads."""
 
 
 def known_client(node_config: Mapping[str, Any], run: str) -> int:
@@ -61,7 +89,9 @@ class Registry:
         for client, node in list(self.nodes.items()):
             if node not in online:
                 del self.nodes[client]
-                self.log(f"client {client} disconnected (node {node})")
+                self.log(
+                    f"client {client} disconnected (node {node})", Event.LEFT, client=client, node=str(node)
+                )
                 for other in self.claims.pop(client, ()):  # it may be this client, started again
                     self.rejected.pop(other, None)
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in online}
@@ -102,8 +132,9 @@ class Registry:
 
     def _accept(self, client: int, node: int) -> None:
         self.nodes[client] = node
-        self.log(f"client {client} connected (node {node})")
+        self.log(f"client {client} connected (node {node})", Event.JOINED, client=client, node=str(node))
 
     def _reject(self, node: int, reason: str) -> None:
         self.rejected[node] = printable(reason)
-        self.log(f"node {node} is rejected: {self.rejected[node]}")
+        reason = self.rejected[node]
+        self.log(f"node {node} is rejected: {reason}", Event.REFUSED, node=str(node), reason=reason)

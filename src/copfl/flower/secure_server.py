@@ -17,9 +17,9 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.batches import choose
 from copfl.errors import CopflError, WireError
 from copfl.flower import secure_total
+from copfl.flower.registry import Event
 from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
 from copfl.flower.server import Round, Server
 from copfl.flower.state import write_json
@@ -42,21 +42,19 @@ class SecureServer(Server):
         )
         self.size = secure_total.size_of(self.like)
 
-    def _run_round(self) -> Round:
-        chosen = [
-            int(n) for n in choose(self.config.seed, self.round, self.config.clients, self.config.selected)
-        ]
+    def _run_round(self, selected: list[int]) -> Round:
         if self._was_revealing():
-            now = Round(self.round, failures=dict.fromkeys(chosen, "the server ended while it added up"))
+            now = Round(self.round, failures=dict.fromkeys(selected, "the server ended while it added up"))
             return self._without_result(now, "the server ended while it added up")
         now = Round(self.round)
         while True:
-            connected = self._connected(chosen)
-            now.failures = {n: "not connected" for n in chosen if n not in connected}
+            connected = self._connected(selected)
+            now.failures = {n: "not connected" for n in selected if n not in connected}
             try:
                 return self._summed(now, connected)
             except WireError as error:
-                self.log(f"round {now.number + 1} begins again with fresh keys: {error}")
+                text = f"round {now.number + 1} begins again with fresh keys: {error}"
+                self.log(text, Event.WAITING, round=now.number + 1)
                 time.sleep(self.retry)
 
     def _summed(self, now: Round, clients: list[int]) -> Round:
@@ -91,6 +89,9 @@ class SecureServer(Server):
 
         texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
         now.reports = ask(MASKED, lambda n: {Field.SHARES: texts[n]}, add)
+        for client in now.reports:
+            size = now.bytes_up[client]
+            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=size)
         # From here the round is not repeated, not even by a server that is started again.
         write_json(self.folder.path / MARK, {"round": now.number})
         try:
@@ -108,7 +109,8 @@ class SecureServer(Server):
         return now
 
     def _without_result(self, now: Round, why: str) -> Round:
-        self.log(f"round {now.number + 1} has no result: {why}")
+        text = f"round {now.number + 1} has no result: {why}"
+        self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
         now.reports, now.total = {}, None
         now.further = {"secure_aggregation": {"failed": why}}
         return now
@@ -129,7 +131,8 @@ class SecureServer(Server):
             if not (is_reported or self.registry.pending):
                 missing = ", ".join(str(n) for n in chosen if n not in found)
                 count = f"{len(found)} of the {self.needed} clients it needs"
-                self.log(f"round {self.round + 1} waits: {count}; not connected: {missing}")
+                text = f"round {self.round + 1} waits: {count}; not connected: {missing}"
+                self.log(text, Event.WAITING, round=self.round + 1)
                 is_reported = True
             time.sleep(min(self.pause, 0.2))
 
@@ -158,8 +161,7 @@ class SecureServer(Server):
                     answers[client] = read(client, packet)
                     now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
                 except CopflError as error:
-                    now.failures[client] = printable(error)
-                    self.log(f"round {now.number + 1}: client {client} is left out: {now.failures[client]}")
+                    self._reject(now, client, error)
             if time.monotonic() >= started + self.config.deadline:
                 for client, _ in now.pending.values():
                     now.failures[client] = f"no reply within {self.config.deadline:g} s in phase {phase!r}"

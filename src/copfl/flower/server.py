@@ -22,9 +22,9 @@ from copfl.core.algorithm import blank_samples, example_upload, received
 from copfl.core.batches import choose
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.private_node import epsilons
-from copfl.flower.registry import PATIENCE, Log, Registry
+from copfl.flower.registry import PATIENCE, Event, Log, Registry, silent
 from copfl.flower.settings import Settings
-from copfl.flower.state import ServerFolder
+from copfl.flower.state import ServerFolder, as_text
 from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printable
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
@@ -57,7 +57,7 @@ class Server:
     settings: Settings
     transport: Transport
     folder: ServerFolder
-    log: Log = print
+    log: Log = silent
     pause: float = 1.0  # at most so many seconds between two polls of the transport
     retry: float = 30.0  # seconds until a client that failed is asked again
 
@@ -84,9 +84,15 @@ class Server:
     def rounds(self) -> Iterator[dict[str, Any]]:
         """The record of each round when it ends, after its checkpoint is on disk."""
         torch.set_num_threads(1)
+        names = {"algorithm": self.config.algorithm, "clients": self.config.clients}
+        secure = self.config.secure_aggregation
+        self.log("", Event.STARTED, round=self.round + 1, rounds=self.config.rounds, **names, secure=secure)
         while self.round < self.config.rounds:
             started = time.time()
-            now = self._run_round()
+            chosen = choose(self.config.seed, self.round, self.config.clients, self.config.selected)
+            selected = [int(client) for client in chosen]
+            self.log("", Event.ROUND_STARTED, round=self.round + 1, clients=selected)
+            now = self._run_round(selected)
             metrics: dict[str, torch.Tensor] = {}
             if now.total is not None:
                 with torch.no_grad():
@@ -96,9 +102,20 @@ class Server:
                 metrics |= self._epsilons(self.algorithm, len(now.reports))
             self.counted |= dict.fromkeys(now.reports, now.number)
             self.round += 1
-            record = _record(now, metrics, time.time() - started)
+            record = _record(now, metrics, time.time() - started) | {"metric": self.task.metrics[0].name}
             counted = {str(client): n for client, n in self.counted.items()}
             about = {Field.COUNTED: counted, "record": record}
+            self.log(
+                f"{as_text(record)}  of {self.config.rounds} rounds",
+                Event.ROUND_ENDED,  # before the record: each recorded round has one
+                round=record["round"],
+                accepted=record["clients"],
+                left_out=record["why"],
+                seconds=record["seconds"],
+                bytes=record["bytes"],
+                metric=record["metric"],
+                value=record["mean"].get(record["metric"]),
+            )
             self.folder.save(wire.encode(self.state, self._head("server", self.round), about=about), record)
             yield record
 
@@ -111,11 +128,9 @@ class Server:
     def _head(self, kind: str, round: int, client: int = -1) -> Head:
         return Head(kind, self.folder.run, self.settings.layout, round, client)
 
-    def _run_round(self) -> Round:
-        """One round, when it has the uploads that it needs."""
+    def _run_round(self, selected: list[int]) -> Round:
+        """One round of these clients, when it has the uploads that it needs."""
         now, is_reported = Round(self.round), False
-        chosen = choose(self.config.seed, self.round, self.config.clients, self.config.selected)
-        selected = [int(client) for client in chosen]
         started = time.monotonic()
         deadline = started + self.config.deadline
         while True:
@@ -138,7 +153,9 @@ class Server:
                 missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
                 absent = f"; not connected: {', '.join(missing)}" if missing else ""
                 count = f"{len(now.reports)} of the {self.config.minimum} replies it needs"
-                self.log(f"round {now.number + 1} waits: {count}{absent}")
+                self.log(
+                    f"round {now.number + 1} waits: {count}{absent}", Event.WAITING, round=now.number + 1
+                )
                 is_reported = True
             # A reply is late by a tenth of the round at most; a long round needs few polls.
             time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
@@ -178,10 +195,16 @@ class Server:
         try:
             self._add(now, client, Packet(*reply.checked()))
             now.failures.pop(client, None)
+            size = now.bytes_up[client]
+            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=size)
         except CopflError as error:
-            now.failures[client] = printable(error)
-            self.log(f"round {now.number + 1}: client {client} is left out: {now.failures[client]}")
+            self._reject(now, client, error)
             now.retry_at[client] = time.monotonic() + self.retry
+
+    def _reject(self, now: Round, client: int, error: CopflError) -> None:
+        reason = now.failures[client] = printable(error)
+        text = f"round {now.number + 1}: client {client} is left out: {reason}"
+        self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
 
     def _add(self, now: Round, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
@@ -202,7 +225,7 @@ class Server:
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
-        """The accuracy of every new client before and after its local updates of the trained model."""
+        """The primary metric of every new client before and after its local updates of the trained model."""
         clients = self.config.clients
         rows = self.algorithm.downlink(self.state, torch.arange(clients))
         if any(not torch.equal(t, t[:1].expand_as(t)) for t in tree.leaves(rows)):
@@ -221,7 +244,8 @@ class Server:
             for reply in self.transport.replies(list(pending)):
                 node = pending.pop(reply.message_id)
                 results[node] = {"node": node, **self._gain(reply, head._replace(kind=Field.NEW_CLIENT))}
-                self.log(f"new client: {results[node]}")
+                text = f"new client: {results[node]}"
+                self.log(text, Event.NEW_CLIENT, **results[node] | {"node": str(node)})
             time.sleep(self.pause)
         return list(results.values())
 
@@ -229,9 +253,10 @@ class Server:
         """The metrics that a new client reports, or why there are none."""
         try:
             metrics = numbers(wire.decode(Packet(*reply.checked()), (), head).about)
-            if None in (metrics.get("accuracy_before"), metrics.get("accuracy_after")):
-                raise WireError("it does not report its accuracy before and after")
-            return metrics
+            name = self.task.metrics[0].name
+            if None in (metrics.get(f"{name}_before"), metrics.get(f"{name}_after")):
+                raise WireError(f"it does not report its {self.task.metrics[0].title} before and after")
+            return {"metric": name, **metrics}
         except CopflError as error:
             return {"why": printable(error)}
 

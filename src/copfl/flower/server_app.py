@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-from functools import partial
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
+from copfl.flower.events import configure_logging, logger, operations
 from copfl.flower.processes import end_with_parent
-from copfl.flower.registry import Log
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
-from copfl.flower.state import NEW_CLIENTS, ServerFolder, as_text, started_before, write_json
+from copfl.flower.state import NEW_CLIENTS, ServerFolder, started_before, write_json
 from copfl.flower.transport import FlowerTransport
 
 app = ServerApp()
-logger = logging.getLogger("flwr")
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Runs the rounds, or personalises the model of a finished run for new clients."""
+    configure_logging()
     end_with_parent(os.getppid())  # Flower's own end may take minutes if the SuperLink was killed
     try:
-        _main(grid, context, partial(logger.info, "copfl: %s"))
+        _main(grid, context)
     except CopflError as error:
         logger.error("copfl: %s", error)
         raise
 
 
-def _main(grid: Grid, context: Context, log: Log) -> None:
+def _main(grid: Grid, context: Context) -> None:
     settings = settings_of(context.run_config)
     config = settings.config
     run = config.run or f"run-{context.run_id}"
     resume = config.resume or started_before(config.runs, run, context.run_id)
     settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
     folder = ServerFolder(config.runs, run, resume=resume or config.join > 0)
-    log(f"run {run} in {folder.path.resolve()}")
-    with folder.claimed():
+    with folder.claimed(), operations(folder.path, run) as log:
+        log(f"run {run} in {folder.path.resolve()}")
         server = server_class(config.secure_aggregation)(settings, FlowerTransport(grid), folder, log)
         if config.join:
             return write_json(folder.path / NEW_CLIENTS, server.personalise_new_clients())
         about = {**context.run_config, "run": run, "flower-run": context.run_id}
         write_json(folder.path / "config.json", about)
-        for record in server.rounds():
-            log(f"{as_text(record)}  of {config.rounds} rounds")
+        for _ in server.rounds():
+            pass

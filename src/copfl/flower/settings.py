@@ -15,7 +15,7 @@ from copfl import wire
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_upload
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
-from copfl.data.samples import CLASSIFICATION, KINDS, REGRESSION, Shape
+from copfl.data.samples import CLASSIFICATION, KINDS, Shape
 from copfl.errors import DataError, UsageError, above, at_least, one_of
 from copfl.experiment import components, migration, model_tables, task_tables
 from copfl.experiment.config import Tables, checked
@@ -76,8 +76,6 @@ class RunConfig:
             raise UsageError(f"min-replies={self.min_replies}, but a round selects {self.selected} clients")
         at_least(0, join=self.join)
         one_of(KINDS, kind=self.kind)
-        if self.join and self.kind == REGRESSION:
-            raise UsageError("a new client reports its accuracy, and a regression has none; leave out join")
         above(0, deadline=self.deadline)
         one_of(wire.WIRES, wire=self.wire)
         at_least(0, privacy=self.privacy)
@@ -206,8 +204,18 @@ def _private(settings: Settings) -> Settings:
     return dataclasses.replace(settings, algorithm=private)
 
 
+def flat_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a run config without a dot, under today's names."""
+    return {key.replace("_", "-"): value for key, value in _tables(run_config)[0].items()}
+
+
 def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
     """The keys without a dot, and the others as tables of run.toml, all under today's names."""
+    if new := {"new-clients", "new_clients", "run.new_clients"} & run_config.keys():
+        raise UsageError(
+            f"{min(new)} is for the simulation, which keeps a fraction of its clients out of the training; "
+            "here a new client joins after it: `copfl federate join FOLDER --data FILE`, or join=3 in a run"
+        )
     flat: dict[str, Any] = {}
     tables: Tables = {title: {} for title in TABLES.values()}
     for key, value in run_config.items():

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from copfl import wire
+from copfl.core.metrics import MetricInfo
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError
 from copfl.experiment import records
@@ -33,9 +34,10 @@ def started_before(runs: str, run: str, flower_run: int) -> bool:
 
 def as_text(record: dict[str, Any]) -> str:
     """The record of a round in a line."""
-    accuracy, sent = record["mean"].get("accuracy"), record["bytes"]
+    metric, sent = MetricInfo(record.get("metric", "accuracy")), record["bytes"]
+    value = record["mean"].get(metric.name)
     parts = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
-    parts += [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
+    parts += [f"{metric.title} {value:.4f}"] if value is not None else []
     parts += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
     parts += [f"client {client}: {reason}" for client, reason in record["why"].items()]
     return "  ".join(parts)

@@ -9,6 +9,8 @@ it had. Without torch.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import logging
 import os
 import time
@@ -20,13 +22,27 @@ from typing import Any, NamedTuple, NoReturn
 from copfl.errors import CopflError, UsageError
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
+from copfl.flower.events import configure_logging
 from copfl.flower.registry import greeting, state_dir
-from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, as_record, content_of, printable, refusal
+from copfl.flower.status import CONTACT, LAST_ERROR
+from copfl.flower.transport import (
+    HELLO,
+    JOIN,
+    TRAIN,
+    Content,
+    Field,
+    as_record,
+    content_of,
+    parsed,
+    printable,
+    refusal,
+)
 from copfl.flower.worker import Request
 
 KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
 FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
+logger = logging.getLogger("flwr")
 PATIENCE = 30.0  # seconds that the server may take between the parts of a message
 FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
 
@@ -63,6 +79,7 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
     """Answers the server's messages until the process is ended."""
     from flwr.supernode.fleet_http_connection import http_request_response
 
+    configure_logging()
     folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):
@@ -71,6 +88,7 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
         with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
             connection = Connection(*functions)
             write_bytes(folder / NODE_ID, str(connection.node_id).encode())
+            logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
             Node(connection, node_config, folder, allow_app_code).serve()
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
 
@@ -78,7 +96,7 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
 def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
     """Prepares the server for this node: Flower lists a node that was killed as connected for a minute."""
     import httpx
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest, RegisterNodeFleetRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, RegisterNodeFleetRequest
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -88,27 +106,45 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(*keys),
     ]
-    register = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
+    public = public_key_to_bytes(keys[1])
     with FleetHttpClient.from_server_address(
         address.superlink, certificates is None, certificates, interceptors=interceptors
     ) as client:
+
+        def leave(node: int) -> None:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+        def activate() -> None:
+            request = ActivateNodeRequest(public_key=public, heartbeat_interval=PATIENCE)
+            leave(client.ActivateNode(request).node_id)
+
         requests: list[Callable[[], object]] = []
         if address.key is None:
-            requests.append(lambda: client.RegisterNode(register))
+            requests.append(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
         with contextlib.suppress(OSError, ValueError):
-            earlier = DeactivateNodeRequest(node_id=int(node_id.read_text()))
-            requests.append(lambda: client.DeactivateNode(earlier))
+            earlier = int(node_id.read_text())
+            requests.append(lambda: leave(earlier))
+        if address.key is not None:
+            requests.append(activate)  # Flower's connection ends the process if the key is not registered yet
         while requests:
             try:
                 requests[0]()
             except httpx.TransportError as error:
                 if "certificate" in str(error).lower():
                     return  # the connection will report it
-                logging.getLogger("flwr").warning("copfl: %s is not there yet: %s", address.superlink, error)
+                logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
                 time.sleep(2)
                 continue
-            except httpx.HTTPStatusError:  # it is registered, not connected, or unknown to this server
-                pass
+            except (
+                httpx.HTTPStatusError
+            ) as error:  # it is registered, not connected, or unknown to this server
+                if requests[0] is activate:
+                    answer = printable(error.response.text)
+                    logger.warning(
+                        "copfl: waiting until %s.pub is registered at the server: %s", address.key, answer
+                    )
+                    time.sleep(5)
+                    continue
             requests.pop(0)
 
 
@@ -120,6 +156,7 @@ class Node:
     ) -> None:
         self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
+        self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
         self.run, self.app = 0, App({}, ())  # of the last message
 
     def serve(self) -> NoReturn:
@@ -133,6 +170,7 @@ class Node:
         while True:
             try:
                 is_message = self._receive()
+                self.contact.touch()
             except RunNotRunningException:  # its answer is not wanted any more
                 is_message = False
             except (
@@ -140,7 +178,7 @@ class Node:
                 ObjectPushError,
                 httpx.HTTPStatusError,
             ) as error:  # the server was killed
-                logging.getLogger("flwr").warning("copfl: a message is dropped: %s", printable(error))
+                logger.warning("copfl: a message is dropped: %s", printable(error))
                 is_message = False
             now = time.monotonic()
             last = now if is_message else last
@@ -187,7 +225,7 @@ class Node:
                 ):
                     self._handle(message)
         except (Exception, RunNotRunningException) as error:  # of another version, damaged, or not wanted
-            logging.getLogger("flwr").warning("copfl: an earlier message is dropped: %s", printable(error))
+            logger.warning("copfl: an earlier message is dropped: %s", printable(error))
         self._forget()
 
     def _forget(self) -> None:
@@ -199,8 +237,21 @@ class Node:
         run, started = message.metadata.run_id, time.monotonic()
         if run != self.run:
             self.app, self.run = self._app(run), run
-        self._send(message, self._answer(message), started)
+        answer = self._answer(message)
+        self._send(message, answer, started)
         self._forget()
+        self._report(message.metadata.message_type, answer, time.monotonic() - started)
+
+    def _report(self, kind: str, answer: Content, seconds: float) -> None:
+        """A log line for an answer; a refusal is the node's last error."""
+        if Field.REFUSED in (fields := parsed(answer[0])):
+            at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            error = {"at": at, "reason": printable(fields[Field.REFUSED])}
+            write_bytes(self.last_error, json.dumps(error).encode(), durable=False, private=True)
+            return
+        about = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
+        text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
+        logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
 
     def _app(self, run: int) -> App:
         """The app of a run, as Flower sends it."""

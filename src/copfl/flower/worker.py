@@ -210,6 +210,9 @@ class Worker:
 
 
 def main() -> NoReturn:
+    from copfl.flower.events import configure_logging
+
+    configure_logging()
     folder, listener, node = sys.argv[1:]
     worker = Worker(Path(folder), socket.socket(fileno=int(listener)))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,0 +1,142 @@
+"""The server of a federation of several machines, and runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from copfl.errors import RunError, UsageError
+from copfl.experiment.config import as_toml
+from copfl.flower.certificates import LOOPBACK
+from copfl.flower.events import configure_logging, logger
+from copfl.flower.status import read_app, status
+from copfl.flower.transport import printable
+
+HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
+DATABASE = "superlink.db"
+SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+TLS = (
+    "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
+    "--enable-supernode-auth"
+)
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's programs, which Flower starts by name."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, **SETTINGS, "PATH": path, "FLWR_HOME": str(home)}
+
+
+def superlink_options(host: str, port: int, database: str, *, secure: bool) -> list[str]:
+    """The options of `flower-superlink` in the app's folder."""
+    options = f"--host {host} --port {port} --database {database} --disable-runtime-dependency-installation"
+    return f"{options} {TLS if secure else '--insecure'}".split()
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """The keys and values as Flower's command line reads them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = HOME) -> None:
+    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
+    (folder / home).mkdir(parents=True, exist_ok=True)
+    certificate = str((folder / "keys" / "ca.pem").resolve())
+    security = {"root-certificates": certificate} if secure else {"insecure": True}
+    connection = {"address": f"{host}:{port}", **security}
+    content = as_toml({"superlink": {"default": "copfl", "copfl": connection}})
+    (folder / home / "config.toml").write_text(content)
+
+
+def new_name() -> str:
+    """A name that no other run has."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+def serve(folder: Path) -> NoReturn:
+    """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys."""
+    app, folder = read_app(folder), folder.resolve()
+    host, port, secure = str(app["host"]), int(app["port"]), bool(app["secure"])
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    except OSError as error:
+        raise UsageError(f"port {port} cannot be used: {error.strerror}; is a server running?") from error
+    write_connection(folder, host, port, secure)  # the folder may have been moved, or restored
+    os.environ.update(flower_environment(folder / HOME))
+    os.chdir(folder)
+    from flwr.supercore.http_logging import UTCFormatter
+    from flwr.superlink.cli import flower_superlink
+
+    configure_logging(UTCFormatter)
+    if secure:
+        threading.Thread(target=_register_keys, args=[folder, port], daemon=True).start()
+    bind = host if host in LOOPBACK else "0.0.0.0"
+    sys.argv = ["flower-superlink", *superlink_options(bind, port, DATABASE, secure=secure)]
+    flower_superlink()
+    raise SystemExit(0)
+
+
+def _register_keys(folder: Path, port: int) -> None:
+    """Registers the public keys in the folder; those that are registered already stay so."""
+    import httpx
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import init_http_client_from_connection
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+        except OSError:
+            time.sleep(0.3)
+    with contextlib.closing(init_http_client_from_connection(read_superlink_connection("copfl"))) as client:
+        for key in sorted((folder / "keys").glob("*.pub")):
+            try:
+                public = load_ssh_public_key(key.read_bytes())
+                if not isinstance(public, EllipticCurvePublicKey):
+                    raise ValueError("it is not an elliptic-curve key")
+                request = RegisterNodeRequest(public_key=public_key_to_bytes(public))
+                client.RegisterNode(request=request)
+                logger.info("copfl: registered %s", key.name)
+            except (ValueError, OSError) as error:
+                logger.error("copfl: %s cannot be used: %s", key.name, printable(error))
+            except httpx.HTTPStatusError as error:
+                if "already" not in (text := printable(error.response.text)).lower():
+                    logger.error("copfl: %s was not registered: %s", key.name, text)
+
+
+def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) -> dict[str, Any]:
+    """The state of a run after its last round; the server runs in this folder, on this machine."""
+    app, found = read_app(folder), status(folder)
+    if not found["superlink"]["answers"]:
+        address = found["superlink"]["address"]
+        raise RunError(f"no SuperLink answers at {address}; start it with `copfl federate server {folder}`")
+    if resume and not (config.get("run") or found["runs"]):
+        raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
+    name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
+    given = {**config, "run": name, "runs": str(folder.resolve() / "runs"), "resume": resume}
+    command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
+    done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / HOME))
+    after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
+    rounds = int(config.get("rounds", app["config"]["rounds"]))
+    if not after or (not config.get("join") and after["rounds"]["done"] < rounds):
+        count = f"after round {after['rounds']['done']} of {rounds}" if after else "before its first round"
+        again = (
+            f"`copfl federate run {folder} --resume --run {name}` continues it" if after else "see the log"
+        )
+        raise RunError(f"the run {name} ended {count} (flwr: exit code {done.returncode}); {again}")
+    return after

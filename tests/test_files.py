@@ -8,6 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,54 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     process.communicate()
     with files.locked(lock):
         pass
+
+
+def test_the_lock_of_another_machine_is_respected_until_it_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a shared file system where `flock` is known to one machine alone."""
+    lock = tmp_path / ".lock"
+    for content in (b"another".ljust(64), b""):  # empty: its owner has just created it
+        lock.write_bytes(content)
+        with pytest.raises(files.Busy), files.locked(lock):
+            pass
+        assert lock.read_bytes() == content
+        past = time.time() - files.SILENCE - 1
+        os.utime(lock, (past, past))
+        with files.locked(lock):
+            assert len(lock.read_bytes()) == 64
+    # Two machines take it over at once: the one that wrote last has it.
+    lock.touch()
+    os.utime(lock, (past, past))
+    monkeypatch.setattr(time, "sleep", lambda seconds: lock.write_bytes(b"another".ljust(64)))
+    with pytest.raises(files.Busy), files.locked(lock):
+        pass
+
+
+def test_the_owner_of_a_lock_renews_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BEAT", 0.01)
+    lock = tmp_path / ".lock"
+    with files.locked(lock):
+        os.utime(lock, (0, 0))
+        deadline = time.monotonic() + 10
+        while lock.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert lock.stat().st_mtime > 0
+
+
+def test_who_waits_gets_the_lock_when_it_is_free(tmp_path: Path) -> None:
+    lock, released = tmp_path / ".lock", threading.Event()
+
+    def hold() -> None:
+        with files.locked(lock):
+            taken.set()
+            released.wait(10)
+
+    taken = threading.Event()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait(10)
+    threading.Timer(0.1, released.set).start()
+    with files.locked(lock, wait=10):
+        pass
+    holder.join()

@@ -1,14 +1,22 @@
-"""Atomic writes, and a lock that ends with the process that took it."""
+"""Atomic writes, and locks that hold on one machine and on the shared file system of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import platform
+import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from copfl.errors import RunError
+
+BEAT = 10.0  # seconds between two signs of life of a lock's owner
+SILENCE = 60.0  # seconds without one, after which an owner on another machine counts as dead
+SETTLE = 0.5  # seconds in which two machines that take over the same lock notice each other
 
 
 class Busy(RunError):
@@ -63,24 +71,84 @@ def remove_parts(folder: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Takes the lock file at the path, in an existing folder, and removes it at the end; Busy if it is taken.
+# Locks
 
-    The operating system releases the lock when the process ends, however it ends.
+
+@contextlib.contextmanager
+def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """Takes the lock file at the path, in an existing folder, and removes it at the end.
+
+    Busy if another process still has it after `wait` seconds. Among the processes of one machine, `flock`
+    decides: the operating system releases it when a process ends, however it ends. Some shared file systems
+    keep `flock` on each machine alone. So the file is created exclusively, contains the owner's machine, and
+    the owner renews its time. The file of another machine is respected until its owner is silent.
     """
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            current = os.path.samestat(os.fstat(handle), os.stat(path))  # its last owner may have removed it
-        except (BlockingIOError, FileNotFoundError):
-            current = False
-        if not current:
+    end = time.monotonic() + wait
+    while (handle := _taken(path)) is None:
+        if time.monotonic() >= end:
             raise Busy(f"another process is working in {path.parent}; wait for it, or name another folder")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        time.sleep(0.05)
+    ended = threading.Event()
+    beats = threading.Thread(target=_renew, args=(handle, ended), daemon=True)
+    beats.start()
+    try:
+        yield
     finally:
+        ended.set()
+        beats.join()
+        path.unlink(missing_ok=True)
         os.close(handle)
+
+
+def _taken(path: Path) -> int | None:
+    """The open lock file, if it is ours now."""
+    try:
+        handle, new = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), True
+    except FileExistsError:
+        handle, new = os.open(path, os.O_CREAT | os.O_RDWR, 0o600), False
+    ours = False
+    try:
+        # Who reads a new file has its `flock` for a moment; the one who created it waits for that.
+        fcntl.flock(handle, fcntl.LOCK_EX if new else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        current = os.path.samestat(os.fstat(handle), os.stat(path))  # its last owner may have removed it
+        ours = current and (new or _abandoned(handle, path))
+        if ours and new:
+            os.pwrite(handle, _machine(), 0)
+    except (BlockingIOError, FileNotFoundError):
+        ours = False
+    finally:
+        if not ours:
+            os.close(handle)
+    return handle if ours else None
+
+
+def _abandoned(handle: int, path: Path) -> bool:
+    """Whether the owner of an existing lock file, whose `flock` is ours, has ended; we are its owner then."""
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe.touch()  # the clock of the file system, not of this machine
+    age = probe.stat().st_mtime - os.fstat(handle).st_mtime
+    probe.unlink()
+    silent = age > SILENCE
+    if not silent and os.pread(handle, 100, 0) != _machine():
+        return False
+    os.pwrite(handle, _machine(), 0)
+    if silent:  # another machine may have come to the same conclusion
+        os.fsync(handle)
+        time.sleep(SETTLE)
+        return path.read_bytes() == _machine()
+    return True
+
+
+def _renew(handle: int, ended: threading.Event) -> None:
+    """Renews the time of the lock file until the lock has ended."""
+    while not ended.wait(BEAT):
+        with contextlib.suppress(OSError):
+            os.utime(handle)
+
+
+@cache
+def _machine() -> bytes:
+    """What identifies this machine since it started, in 64 bytes; its containers share it, as they share `flock`."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    name = boot.read_text().strip() if boot.exists() else platform.node()
+    return f"{name:64.64}".encode()

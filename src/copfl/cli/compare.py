@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -65,6 +65,7 @@ def compare(
     ] = None,
     last: Last = None,
     jobs: Jobs = None,
+    on: options.On = None,
     out: Out = None,
     plots: Plots = True,
     quiet: options.Quiet = False,
@@ -92,9 +93,8 @@ def compare(
         "last": last,
     }
     run = partial(comparing.compare, rows, **file.options | _without_none(given))
-    _carry_out(
-        "compare", run, _merged(file.base, tables), jobs, out, plots=plots, quiet=quiet, as_json=as_json
-    )
+    base = _merged(file.base, tables)
+    _carry_out("compare", run, base, Where(jobs, on), out, plots=plots, quiet=quiet, as_json=as_json)
 
 
 @options.takes_run_options
@@ -112,6 +112,7 @@ def sweep(
     ] = None,
     last: Last = None,
     jobs: Jobs = None,
+    on: options.On = None,
     out: Out = None,
     plots: Plots = True,
     quiet: options.Quiet = False,
@@ -128,7 +129,14 @@ def sweep(
     base = _merged(file, _merged(tables, named))
     given = {"seeds": seeds and entries.seeds_of(seeds), "last": last}
     run = partial(comparing.sweep, entries.values_of(over or [], "--over"), **_without_none(given))
-    _carry_out("sweep", run, base, jobs, out, plots=plots, quiet=quiet, as_json=as_json)
+    _carry_out("sweep", run, base, Where(jobs, on), out, plots=plots, quiet=quiet, as_json=as_json)
+
+
+class Where(NamedTuple):
+    """Where runs are trained."""
+
+    jobs: int | None
+    on: str | None
 
 
 def _without_none(given: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +166,7 @@ def _carry_out(
     command: str,
     run: Callable[..., Any],
     base: options.Tables,
-    jobs: int | None,
+    where: Where,
     out: Path | None,
     *,
     plots: bool,
@@ -167,8 +175,8 @@ def _carry_out(
 ) -> None:
     """Runs a comparison and shows it."""
     from copfl import charts
+    from copfl.comparison import executors, tables
     from copfl.comparison import plots as pictures
-    from copfl.comparison import tables
     from copfl.errors import AGAIN, stoppable
 
     def log(text: str) -> None:
@@ -177,9 +185,13 @@ def _carry_out(
 
     data = Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
     folder = out or Path("runs") / f"{command}-{data}"
-    processes = _jobs(base.get("run", {})) if jobs is None else jobs
-    with stoppable(AGAIN):
-        found: tables.Comparison = run(base_tables=base, out=folder, jobs=processes, log=log)
+    own = base.get("run", {})
+    processes = _jobs(own) if where.jobs is None else where.jobs
+    cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
+    with stoppable(AGAIN), executors.opened(where.on, folder, cpus) as executor:
+        found: tables.Comparison = run(
+            base_tables=base, out=folder, jobs=processes, executor=executor, log=log
+        )
     drawn = pictures.write(found, folder) if plots else []
     if plots and not charts.available():
         log(f"copfl: {charts.MISSING}")

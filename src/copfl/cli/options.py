@@ -40,6 +40,11 @@ Algorithm = Annotated[
     option(TRAINING, "An algorithm (`copfl list algorithms`); default: copfl.", "--algorithm", "-a"),
 ]
 
+On = Annotated[
+    str | None,
+    option(TRAINING, "A cluster: slurm, slurm:PARTITION or dask:ADDRESS; default: this machine.", "--on"),
+]
+
 
 class Row(NamedTuple):
     """An option of every command that trains, and the setting that it is."""

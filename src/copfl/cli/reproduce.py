@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,7 @@ def reproduce(
         float | None,
         option(TRAINING, "Stop after so many minutes; the same command continues. Default: no limit."),
     ] = None,
+    on: options.On = None,
     data_dir: options.DataDir = None,
     results: Annotated[Path, option(OUTPUT, f"Folder of the records; default: {RESULTS}.")] = RESULTS,
     runs: Annotated[
@@ -59,6 +61,7 @@ def reproduce(
     A run that has a record in the results folder is not run again.
     """
     from copfl import charts
+    from copfl.comparison.executors import opened
     from copfl.comparison.runner import PAUSE, Runner
     from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
     from copfl.experiment.run_settings import device_of
@@ -79,7 +82,7 @@ def reproduce(
         log(f"copfl: {charts.MISSING}")
     left, problems, all_found = 0, list[str](), list[findings.Findings]()
     place: dict[str, dict[str, Any]] = {"run": {"device": device, "chunk": chunk}}
-    if device == "auto":  # on a GPU seeds are batched
+    if device == "auto" and on is None:  # on a GPU seeds are batched
         place["run"]["device"] = device_of(device).type
     if data_dir is not None:
         place["data"] = {"dir": str(data_dir.absolute())}
@@ -103,9 +106,11 @@ def reproduce(
             print(f"{chosen.name}: {missing} runs are missing")
             continue
         if missing:
-            device_of(device)  # an error now, and not one for every run
-            with stoppable(AGAIN):
-                missing, failed = Batch(chosen.name, store, runs, place, runner).run(plans)
+            if on is None:
+                device_of(device)  # an error now, and not one for every run
+            with stoppable(AGAIN), opened(on, runs) as executor:
+                ready = replace(runner, executor=executor)
+                missing, failed = Batch(chosen.name, store, runs, place, ready).run(plans)
             left, problems = left + missing, problems + failed
         found = findings.found(chosen, budget, protocols, wanted, store)
         if from_records:

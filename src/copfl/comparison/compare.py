@@ -9,7 +9,9 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; any comparison use
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ BaseTables = Mapping[str, Mapping[str, Any]]
 VALIDATION = 0.2  # of each client's training samples
 OPTIMIZER = "adam"  # of every row, where none is named
 OWN = "own"  # in place of a name: each algorithm's own optimizer
+ELSEWHERE: Tables = {
+    "run": {"device": "cpu", "engine": "sequential", "precision": "auto"}
+}  # a check without the GPU
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
@@ -48,6 +53,7 @@ def compare(
     reference: str | None = None,
     last: int = LAST,
     jobs: int = 1,
+    executor: Executor | None = None,
     log: Log | None = None,
 ) -> Comparison:
     """The entries on the same clients, each with its best settings, and paired differences to the reference.
@@ -59,7 +65,8 @@ def compare(
     The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
     every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has the
     values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned. With
-    several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
+    several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`. With an
+    `executor`, any of `concurrent.futures`, it trains the runs, in a folder that all its workers share.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
     base, out, log = _with_optimizer(base_tables or {}), Path(out), log or _silent
@@ -85,12 +92,14 @@ def compare(
     for entry in rows:  # an error now, and not after the tuning
         resolve(_layers(entry, base), {})
     tuning = [job for plan in trials for _, tests in plan for job in tests]
-    prepare([*_layers(rows[0], base), {"run": {"seed": seeds[0]}}], validation=validation if tuning else 0.0)
+    checked = [*_layers(rows[0], base), {"run": {"seed": seeds[0]}}, ELSEWHERE if executor else {}]
+    prepare(checked, validation=validation if tuning else 0.0)
+    run = partial(all_done, processes=jobs, log=log, executor=executor)
     if tuning:
-        all_done(tuning, jobs, log, "tuning runs")
+        run(tuning, what="tuning runs")
     found = [_tuned(plan) for plan in trials]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
-    records = _records(final, jobs, log)
+    records = _records(final, run)
     against = records[labels.index(chosen)]
     table = [
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against), optimizer_of(plan))
@@ -112,6 +121,7 @@ def sweep(
     algorithm: str = "copfl",
     last: int = LAST,
     jobs: int = 1,
+    executor: Executor | None = None,
     log: Log | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
@@ -131,8 +141,8 @@ def sweep(
         [job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s, last=last) for s in seeds]
         for row in rows
     ]
-    prepare([final[0][0].tables])
-    records = _records(final, jobs, log or _silent)
+    prepare([final[0][0].tables, ELSEWHERE if executor else {}])
+    records = _records(final, partial(all_done, processes=jobs, log=log or _silent, executor=executor))
     table = [
         Row(entry, runs, optimizer=optimizer_of(plan))
         for entry, runs, plan in zip(rows, records, final, strict=True)
@@ -236,10 +246,10 @@ def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, job
     return labels
 
 
-def _records(plan: list[list[Job]], jobs: int, log: Log) -> list[list[Record]]:
+def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[list[Record]]:
     """The record of every run, a list per entry; those that are missing are run."""
     by_seed = [job for seed in zip(*plan, strict=True) for job in seed]  # all rows grow together
-    all_done(by_seed, jobs, log)
+    run(by_seed)
     starts, found = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
     for path, record in found.items():
         starts.check(str(path), record.tables, record.validation, record.start)

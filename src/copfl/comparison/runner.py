@@ -1,6 +1,7 @@
-"""Runs jobs: in this process or in several, until a time limit, with seeds batched on a GPU.
+"""Runs jobs: in this process, in several or on a cluster, until a time limit, with seeds batched on a GPU.
 
 A job is idempotent: a finished one is not run again, and one that was stopped continues from its checkpoint.
+So a job whose worker was lost is submitted again, and one that another process has is left to it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
@@ -41,12 +50,15 @@ from copfl.experiment.components import build_data
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.identity import essential
-from copfl.experiment.progress import span
+from copfl.experiment.progress import INTERVAL, span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
 from copfl.files import Busy
 
 Log = Callable[[str], None]
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
+ATTEMPTS = 3  # for a job whose worker is lost
+POLL = 2.0  # seconds between two looks at a folder that another process has
+SHOWN = 8  # running jobs that a line of progress names
 
 
 class TimeIsUp(Exception):
@@ -65,26 +77,50 @@ class Done(NamedTuple):
     seconds: float
 
 
-def all_done(jobs: Sequence[Job], processes: int, log: Log, what: str = "runs") -> None:
+def all_done(
+    jobs: Sequence[Job], processes: int, log: Log, what: str = "runs", executor: Executor | None = None
+) -> None:
     """Runs every job that is not finished. A failure does not stop the others; a RunError names each."""
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
-    problems, clock = [], time.monotonic()
-    ended = in_processes(left, processes) if min(processes, len(left)) > 1 else Runner(log).run(left)
-    with contextlib.closing(ended):  # ends the processes whatever happens here
-        for count, (job, error, _) in enumerate(ended, 1):
-            remaining = (time.monotonic() - clock) / count * (len(left) - count)
-            how = f"done, about {span(remaining)} left"
-            if error is not None:
-                text = str(error)
-                problems.append(text if job.label in text else f"{job.title}: {text}")
-                how = f"failed: {problems[-1]}"
-            log(f"[{count}/{len(left)} {what}] {job.title}: {how}")
+    problems, clock, count, total = list[str](), time.monotonic(), 0, len(left)
+    while left:
+        parallel = executor is None and min(processes, len(left)) > 1
+        runner = Runner(log, executor=executor)
+        ended = in_processes(left, processes, log) if parallel else runner.run(left)
+        with contextlib.closing(ended):  # ends the processes whatever happens here
+            busy = list[Path]()
+            for job, error, _ in ended:
+                if isinstance(error, Busy):
+                    busy.append(job.path.absolute())
+                    continue
+                count += 1
+                remaining = (time.monotonic() - clock) / count * (total - count)
+                how = f"done, about {span(remaining)} left"
+                if error is not None:
+                    text = str(error)
+                    problems.append(text if job.label in text else f"{job.title}: {text}")
+                    how = f"failed: {problems[-1]}"
+                log(f"[{count}/{total} {what}] {job.title}: {how}")
+        left = [job for job in left if job.path.absolute() in busy]
+        if left:
+            log(f"{len(left)} {what} are in the hands of another process; waiting for it: {left[0].path}")
+            while all(_held(job.path) for job in left):
+                time.sleep(POLL)
     if problems:
         failed = f"{len(problems)} of {len(distinct)} {what} failed"
         raise RunError(f"{failed}, the others are there. {'; '.join(problems)}")
+
+
+def _held(path: Path) -> bool:
+    """Whether a process works in this folder."""
+    try:
+        with _locked(path):
+            return False
+    except RunError as error:
+        return isinstance(error, Busy)
 
 
 # In this process
@@ -103,6 +139,7 @@ class Runner:
     seconds: dict[str, float] = field(default_factory=dict)  # per round, by kind of job, as last measured
     loaded: tuple[str, Dataset] | None = None  # the last data set: jobs share it, and some take a minute
     loading: float = 0.0  # seconds spent on data sets
+    executor: Executor | None = None  # trains the jobs elsewhere; `known` and `check` are then not called
 
     def run(self, jobs: Sequence[Job]) -> Generator[Done]:
         """Every job as it ends. Its folder stays locked until the next one is asked for."""
@@ -110,6 +147,9 @@ class Runner:
         for place, job in enumerate(jobs):
             key = _without_seed(job) if self.batch_seeds else str(place)
             groups.setdefault(key, []).append(job)
+        if self.executor is not None:
+            yield from self._elsewhere(list(groups.values()), self.executor)
+            return
         for group in groups.values():
             alone: list[list[Job]] = []
             try:
@@ -118,6 +158,11 @@ class Runner:
                 alone = [[job] for job in group]  # attempted below, where the error holds no GPU memory
             for one in alone:
                 yield from self._attempt(one)
+
+    def _elsewhere(self, groups: Sequence[list[Job]], executor: Executor) -> Iterator[Done]:
+        work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
+        for job in (yield from submitted(groups, executor, work, self.log, self.end)):
+            yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def expected(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
@@ -306,38 +351,108 @@ class LeanFolder(RunFolder):
         """Saves nothing."""
 
 
-# In several processes
+# In other processes
 
 
-def in_processes(jobs: Sequence[Job], processes: int) -> Generator[Done]:
+def submitted(
+    groups: Sequence[list[Job]],
+    executor: Executor,
+    work: Callable[[list[Job]], list[Done]],
+    log: Log,
+    end: float = math.inf,
+) -> Generator[Done, None, list[Job]]:
+    """Every job of these groups as it ends, from any executor. Returns what is left when it breaks.
+
+    A group whose worker was lost is submitted again, `ATTEMPTS` times in all.
+    """
+    waiting: dict[Future[list[Done]], tuple[list[Job], int]] = {}
+    left = list[Job]()
+
+    def submit(group: list[Job], attempt: int) -> None:
+        placed = [job._replace(path=job.path.absolute()) for job in group]  # a worker has its own folder
+        waiting[executor.submit(work, placed)] = group, attempt
+
+    try:
+        for group in groups:
+            submit(group, 1)
+        while waiting:
+            ended, _ = wait(waiting, min(INTERVAL, max(0.0, end - time.monotonic())), FIRST_COMPLETED)
+            if not ended and time.monotonic() >= end:
+                raise TimeIsUp
+            if not ended:
+                log(_progress([job for group, _ in waiting.values() for job in group]))
+            for future in [future for future in waiting if future in ended]:  # in the order of the jobs
+                group, attempt = waiting.pop(future)
+                error = CancelledError() if future.cancelled() else future.exception()
+                if error is None:
+                    yield from map(_usable, future.result())
+                elif isinstance(error, BrokenExecutor):
+                    left += group
+                elif attempt < ATTEMPTS:
+                    log(f"{group[0].title}: its worker was lost ({_first_line(error)}); submitted again")
+                    submit(group, attempt + 1)
+                else:
+                    for job in group:
+                        lost = (
+                            f"{job.title}: its worker was lost {ATTEMPTS} times, perhaps for lack of memory"
+                        )
+                        yield Done(job, RunError(f"{lost}, at last with: {error}"), 0.0)
+    finally:
+        for future in waiting:
+            future.cancel()
+    return left
+
+
+def _usable(done: Done) -> Done:
+    if done.error is None or isinstance(done.error, (CopflError, torch.cuda.OutOfMemoryError)):
+        return done
+    raise done.error  # not the user's
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _progress(jobs: Sequence[Job]) -> str:
+    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 have not begun", from the run folders."""
+    running = list[str]()
+    for job in jobs:
+        file = job.path / "rounds.jsonl"
+        done = file.read_bytes().count(b"\n") if file.exists() else 0
+        if done:
+            running.append(f"{job.title}: round {done}/{job.tables['run']['rounds']}")
+    more = [f"{len(running) - SHOWN} more"] if len(running) > SHOWN else []
+    return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} have not begun"])
+
+
+def in_processes(jobs: Sequence[Job], processes: int, log: Log = print) -> Generator[Done]:
     """Every job as it ends, from processes that import torch once and run one job after another.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
     """
-    for job in (yield from _pool(jobs, processes)):
-        if (yield from _pool([job], 1)):
+    for job in (yield from _pool(jobs, processes, log)):
+        if (yield from _pool([job], 1, log)):
             advice = "perhaps for lack of memory; run the same command again with --jobs 1"
             yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
 
 
-def _pool(jobs: Sequence[Job], processes: int) -> Generator[Done, None, list[Job]]:
+def _pool(jobs: Sequence[Job], processes: int, log: Log) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
-    left, context = list(jobs), get_context("spawn")  # a forked torch may hang in its thread pool
+    context = get_context("spawn")  # a forked torch may hang in its thread pool
     pool = ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
+    complete = False
     try:
-        futures = {pool.submit(_run_in_worker, job): job for job in jobs}
-        for future in as_completed(futures):
-            if not isinstance(future.exception(), BrokenProcessPool):
-                left.remove(futures[future])
-                yield future.result()  # raises an error that is not the user's
+        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log)
+        complete = not left
     finally:
-        for process in list((pool._processes or {}).values()) if left else ():
+        for process in list((pool._processes or {}).values()) if not complete else ():
             process.terminate()
         pool.shutdown(cancel_futures=True)
     return left
 
 
 _worker = Runner()  # of this process, if it is a worker
+_one_at_a_time = threading.Lock()  # torch has one number of threads and one random generator per process
 
 
 def _init_worker() -> None:
@@ -345,9 +460,15 @@ def _init_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _run_in_worker(job: Job) -> Done:
-    (done,) = _worker.run([job])
-    return done
+def _run_in_worker(jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = False) -> list[Done]:
+    """What the jobs ended with; an exception of this function itself is that its worker was lost."""
+    with _one_at_a_time:
+        _worker.pause, _worker.batch_seeds = pause, batch_seeds
+        try:
+            return list(_worker.run(jobs))
+        except Exception as error:
+            error.add_note(traceback.format_exc())  # a traceback cannot be sent
+            return [Done(job, error, 0.0) for job in jobs]
 
 
 def _end_with_parent() -> None:

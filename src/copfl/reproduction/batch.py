@@ -50,34 +50,42 @@ class Batch:
     def run(self, plans: Sequence[Plan]) -> tuple[int, list[str]]:
         """How many jobs are left when all are done or time is up, and the errors.
 
-        Cells are finished one after another, over all seeds, so that an incomplete table is of use.
+        Cells are finished one after another, over all seeds, so that an incomplete table is of use; with an
+        executor, which has many workers, all at once.
         """
         problems: dict[str, str] = {}
-        waiting, tried = list(plans), -1
+        at_once = self.runner.executor is not None
+        waiting, tried = [list(plans)] if at_once else [[plan] for plan in plans], -1
         try:
             while waiting and len(waiting) != tried:  # as long as other processes finish their cells
-                tried, waiting = len(waiting), [p for p in waiting if not self._cell(p, problems)]
+                tried, waiting = len(waiting), [cells for cells in waiting if not self._run(cells, problems)]
             if waiting:
-                self.runner.log(f"{len(waiting)} cells are left to other processes, which work on them")
+                held = sum(bool(missing(plan, self.store)) for cells in waiting for plan in cells)
+                self.runner.log(f"{held} cells are left to other processes, which work on them")
         except TimeIsUp:
             self.runner.log("the time is up")
         return count_left(plans, self.store), list(problems.values())
 
-    def _cell(self, plan: Plan, problems: dict[str, str]) -> bool:
-        """Whether every job of the cell was run, or tried; not, if another process works on one of them."""
+    def _run(self, cells: Sequence[Plan], problems: dict[str, str]) -> bool:
+        """Whether every job of the cells was run, or tried; not, if another process works on one of them."""
+        complete = True
         for _ in range(2):  # the tuning jobs, then those with the settings that they chose
             self.store.refresh()
-            jobs = [job for job in missing(plan, self.store) if job.id not in problems]
+            found = {job.id: job for plan in cells for job in missing(plan, self.store)}
+            jobs = [job for id, job in found.items() if id not in problems]
             ready = [placed(job._replace(tables=joined(job.tables, self.place)), self.folder) for job in jobs]
             for job, error, seconds in self.runner.run(ready):
                 if isinstance(error, Busy):
-                    return False
+                    complete = False
+                    continue
                 if error is None:
                     error = self._recorded(job, seconds)
                 if error is not None:
                     problems[job.id] = f"{job.title}: {error}"
                     self.runner.log(f"failed: {problems[job.id]}")
-        return True
+            if not complete:
+                break
+        return complete
 
     def _recorded(self, job: Job, seconds: float) -> CopflError | None:
         if self._known(job):  # another process was faster

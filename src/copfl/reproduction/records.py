@@ -7,11 +7,9 @@ machine or the experiment: experiments share runs, and a table may be completed 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +21,12 @@ from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import essential, identity
 from copfl.experiment.migration import migrated
-from copfl.files import write_bytes
+from copfl.files import locked, write_bytes
 from copfl.tables import plain
 
 FORMAT = "copfl record 2"
 SUFFIX = ".jsonl.gz"
+WAIT = 600.0  # seconds for other processes that add records
 COST = {"bytes_up": 1, "bytes_down": 1, "seconds": 4, "broken": 0}  # digits after the point
 STATISTICS = {
     "last": "the mean of each client's last evaluations",
@@ -118,16 +117,14 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder, os.O_RDONLY)
-        except OSError as error:
-            raise RunError(f"cannot write {self.folder}: {error}; name another with --results DIR") from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as lock:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock.enter_context(locked(self.folder / ".lock", wait=WAIT))
+            except OSError as error:
+                remedy = "name another with --results DIR"
+                raise RunError(f"cannot write {self.folder}: {error}; {remedy}") from error
             yield
-        finally:
-            os.close(handle)
 
 
 def opened(folder: Path) -> Store:

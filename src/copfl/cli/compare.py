@@ -177,7 +177,7 @@ def _carry_out(
     from copfl import charts
     from copfl.comparison import executors, tables
     from copfl.comparison import plots as pictures
-    from copfl.errors import AGAIN, stoppable
+    from copfl.errors import AGAIN, UsageError, stoppable
 
     def log(text: str) -> None:
         if not quiet:
@@ -185,6 +185,8 @@ def _carry_out(
 
     data = Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
     folder = out or Path("runs") / f"{command}-{data}"
+    if where.jobs is not None and where.on is not None:
+        raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})
     processes = _jobs(own) if where.jobs is None else where.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))

@@ -17,6 +17,7 @@ from copfl.cli.options import TRAINING, option
 # The packages of each extra that a user needs; those that develop copfl have others.
 EXTRAS = {
     "adapters": ("transformers", "peft"),
+    "cluster": ("submitit", "distributed"),
     "flower": ("flwr", "httpx"),
     "hf": ("datasets",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

@@ -2,7 +2,8 @@
 
 entries   rows, grids and seeds as people write them
 jobs      one run as data: settings, identity, folder
-runner    runs jobs, in this process or in several; a finished job is not run again
+runner    runs jobs, in this process, in several or on an executor; a finished job is not run again
+executors Slurm and Dask
 results   metrics of finished runs; the rows of a comparison
 tables    the comparison as text, Markdown, CSV and JSON
 plots     curves, clients, heat maps

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import subprocess
 import threading
 import time
@@ -55,11 +54,12 @@ def _missing(library: str, error: ImportError) -> UsageError:
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Executor]:
     try:
-        from distributed import Client
+        import distributed
     except ImportError as error:
         raise _missing("dask.distributed", error) from error
+    connect: Any = distributed.Client  # it has no types
     try:
-        client = Client(address, timeout=TIMEOUT, set_as_default=False)
+        client = connect(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         remedy = "start one with `dask scheduler` and `dask worker --nthreads 1`, and name its address"
         raise RunError(f"no Dask scheduler answers at {address} ({error}); {remedy}") from error
@@ -140,8 +140,7 @@ class Slurm(Executor):
         try:
             os.listdir(path.parent)  # so that a network file system looks again
             if path.exists():
-                what, value = pickle.loads(path.read_bytes())
-                return (value,) if what == "success" else RuntimeError(str(value).strip().splitlines()[-1])
+                return (job.result(),)
         except Exception as error:
             return error
         return RuntimeError(f"Slurm ended job {job.job_id}, see {job.paths.stderr}") if lost else None

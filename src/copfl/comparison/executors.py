@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 FORMS = "slurm, slurm:PARTITION or dask:ADDRESS, such as dask:tcp://10.0.0.1:8786"
 TIMEOUT = 10.0  # seconds for an answer of Dask
-RESULTS = 1.0  # seconds between two looks for results
+RESULTS = 1.0  # seconds between two checks for results
 STATES = 10.0  # seconds between two questions to Slurm
 DELAY = 15.0  # seconds after the end of a job until its result must be visible on a shared file system
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
@@ -138,7 +138,7 @@ class Slurm(Executor):
         """The result, the error without one, or None as long as the job may run."""
         path = Path(job.paths.result_pickle)
         try:
-            os.listdir(path.parent)  # so that a network file system looks again
+            os.listdir(path.parent)  # so that a network file system reads it again
             if path.exists():
                 return (job.result(),)
         except Exception as error:

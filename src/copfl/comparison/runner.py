@@ -57,7 +57,7 @@ from copfl.files import Busy
 Log = Callable[[str], None]
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
 ATTEMPTS = 3  # for a job whose worker is lost
-POLL = 2.0  # seconds between two looks at a folder that another process has
+POLL = 2.0  # seconds between two checks of a folder that another process has
 SHOWN = 8  # running jobs that a line of progress names
 
 

@@ -148,7 +148,7 @@ def _renew(handle: int, ended: threading.Event) -> None:
 
 @cache
 def _machine() -> bytes:
-    """What identifies this machine since it started, in 64 bytes; its containers share it, as they share `flock`."""
+    """The machine, in 64 bytes: one boot of one kernel, whose containers share `flock` too."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = boot.read_text().strip() if boot.exists() else platform.node()
     return f"{name:64.64}".encode()

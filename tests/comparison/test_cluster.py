@@ -24,7 +24,8 @@ import pytest
 from copfl.comparison import executors, runner
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.executors import opened
-from copfl.comparison.runner import ATTEMPTS, all_done, finished
+from copfl.comparison.folders import finished
+from copfl.comparison.runner import ATTEMPTS, all_done
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import claimed
 from tests.commands import called, command, environment
@@ -358,7 +359,7 @@ def test_a_job_of_slurm_that_is_cancelled_is_done_again(slurm: Path, tmp_path: P
     ) as process:
         until(lambda: begun(out) >= 2, [])
         until(lambda: "RUNNING" in states().values(), [])
-        cancelled = max(id for id, state in states().items() if state == "RUNNING")
+        cancelled = max((id for id, state in states().items() if state == "RUNNING"), key=int)  # the youngest
         subprocess.check_call(["scancel", cancelled])
         output, errors = process.communicate(timeout=1200)
     assert process.returncode == 0, errors

@@ -10,9 +10,10 @@ import pytest
 from copfl.comparison import runner
 from copfl.comparison.compare import job_of
 from copfl.comparison.entries import entry_of, layers
+from copfl.comparison.folders import LeanFolder, finished
 from copfl.comparison.jobs import Job, Starts
 from copfl.comparison.results import environment_of
-from copfl.comparison.runner import LeanFolder, all_done, finished, in_processes
+from copfl.comparison.runner import all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare

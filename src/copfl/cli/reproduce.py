@@ -62,7 +62,8 @@ def reproduce(
     """
     from copfl import charts
     from copfl.comparison.executors import opened
-    from copfl.comparison.runner import PAUSE, Runner
+    from copfl.comparison.folders import PAUSE
+    from copfl.comparison.runner import Runner
     from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
     from copfl.experiment.run_settings import device_of
     from copfl.reproduction import experiments, findings, pages, records

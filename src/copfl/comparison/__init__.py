@@ -2,6 +2,7 @@
 
 entries   rows, grids and seeds as people write them
 jobs      one run as data: settings, identity, folder
+folders   run folders: locked, finished, damaged
 runner    runs jobs, in this process, in several or on an executor; a finished job is not run again
 executors Slurm and Dask
 results   metrics of finished runs; the rows of a comparison

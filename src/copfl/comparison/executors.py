@@ -46,9 +46,8 @@ def opened(on: str | None, folder: Path, cpus: int = 1) -> Iterator[Executor | N
 
 
 def _missing(library: str, error: ImportError) -> UsageError:
-    return UsageError(
-        f"--on needs {library}, which is not installed ({error}); install it with `pip install 'copfl[cluster]'`"
-    )
+    install = "install it with `pip install 'copfl[cluster]'`"
+    return UsageError(f"--on needs {library}, which is not installed ({error}); {install}")
 
 
 @contextlib.contextmanager

@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import hashlib
-import importlib.util
 import json
 import math
 import os
-import shutil
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -33,29 +30,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from copfl.comparison.folders import PAUSE, LeanFolder, damaged, finished, held, locked_folder, started_with
 from copfl.comparison.jobs import Job, Start
-from copfl.comparison.results import environment_of
-from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
-from copfl.engine.rounds import Round, State
+from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError
-from copfl.experiment import new_clients, records
 from copfl.experiment.components import build_data
-from copfl.experiment.config import Tables
-from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
 from copfl.experiment.progress import INTERVAL, span
 from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
 from copfl.files import Busy
 
 Log = Callable[[str], None]
-PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
 ATTEMPTS = 3  # for a job whose worker is lost
 POLL = 2.0  # seconds between two checks of a folder that another process has
 SHOWN = 8  # running jobs that a line of progress names
@@ -107,20 +100,11 @@ def all_done(
         left = [job for job in left if job.path.absolute() in busy]
         if left:
             log(f"{len(left)} {what} are in the hands of another process; waiting for it: {left[0].path}")
-            while all(_held(job.path) for job in left):
+            while all(held(job.path) for job in left):
                 time.sleep(POLL)
     if problems:
         failed = f"{len(problems)} of {len(distinct)} {what} failed"
         raise RunError(f"{failed}, the others are there. {'; '.join(problems)}")
-
-
-def _held(path: Path) -> bool:
-    """Whether a process works in this folder."""
-    try:
-        with _locked(path):
-            return False
-    except RunError as error:
-        return isinstance(error, Busy)
 
 
 # In this process
@@ -215,7 +199,7 @@ class Runner:
 
     def _prepared(self, job: Job, locks: contextlib.ExitStack) -> Prepared | None:
         """The arguments of `execute`; None if another process has finished the job."""
-        folder = locks.enter_context(_locked(job.path))
+        folder = locks.enter_context(locked_folder(job.path))
         if self.known(job) or finished(job):
             return None
         experiment = self._experiment(job, folder)
@@ -267,88 +251,6 @@ def _stop_at(end: float, rounds: int) -> OnRound:
             raise TimeIsUp
 
     return watch
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[RunFolder]:
-    """The run folder, locked; whether it is new may change until the lock is ours."""
-    begun = RunFolder(path).begun
-    with contextlib.ExitStack() as lock:
-        try:
-            folder = lock.enter_context(claimed(path, new=not begun))
-        except RunError as error:
-            if isinstance(error, Busy) or begun or not RunFolder(path).begun:
-                raise
-            folder = lock.enter_context(claimed(path, new=False))
-        yield folder
-
-
-# Run folders
-
-
-def finished(job: Job) -> bool:
-    """Whether the run folder is there and complete; a RunError says what to do about one that is damaged."""
-    folder = RunFolder(job.path)
-    if not folder.begun:
-        return False
-    try:
-        found, wanted = essential(folder.tables()), essential(job.tables)
-        changed = sorted(t for t in found.keys() | wanted.keys() if found.get(t) != wanted.get(t))
-        if changed not in ([], ["partition"]):  # partition.json is compared in another place
-            raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
-        folder.partition()
-        done = len(records.read(job.path / "rounds.jsonl"))
-        if done > job.tables["run"]["rounds"]:
-            raise RunError(f"{job.path}/rounds.jsonl has {done} rounds, more than run.toml says")
-        records.read(job.path / "timing.jsonl")
-        environment_of(job)
-    except CopflError as error:
-        raise damaged(job, error) from error
-    fitted = job.tables["run"].get("new_clients") and not job.validation
-    missing = fitted and not (job.path / new_clients.FILE).is_file()
-    return bool(done == job.tables["run"]["rounds"]) and not missing
-
-
-def damaged(job: Job, error: CopflError) -> RunError:
-    """The error about a run that cannot be used as it is."""
-    return RunError(f"{job.title}: {error}. Delete {job.path} to have that run made again")
-
-
-def started_with(experiment: Experiment) -> Start:
-    """Fingerprints of what a run of the experiment begins with, as `environment_of` reads them."""
-    initial = experiment.task.initial.detach().cpu().numpy().tobytes()
-    return {
-        "partition": experiment.federation.partition.fingerprint[:16],
-        "samples": experiment.fingerprints()["samples"],
-        "weights": hashlib.sha256(initial).hexdigest()[:16],
-    }
-
-
-@dataclass(frozen=True)
-class LeanFolder(RunFolder):
-    """A run folder without models, and without a checkpoint once the run has ended.
-
-    A comparison has dozens of runs, and the states of ten ResNets take gigabytes.
-    """
-
-    start: Mapping[str, str] = field(default_factory=dict)
-    rounds: int = 0
-    pause: float = PAUSE
-    clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # time of the last checkpoint
-
-    def begin(self, tables: Tables, partition: Partition, about: Mapping[str, Any]) -> None:
-        super().begin(tables, partition, {**about, "start": dict(self.start)})
-
-    def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
-        if state.round == self.rounds:  # the run has ended
-            shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
-            return
-        if importlib.util.find_spec("safetensors") and time.monotonic() - self.clock[0] >= self.pause:
-            super().checkpoint(state, fingerprints)
-            self.clock[0] = time.monotonic()
-
-    def save_models(self, *given: Any) -> None:
-        """Saves nothing."""
 
 
 # In other processes
@@ -414,7 +316,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _progress(jobs: Sequence[Job]) -> str:
-    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 have not begun", from the run folders."""
+    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 have not begun"."""
     running = list[str]()
     for job in jobs:
         file = job.path / "rounds.jsonl"

@@ -13,7 +13,7 @@ from copfl.parts.averaging import PartlyPersonal
 class FedSALoRA(PartlyPersonal):
     """FedAvg of A and of what else is trained; B and the head are personal, and all are trained."""
 
-    # Paper: about A and B; the head is personal here, and personal=("*.lora_B",) shares it.
+    # The released program's configuration has a personal head too; personal=("*.lora_B",) shares it.
     personal: tuple[str, ...] = (B, "head")  # type: ignore[misc]
 
     needs = (A, B)

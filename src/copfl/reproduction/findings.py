@@ -137,6 +137,20 @@ def best_of(gains: Sequence[Gain]) -> Gain | None:
     return min((g for g in gains if len(g.changes) == most), key=lambda g: g.mean) if most else None
 
 
+def leaders(cells: Sequence[Cell]) -> list[Cell]:
+    """The cell with the highest mean, then those that it is not distinguishable from, after Holm's correction.
+
+    Only cells with all seeds count; none, if there are fewer than two.
+    """
+    complete = [cell for cell in cells if len(cell.per_seed()) == len(cell.plan.seeds) >= FEWEST]
+    ranked = sorted(complete, key=lambda cell: -float(np.mean(list(cell.per_seed().values()))))
+    if len(ranked) < 2:
+        return []
+    best, *others = ranked
+    p = holm([t_test(gain(best, other).changes) for other in others])
+    return [best, *(other for other, own in zip(others, p, strict=True) if own >= 1 - LEVEL)]
+
+
 # Claims
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +22,7 @@ from copfl.reproduction.findings import (
     corrected,
     gain,
     judged,
+    leaders,
     overall,
     verdicts,
 )
@@ -29,6 +31,10 @@ from copfl.tables import Table, as_markdown, percent, with_spread
 BASELINES_NOTE = (
     "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, "
     "with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
+)
+LEADERS_NOTE = (
+    "**The highest mean of each column**, and the methods that five seeds do not distinguish from it: a paired t "
+    "test, with Holm's correction for the number of methods. Only methods with all seeds are compared."
 )
 COST_NOTE = (
     "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: "
@@ -40,6 +46,8 @@ HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons
 def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
     """The tables, the pictures and the verdicts."""
     experiment = findings.experiment
+    if not experiment.columns:
+        return f"{experiment.about}\n"
     parts = [experiment.about]
     for protocol in findings.protocols:
         parts.append(f"**{experiment.protocols[protocol]}.** {_complete_cells(findings, protocol)}")
@@ -49,6 +57,7 @@ def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
     if experiment.baselines and any(row.ours for row in experiment.rows):
         parts.append(BASELINES_NOTE)
     if experiment.cost:
+        parts += [LEADERS_NOTE, *(_leaders(findings, protocol) for protocol in findings.protocols)]
         parts += [COST_NOTE, *(_costs(findings, protocol) for protocol in findings.protocols)]
     if experiment.claims:
         ours = "Claims of ours, and whether they hold."
@@ -61,6 +70,8 @@ def page(findings: Findings, budget: Budget, pictures: Sequence[str] = ()) -> st
     """The summary and the method, then every verdict by column, what tuning chose, and every seed."""
     experiment = findings.experiment
     parts = [f"# {experiment.title}", summary(findings, pictures).strip(), _method(findings, budget)]
+    if not experiment.columns:
+        return "\n\n".join(parts) + "\n"
     notes = dict.fromkeys(f"- {column.note}." for column in experiment.columns if column.note)
     papers = experiment.page == "reproduction"
     about_data = "How the data differ from the paper's:" if papers else "The clients' data:"
@@ -120,6 +131,21 @@ def _table(findings: Findings, protocol: str) -> str:
             gains = [_gain(cell, column) for cell, column in zip(line, columns, strict=True)]
             rows.append([f"*{line[0].row.label} − best baseline*", *gains])
     return as_markdown(Table("", ["", *(column.title for column in experiment.columns)], rows))
+
+
+def _leaders(findings: Findings, protocol: str) -> str:
+    rows = []
+    for column in findings.experiment.columns:
+        cells = findings.column(protocol, column.name)
+        first, *equal = leaders(cells) or [None]
+        known = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
+        if first is None:
+            rows.append([column.title, NOT_YET, "", f"{known} of {len(cells)}"])
+            continue
+        means = [f"{c.row.label} ({shown(c, findings)})" for c in (first, *equal)]
+        rows.append([column.title, means[0], "; ".join(means[1:]) or "none", f"{known} of {len(cells)}"])
+    head = ["", "highest mean", "not distinguishable", "methods compared"]
+    return as_markdown(Table("", head, rows, numeric=False))
 
 
 def _costs(findings: Findings, protocol: str) -> str:
@@ -267,10 +293,22 @@ def put(text: str, name: str, made: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{made.strip()}\n{end}", text)
 
 
+def begun(findings: Findings) -> Findings:
+    """The findings without the columns in which nothing has been run; they are named in the text."""
+    run = {cell.plan.column.name for cell in findings.cells.values() if cell.runs}
+    experiment = findings.experiment
+    missing = [column.title for column in experiment.columns if column.name not in run]
+    about = f"{experiment.about} Not yet run: {'; '.join(missing)}." if missing else experiment.about
+    columns = [column for column in experiment.columns if column.name in run]
+    cells = {key: cell for key, cell in findings.cells.items() if key[1] in run}
+    return replace(findings, experiment=replace(experiment, columns=columns, about=about), cells=cells)
+
+
 def write(findings: Findings, budget: str, docs: Path) -> list[Path]:
     """Writes the page and pictures of an experiment, and its part of reproduction.md; the files."""
     from copfl.reproduction import figures
 
+    findings = begun(findings) if findings.experiment.cost else findings
     experiment = findings.experiment
     stem = experiment.name if budget == "full" else f"{experiment.name}-{budget}"
     folder, size = docs / experiment.page, experiment.budget(budget)

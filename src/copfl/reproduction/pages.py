@@ -137,12 +137,8 @@ def _leaders(findings: Findings, protocol: str) -> str:
     rows = []
     for column in findings.experiment.columns:
         cells = findings.column(protocol, column.name)
-        first, *equal = leaders(cells) or [None]
         known = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
-        if first is None:
-            rows.append([column.title, NOT_YET, "", f"{known} of {len(cells)}"])
-            continue
-        means = [f"{c.row.label} ({shown(c, findings)})" for c in (first, *equal)]
+        means = [f"{cell.row.label} ({shown(cell, findings)})" for cell in leaders(cells)] or [NOT_YET]
         rows.append([column.title, means[0], "; ".join(means[1:]) or "none", f"{known} of {len(cells)}"])
     head = ["", "highest mean", "not distinguishable", "methods compared"]
     return as_markdown(Table("", head, rows, numeric=False))

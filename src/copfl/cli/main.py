@@ -37,6 +37,7 @@ def main() -> NoReturn:
     received = _interrupted_by_signals()
     try:
         with stoppable():
+            _check_torchrun()
             code = app(standalone_mode=False, prog_name="copfl")
             sys.stdout.flush()
     except click.UsageError as error:
@@ -80,8 +81,21 @@ def _interrupted_by_signals() -> list[int]:
     return received
 
 
+def _check_torchrun() -> None:
+    """UsageError if torchrun started a command that is not for several processes."""
+    from copfl.errors import UsageError
+
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.argv[1:2] not in (["run"], ["resume"]):
+        command = " ".join(["copfl", *sys.argv[1:2]])
+        raise UsageError(f"torchrun starts `copfl run` and `copfl resume`; start `{command}` without it")
+
+
 def _print_error(message: str) -> None:
-    """Prints the message as one paragraph."""
+    """Prints the message as one paragraph. Of several ranks, rank 0 prints what they have in common."""
+    ranks = sys.modules.get("copfl.engine.ranks")
+    common = ranks is None or not ranks.joined() or message.startswith("stopped")
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0" and common:
+        return
     print("copfl: " + " ".join(message.split()), file=sys.stderr)
 
 

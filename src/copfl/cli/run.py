@@ -50,10 +50,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a federation; without options, CO-PFL on digits."""
+    from copfl.engine import ranks
     from copfl.experiment import config as configure
     from copfl.experiment import folder as run_folder
     from copfl.experiment import presets
-    from copfl.experiment.run import prepare
+    from copfl.experiment.run import follow, prepare
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[options.Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
@@ -61,13 +62,18 @@ def run(
         layers.append(presets.preset(preset))
     if config is not None:
         layers.append(configure.read_file(config))
+    if ranks.started():
+        layers.append({"run": {"workers": 1}})
     line = options.tables_of(algorithm=algorithm, seed=seed)
     if local_baseline is not None:
         line.setdefault("run", {})["local_baseline"] = local_baseline
-    prepared = prepare([*layers, line, tables])
-    target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
-    with run_folder.claimed(target, new=True) as folder:
-        _train(prepared, folder, track or [], quiet, as_json)
+    with ranks.group():
+        if ranks.follower():
+            return follow()
+        prepared = prepare([*layers, line, tables])
+        target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+        with run_folder.claimed(target, new=True) as folder:
+            _train(prepared, folder, track or [], quiet, as_json)
 
 
 def resume(
@@ -86,18 +92,23 @@ def resume(
 
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
+    from copfl.engine import ranks
     from copfl.experiment import folder as run_folder
-    from copfl.experiment.run import reopen
+    from copfl.experiment.run import follow, reopen
 
-    with run_folder.claimed(run, new=False) as folder:
-        _train(reopen(folder, rounds), folder, track or [], quiet, as_json)
+    with ranks.group():
+        if ranks.follower():
+            return follow()
+        with run_folder.claimed(run, new=False) as folder:
+            _train(reopen(folder, rounds), folder, track or [], quiet, as_json)
 
 
 def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
     """Trains with a progress bar or lines on stderr, logs every round to the trackers, and prints the result."""
+    from copfl.engine import ranks
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import bar, lines
-    from copfl.experiment.run import train
+    from copfl.experiment.run import lead, train
     from copfl.experiment.trackers import tracking
     from copfl.report import summary
 
@@ -113,6 +124,9 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
                 for listener in listeners:
                     listener(round, seconds)
 
+            warning = lead(prepared) if ranks.joined() else ""
+            if warning and not (quiet or as_json):
+                print(f"copfl: warning: {warning}", file=sys.stderr)
             result = train(prepared, folder, on_round)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""

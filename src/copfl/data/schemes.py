@@ -20,6 +20,7 @@ from copfl.errors import DataError, UsageError, at_least, one_of
 
 Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
 SCHEMES: dict[str, Callable[..., Partition]] = {}
+SHARING = {"overlapping"}  # the schemes that assign a train sample to several clients
 
 
 def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
@@ -33,7 +34,7 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
         if not available or not len(dataset.test):
             sizes = f"{available} train and {len(dataset.test)} test samples"
             raise DataError(f'"{dataset.name}" has {sizes}; both splits need at least one')
-        if clients * minimum > available:
+        if clients * minimum > available and assign.__name__ not in SHARING:
             needed = f"{clients} clients with at least {minimum} train samples each need {clients * minimum}"
             limit = f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
             raise DataError(f"{needed}, but {limit}")
@@ -182,7 +183,33 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
     return _joined(train), _joined(test), notes
 
 
+@_scheme
+def overlapping(
+    dataset: Dataset, clients: int, seed: int, *, train_size: int = 20, test_size: int = 10
+) -> Assigned:
+    """Random samples for each client, drawn from all: for more clients than the data set has samples for.
+
+    Clients have samples in common. Each sample is used about equally often.
+    """
+    at_least(1, train_size=train_size, test_size=test_size)
+    rng = generator(seed)
+    sides = ((dataset.train, train_size, "train_size"), (dataset.test, test_size, "test_size"))
+    train, test = (_drawn(rng, len(split), clients, size, name) for split, size, name in sides)
+    return train, test, [f"{clients} clients share {len(dataset.train)} train samples"]
+
+
 # Shared by the schemes
+
+
+def _drawn(rng: np.random.Generator, available: int, clients: int, size: int, name: str) -> list[Indices]:
+    """For each client `size` distinct samples, from as many permutations of all as that takes."""
+    if size > available:
+        raise UsageError(f"{name}={size} must be at most {available}, the samples that there are")
+    each = available // size
+    whole = [
+        rng.permutation(available)[: each * size].reshape(each, size) for _ in range(-(-clients // each))
+    ]
+    return list(np.concatenate(whole)[:clients])
 
 
 def _log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> NDArray[np.float64]:

@@ -66,7 +66,7 @@ class ChunkResult(NamedTuple):
     """The result of some clients' local updates."""
 
     client: Any
-    total: Any  # the sum of their summands
+    total: Any  # the sum of their summands; None: another part's total has it
     metrics: Metrics
 
 

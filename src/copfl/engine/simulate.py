@@ -37,7 +37,7 @@ class Simulation(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs local updates: in this process, in several (workers.py), or batched with other seeds."""
+    """Runs local updates: in this process, in several (workers.py, ranks.py), or batched with other seeds."""
 
     def local_updates(self, state: State, parts: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, in the order of the parts; the store has their records."""
@@ -104,7 +104,8 @@ def _totals(results: Iterator[ChunkResult], metrics: list[Metrics]) -> Iterator[
     """The total of each part; its metrics are appended to the list."""
     for result in results:
         metrics.append(result.metrics)
-        yield result.total
+        if result.total is not None:
+            yield result.total
 
 
 def _measured(task: Task, federation: Federation, ids: Ids, metrics: list[Metrics]) -> list[Metrics]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,7 +21,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
-from copfl.engine import autotune, simulate
+from copfl.engine import autotune, ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
@@ -31,7 +33,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
 from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
-from copfl.experiment.run_settings import device_of
+from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.experiment.task_tables import build_task, check_task
 from copfl.stats import latest
 
@@ -64,6 +66,8 @@ def prepare(
         raise UsageError(f"workers={workers} needs --device cpu; a GPU trains all clients in one process")
     if workers > 1 and threads > 1:
         raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
+    if ranks.joined():
+        _check_ranks(settings)
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
@@ -124,6 +128,25 @@ def prepare(
         workers=workers or 1,
     )
     return Experiment(algorithm, task, federation, engine, settings, {**tables, "run": vars(settings)})
+
+
+def _check_ranks(settings: RunSettings) -> None:
+    """UsageError for settings that do not fit to a run over several processes."""
+    if settings.workers > 1:
+        raise UsageError(
+            f"torchrun has started {ranks.started()} processes, and each trains by itself; leave out "
+            f"workers={settings.workers} and use --nproc-per-node=N for more of them"
+        )
+    if settings.store == "disk":
+        raise UsageError(
+            "store=disk keeps the clients' states in one file, but processes of torchrun keep them in the "
+            "memory of each; leave out store=disk, or run without torchrun and with --workers N"
+        )
+    if ":" in settings.device and ranks.started() > 1:
+        raise UsageError(
+            f"device={settings.device} names one GPU for {ranks.started()} processes; use --device cuda, and "
+            "each process takes the GPU of its number"
+        )
 
 
 EVERYDAY = {  # keyword arguments of `run` that are settings of other tables
@@ -207,10 +230,42 @@ def _warned(result: Result) -> Result:
 def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
     layers = [folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
+    if ranks.joined():
+        layers.append({"run": {"workers": 1}})
     experiment = prepare(layers, partition=folder.partition(), **values)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
+
+
+def follow() -> None:
+    """A rank of torchrun other than 0: it trains its part of the run that rank 0 leads, see `lead`."""
+    tables, partition, fingerprints = ranks.announce()
+    e = prepare([tables], partition=partition)
+    for what, own in e.fingerprints().items():
+        if own != fingerprints[what]:
+            raise RunError(
+                f"the {what} of rank {os.environ['RANK']} are not those of rank 0; every machine needs the same "
+                "version of copfl, the same data under --data-dir, and the same code"
+            )
+    ranks.serve(setting_of(e))
+    alone = _baseline(e) if e.settings.local_baseline else None
+    if alone is not None and alone is not e:
+        ranks.serve(setting_of(alone))
+
+
+def lead(e: Experiment) -> str:
+    """Rank 0: tells the other ranks what to train; the result is a warning, or empty."""
+    ranks.announce((e.tables, e.federation.partition, e.fingerprints()))
+    processes, parts = ranks.started(), math.ceil(e.settings.participants / e.engine.chunk)
+    if processes <= parts:
+        return ""
+    smaller = math.ceil(e.settings.participants / processes)
+    return (
+        f"{processes - parts} of {processes} processes have nothing to train: the {e.settings.participants} "
+        f"clients of a round are trained in {parts} batch(es) of {e.engine.chunk}. With --set run.chunk={smaller} "
+        "each has a batch; the result then differs from this one in rounding"
+    )
 
 
 def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
@@ -239,17 +294,26 @@ def _alone(result: Result) -> Array:
     With the algorithm's optimizer and number of epochs; nan if it has no optimizer.
     """
     e, primary = result.experiment, result.primary.name
+    alone = _baseline(e)
+    if alone is e:
+        return latest(result.metric_or_nan(primary))
+    values = np.full(e.clients, np.nan)
+    if alone is not None:
+        state = simulate.begin(alone.algorithm, e.task, e.clients)
+        with contextlib.closing(_rounds(alone, state, None)) as rounds:
+            for round in rounds:
+                if primary in round.clients:
+                    values[round.ids] = round.clients[primary]
+    return values
+
+
+def _baseline(e: Experiment) -> Experiment | None:
+    """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
     local = new_clients.local_baseline(e.algorithm)
     if local is None or local == e.algorithm:
-        return np.full(e.clients, np.nan) if local is None else latest(result.metric_or_nan(primary))
+        return None if local is None else e
     settings = dataclasses.replace(e.settings, eval_models="final")
-    alone = dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings)
-    state, values = simulate.begin(local, e.task, e.clients), np.full(e.clients, np.nan)
-    with contextlib.closing(_rounds(alone, state, None)) as rounds:
-        for round in rounds:
-            if primary in round.clients:
-                values[round.ids] = round.clients[primary]
-    return values
+    return dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings)
 
 
 def execute(
@@ -299,12 +363,15 @@ def setting_of(e: Experiment) -> simulate.Simulation:
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
     """The rounds that are left."""
-    settings = e.settings
+    settings, given = e.settings, contextlib.nullcontext(executor)
     parallel = settings.workers > 1 and state.round < settings.rounds and executor is None
-    workers = (
-        Workers(setting_of(e), state, settings.workers) if parallel else contextlib.nullcontext(executor)
-    )
-    with workers as executor:
+    with (
+        ranks.Ranks(setting_of(e), state)
+        if ranks.joined()
+        else Workers(setting_of(e), state, settings.workers)
+        if parallel
+        else given
+    ) as executor:
         rounds = simulate.simulate(
             e.algorithm,
             e.task,

@@ -403,8 +403,29 @@ def test_a_scheme_by_class_refuses_other_targets(scheme: str) -> None:
 
 SMALL = balanced(4, 40, 20, groups=2)
 keywords = st.sampled_from(
-    [("classes", {"train_per_class": 7}), ("dirichlet", {}), ("iid", {}), ("quantity", {}), ("by_group", {})]
+    [
+        ("classes", {"train_per_class": 7}),
+        ("dirichlet", {}),
+        ("iid", {}),
+        ("quantity", {}),
+        ("by_group", {}),
+        ("overlapping", {"train_size": 30}),
+    ]
 )
+
+
+def test_more_clients_than_samples() -> None:
+    """160 train samples make five disjoint parts of 30 in each permutation."""
+    split = SCHEMES["overlapping"](SMALL, 1000, 0, train_size=30, test_size=7)
+    assert sizes(split.train) == [30] * 1000
+    assert sizes(split.test) == [7] * 1000
+    times = np.bincount(np.concatenate(split.train))
+    assert times.min() > 150
+    assert times.max() <= 200
+    first = np.concatenate(split.train[:5])
+    assert len(np.unique(first)) == len(first)
+    with pytest.raises(UsageError, match="test_size=81 must be at most 80"):
+        SCHEMES["overlapping"](SMALL, 3, 0, test_size=81)
 
 
 @law
@@ -453,6 +474,14 @@ def test_hold_out(scheme: tuple[str, dict[str, Any]], clients: int, fraction: fl
         assert len(test) == max(1, min(round(fraction * len(whole_part)), len(whole_part) - 1))
         assert (np.abs(taken - counts * len(test) / len(whole_part)) < 1).all()
     assert hold_out(whole, fraction, SMALL, seed).fingerprint == split.fingerprint
+
+
+@pytest.mark.parametrize("parts", [([0, 0],), ([3, -1],), ([0.5],), ([[1]],), ([0, 1], [2, 2])])
+def test_parts_that_are_not_distinct_samples(parts: tuple[Any, ...]) -> None:
+    good = tuple(np.array([0, 2, 1]) for _ in parts)
+    with pytest.raises(DataError, match="indices must be distinct int64 numbers from 0 on"):
+        Partition(good, tuple(map(np.array, parts)), "by hand")
+    Partition(good, (np.array([], np.int64), *good[1:]), "by hand")
 
 
 def test_hold_out_of_few_samples() -> None:

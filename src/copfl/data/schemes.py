@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data.partition import Indices, Partition, Parts, count_by, generator
+from copfl.data.partition import Indices, Partition, Parts, count_by, distinct, generator
 from copfl.data.samples import CLASSIFICATION, Dataset, Samples
 from copfl.errors import DataError, UsageError, at_least, one_of
 
@@ -43,8 +43,7 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
             if not len(part):
                 missing = f"client {client} has no test samples of its classes or groups"
                 raise DataError(f"{missing}; use fewer clients or more data")
-        ours, theirs = (tuple(np.unique(part).astype(np.int64) for part in parts) for parts in (train, test))
-        return Partition(ours, theirs, assign.__name__, keywords, notes=tuple(notes))
+        return Partition(distinct(train), distinct(test), assign.__name__, keywords, notes=tuple(notes))
 
     SCHEMES[assign.__name__] = scheme
     return scheme

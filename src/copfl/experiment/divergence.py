@@ -16,7 +16,6 @@ from copfl.data.samples import CLASSIFICATION
 from copfl.engine.rounds import Round
 from copfl.errors import RunError
 from copfl.experiment import records
-from copfl.stats import latest
 
 ROUNDS = 3  # a run ends after so many rounds without a finite update
 TRAINED = 10  # rounds before accuracy at chance is worth a warning
@@ -81,7 +80,7 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation) -> list[str
 
 def _diverged(lines: list[dict[str, Any]], federation: Federation) -> list[int]:
     """The clients whose last update or last evaluation was not finite."""
-    healthy = latest(records.table(lines, "healthy", federation.clients))
+    healthy = records.latest(lines, "healthy", federation.clients)
     lost = {int(n) for n in np.flatnonzero(healthy == 0)}
     evaluated = [line for line in lines if "test_loss" in line["per_client"]]
     for line in evaluated[-1:]:
@@ -96,7 +95,7 @@ def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float,
         return None
     classes, partition = len(federation.dataset.classes), federation.partition
     labels = partition.tested(federation.dataset).y
-    accuracy = latest(records.table(lines, "accuracy", federation.clients))
+    accuracy = records.latest(lines, "accuracy", federation.clients)
     counts: NDArray[np.int64] = np.stack(
         [np.bincount(labels[part], minlength=classes) for part in partition.test]
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl.engine.rounds import Round
+from copfl.engine.rounds import Round, Values
 from copfl.errors import RunError
 from copfl.experiment.migration import METRICS, renamed
 
@@ -105,16 +105,31 @@ def _check_numbers(values: Iterable[Any]) -> None:
         raise ValueError("one of its values is not a number")
 
 
-def table(records: list[Record], name: str, clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def table(records: list[Record], name: str, clients: int) -> Values:
     """One metric as an array [rounds, clients], nan where a client did not take part or was not evaluated."""
     result = np.full((len(records), clients), np.nan)
     for row, record in zip(result, records, strict=True):
-        if (values := record["per_client"].get(name)) is not None:
-            if max(record["clients"], default=-1) >= clients:
-                problem = (
-                    f"round {record['round']} names client {max(record['clients'])}, but there are {clients}"
-                )
-                changed = "its rounds.jsonl or its partition.json was changed"
-                raise RunError(f"{problem}: {changed}; restore them, or start the run again")
-            row[record["clients"]] = [math.nan if v is None else v for v in values]
+        _fill(row, record, name)
     return result
+
+
+def latest(records: list[Record], name: str, clients: int) -> Values:
+    """The last value of one metric that is not nan, [clients]; of many rounds, a table takes much memory."""
+    newest = np.full(clients, np.nan)
+    for record in records:
+        _fill(newest, record, name)
+    return newest
+
+
+def _fill(row: Values, record: Record, name: str) -> None:
+    """Writes the values of one round that are known into a row [clients]."""
+    if (values := record["per_client"].get(name)) is None:
+        return
+    clients = np.array(record["clients"], np.int64)
+    if len(clients) and clients.max() >= len(row):
+        problem = f"round {record['round']} names client {clients.max()}, but there are {len(row)}"
+        changed = "its rounds.jsonl or its partition.json was changed"
+        raise RunError(f"{problem}: {changed}; restore them, or start the run again")
+    new = np.array([math.nan if v is None else v for v in values], np.float64)
+    known = ~np.isnan(new)
+    row[clients[known]] = new[known]

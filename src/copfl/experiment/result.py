@@ -28,7 +28,6 @@ from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
 from copfl.experiment.personalize import vector_of
 from copfl.experiment.run_settings import RunSettings
-from copfl.stats import latest
 from copfl.wrappers.attacks import Attacked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -112,7 +111,7 @@ class Result:
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, 40 rounds, accuracy 94.1 %"."""
         e, metric = self.experiment, self.primary
-        values = latest(self.metric_or_nan(metric.name)) if self.records else np.zeros(0)
+        values = self.latest(metric.name) if self.records else np.zeros(0)
         known = values[~np.isnan(values)]
         mean = f", {metric.title} {metric.text(float(known.mean()))}{metric.unit}" if len(known) else ""
         folder = "" if self.folder is None else f", in {self.folder}"
@@ -150,13 +149,17 @@ class Result:
         """A metric by name; all nan where the run did not record it."""
         return records.table(self.records, name, self.experiment.clients)
 
+    def latest(self, name: str) -> Array:
+        """The newest value of a metric for each client, nan where there is none."""
+        return records.latest(self.records, name, self.experiment.clients)
+
     @property
     def gains(self) -> Gains | None:
         """Each client's metric alone, with the global model and with its own; None without a baseline."""
         if self.analysis is None:
             return None
         name = self.primary.name
-        of_global, personal = (latest(self.metric_or_nan(one)) for one in (f"{name}_global", name))
+        of_global, personal = (self.latest(one) for one in (f"{name}_global", name))
         return Gains(self.analysis.alone, of_global, personal, self.primary)
 
     @property

@@ -35,7 +35,6 @@ from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
 from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.experiment.task_tables import build_task, check_task
-from copfl.stats import latest
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
@@ -296,14 +295,19 @@ def _alone(result: Result) -> Array:
     e, primary = result.experiment, result.primary.name
     alone = _baseline(e)
     if alone is e:
-        return latest(result.metric_or_nan(primary))
+        return result.latest(primary)
     values = np.full(e.clients, np.nan)
-    if alone is not None:
-        state = simulate.begin(alone.algorithm, e.task, e.clients)
-        with contextlib.closing(_rounds(alone, state, None)) as rounds:
-            for round in rounds:
-                if primary in round.clients:
-                    values[round.ids] = round.clients[primary]
+    if alone is None:
+        return values
+    folder = result.folder if e.settings.store == "disk" else None
+    disk = None if folder is None else folder / "checkpoint" / ".alone.tmp"
+    state = simulate.begin(alone.algorithm, e.task, e.clients, disk)
+    with contextlib.closing(_rounds(alone, state, None)) as rounds:
+        for round in rounds:
+            if primary in round.clients:
+                values[round.ids] = round.clients[primary]
+    if disk is not None:
+        disk.unlink()
     return values
 
 

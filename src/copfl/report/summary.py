@@ -11,7 +11,7 @@ import numpy as np
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
-from copfl.stats import Numbers, latest, mean_of_known
+from copfl.stats import Numbers, mean_of_known
 from copfl.tables import RULE, Table, as_text, number, plain
 
 if TYPE_CHECKING:
@@ -128,11 +128,11 @@ def _others(result: Result) -> list[str]:
     """The means of the other metrics, and how many clients do not define the primary one."""
     metric, others = result.primary, result.experiment.task.metrics[1:]
     means = [
-        f"{other.title} {other.text(float(mean_of_known(latest(result.metric_or_nan(other.name)))))}{other.unit}"
+        f"{other.title} {other.text(float(mean_of_known(result.latest(other.name))))}{other.unit}"
         for other in others
     ]
     notes = [f"Mean after training: {', '.join(means)}."] if means else []
-    value, loss = (latest(result.metric_or_nan(name)) for name in (metric.name, "test_loss"))
+    value, loss = (result.latest(name) for name in (metric.name, "test_loss"))
     if missing := int((np.isnan(value) & ~np.isnan(loss)).sum()):
         notes.append(
             f"The test samples of {missing} clients do not define the {metric.title}; means omit them."
@@ -176,12 +176,12 @@ def _listed(names: Sequence[str], room: int) -> str:
 def _last(result: Result) -> dict[str, Numbers]:
     """The newest value of each metric for each client."""
     evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in MODELS.values()]
-    return {name: latest(result.metric_or_nan(name)) for name in (*evaluated, "weight")}
+    return {name: result.latest(name) for name in (*evaluated, "weight")}
 
 
 def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which clients the simulation attacks with."""
-    return np.asarray(np.nan_to_num(result.metric_or_nan("malicious")).any(0))
+    return np.asarray(np.nan_to_num(result.latest("malicious")) > 0)
 
 
 def _epsilons(result: Result) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rounds of ResNet-18 with one process of torchrun and with two, one thread each: `python benchmarks/ranks.py`
+"""ResNet-18 with one process of torchrun and with two, one thread each: `python benchmarks/ranks.py`
 
 FedAvg on random images of 32x32, without evaluation. Runs of both alternate, so that other load on the
 machine affects both. Needs as many free cores as processes. Prints the median round of each and the ratio,

@@ -34,7 +34,7 @@ NOBODY = -1  # the rank of a client that has never been trained
 STOP = "stop"  # what rank 0 announces where it fails between two commands
 
 
-# -- the processes --------------------------------------------------------------------------------------------
+# -- the processes -----------------------------------------------------------------------------------------
 
 
 class _Group:
@@ -118,7 +118,7 @@ def _command(*command: Any) -> Iterator[None]:
     _Group.busy = False
 
 
-# -- tensors between ranks ------------------------------------------------------------------------------------
+# -- tensors between ranks ---------------------------------------------------------------------------------
 
 
 def _bytes(t: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def _broadcast(value: T) -> T:
     return tree.each(same, value)
 
 
-# -- the clients' records ---------------------------------------------------------------------------------------
+# -- the clients' records ----------------------------------------------------------------------------------
 
 
 class RankStore:
@@ -248,7 +248,7 @@ class RankStore:
         raise NotImplementedError("the ranks have no memory in common")
 
 
-# -- a round ----------------------------------------------------------------------------------------------------
+# -- a round -----------------------------------------------------------------------------------------------
 
 
 class _Training:

@@ -244,8 +244,8 @@ def follow() -> None:
     for what, own in e.fingerprints().items():
         if own != fingerprints[what]:
             raise RunError(
-                f"the {what} of rank {os.environ['RANK']} are not those of rank 0; every machine needs the same "
-                "version of copfl, the same data under --data-dir, and the same code"
+                f"the {what} of rank {os.environ['RANK']} are not those of rank 0; every machine needs the "
+                "same version of copfl, the same data under --data-dir, and the same code"
             )
     ranks.serve(setting_of(e))
     alone = _baseline(e) if e.settings.local_baseline else None
@@ -262,8 +262,8 @@ def lead(e: Experiment) -> str:
     smaller = math.ceil(e.settings.participants / processes)
     return (
         f"{processes - parts} of {processes} processes have nothing to train: the {e.settings.participants} "
-        f"clients of a round are trained in {parts} batch(es) of {e.engine.chunk}. With --set run.chunk={smaller} "
-        "each has a batch; the result then differs from this one in rounding"
+        f"clients of a round are trained in {parts} batch(es) of {e.engine.chunk}. With "
+        f"--set run.chunk={smaller} each has a batch; the result then differs from this one in rounding"
     )
 
 

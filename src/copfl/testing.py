@@ -12,7 +12,7 @@
 | wire round trip | fields that bytes cannot represent; None in round one |
 | round without uploads | 0 / 0 |
 | one client | 1 / (1 - alpha) |
-| numbers as targets | losses that assume classes; an algorithm that needs them refuses the task with a UsageError |
+| numbers as targets | losses that assume classes; one that needs them refuses the task with a UsageError |
 | samples of two arrays | indexing `data.x` instead of each of its arrays |
 """
 

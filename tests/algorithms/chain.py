@@ -64,3 +64,21 @@ def vector(*values: float) -> Tensor:
 def numbers(*values: float) -> Any:
     """What a tensor of these numbers is compared with."""
     return pytest.approx(list(values), rel=1e-12, abs=1e-12)
+
+
+def steps(
+    start: tuple[float, float],
+    pairs: Sequence[tuple[float, int]],
+    *,
+    lam: float = 0.0,
+    anchor: tuple[float, float] = (0.0, 0.0),
+) -> tuple[float, float]:
+    """Body and head after a step on each pair by hand, with the penalty lam / 2 * |w - anchor|^2."""
+    body, head = start
+    for x, y in pairs:
+        miss = off(head * body * x, y)
+        body, head = (
+            body - LR * (miss * head * x + lam * (body - anchor[0])),
+            head - LR * (miss * body * x + lam * (head - anchor[1])),
+        )
+    return body, head

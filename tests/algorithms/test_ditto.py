@@ -7,28 +7,20 @@ import torch
 
 from copfl.algorithms import Ditto, FedAvg, Local
 from copfl.core.optim import Sgd
-from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.chain import PLAIN, chain, numbers, one_at_a_time, samples, steps, vector
 from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
+
+PAIRS = ((1.0, 1), (3.0, 0))
 
 
 def test_the_personal_model_is_pulled_towards_the_broadcast_and_not_towards_the_trained_global_one() -> None:
-    task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
+    task, data = chain(0.0, 0.0), samples(*PAIRS)
     client = Ditto(PLAIN).client_init(task)._replace(v=vector(1.0, -1.0), started=torch.tensor(True))
     output = output_of(Ditto(PLAIN, lam=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
-    body, head = 1.0, -1.0
-    for x, y in ((1.0, 1), (3.0, 0)):
-        miss = off(head * body * x, y)
-        body, head = (
-            body - LR * (miss * head * x + 0.3 * (body - 2.0)),
-            head - LR * (miss * body * x + 0.3 * (head - 0.5)),
-        )
-    assert output.trained.tolist() == numbers(body, head)
-    assert output.client.v.tolist() == numbers(body, head)
-    body, head = 2.0, 0.5
-    for x, y in ((1.0, 1), (3.0, 0)):  # the global half: the same batches, no pull
-        miss = off(head * body * x, y)
-        body, head = body - LR * miss * head * x, head - LR * miss * body * x
-    assert output.upload.w.tolist() == numbers(body, head)
+    pulled = steps((1.0, -1.0), PAIRS, lam=0.3, anchor=(2.0, 0.5))
+    assert output.trained.tolist() == numbers(*pulled)
+    assert output.client.v.tolist() == numbers(*pulled)
+    assert output.upload.w.tolist() == numbers(*steps((2.0, 0.5), PAIRS))  # same batches, no penalty
 
 
 @pytest.mark.parametrize("keep", [False, True])

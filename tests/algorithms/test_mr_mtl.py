@@ -7,24 +7,20 @@ import torch
 
 from copfl.algorithms import MRMTL, Local
 from copfl.core import Adam, Optimizer, Sgd
-from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
+from tests.algorithms.chain import PLAIN, chain, numbers, one_at_a_time, samples, steps, vector
 from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 from tests.toys import federation_of, rounds_of, sigma, slopes
 
+PAIRS = ((1.0, 1), (3.0, 0))
+
 
 def test_the_own_model_is_pulled_towards_the_mean_and_uploaded() -> None:
-    task, data = chain(0.0, 0.0), samples((1.0, 1), (3.0, 0))
+    task, data = chain(0.0, 0.0), samples(*PAIRS)
     client = MRMTL(PLAIN).client_init(task)._replace(w=vector(1.0, -1.0), started=torch.tensor(True))
     output = output_of(MRMTL(PLAIN, lam=0.3), task, data, one_at_a_time([0, 1]), client, w=vector(2.0, 0.5))
-    body, head = 1.0, -1.0
-    for x, y in ((1.0, 1), (3.0, 0)):
-        miss = off(head * body * x, y)
-        body, head = (
-            body - LR * (miss * head * x + 0.3 * (body - 2.0)),
-            head - LR * (miss * body * x + 0.3 * (head - 0.5)),
-        )
+    pulled = steps((1.0, -1.0), PAIRS, lam=0.3, anchor=(2.0, 0.5))
     for found in (output.trained, output.client.w, output.upload.w):
-        assert found.tolist() == numbers(body, head)
+        assert found.tolist() == numbers(*pulled)
 
 
 def test_two_rounds_by_hand() -> None:

@@ -24,7 +24,7 @@ def down_of(algorithm: AnyAlgorithm, task: Task, w: Tensor | None = None) -> Any
 def output_of(
     algorithm: AnyAlgorithm, task: Task, data: Data, plan: Plan, client: Any = None, w: Tensor | None = None
 ) -> Any:
-    """The Turn of one client: a new client's, in the first round, unless a client or the server's weights are given."""
+    """A client's output: a new client's, in the first round, unless a client or weights are given."""
     given = algorithm.client_init(task) if client is None else client
     with torch.no_grad():
         return algorithm.client_update(task, given, down_of(algorithm, task, w), data, plan)

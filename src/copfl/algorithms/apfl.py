@@ -32,9 +32,9 @@ class APFL(Averaging):
              "weights": their parameters are (Paper: Algorithm 1)
     """
 
-    # Paper: the released code averages w evenly (weights="equal" restores it), mixes outputs before the softmax,
-    # steps w before v, and adds 0.02 alpha to alpha's derivative. v_n starts from the initial weights; here that
-    # of a client that joins later starts from the global model.
+    # Paper: the released code averages w evenly (weights="equal" restores it), mixes outputs before the
+    # softmax, steps w before v, and adds 0.02 alpha to alpha's derivative. v_n starts from the initial
+    # weights; here that of a client that joins later starts from the global model.
     alpha: float = 0.5  # before the first round
     alpha_rate: float = 0.01  # the step size of alpha; 0 keeps it fixed
     mixture: str = "predictions"

@@ -63,7 +63,7 @@ class COPFL:
                 line 6): an entry that is personal for any client is never averaged again
     epochs      for each phase
     state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
-                entries, such as Adam, otherwise takes smaller steps in the second phase; MAMO counts per entry
+                entries, such as Adam, otherwise takes smaller steps in the second phase; MAMO's is per entry
     training    "in_turn": the personal entries, then the shared ones (Paper). "together": all at once
     max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported
                 scores too, so it does not depend on honest clients
@@ -110,7 +110,7 @@ class COPFL:
         return tree.repeat(server, len(ids))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        """w_n^k, where Algorithm 2 starts: the client's entries where personal, the global model's elsewhere."""
+        """w_n^k, where Algorithm 2 starts: the client's entries where personal, else the global model's."""
         return either(client.mask, client.w, down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
@@ -150,7 +150,7 @@ class COPFL:
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
         """Algorithm 1, lines 4-6."""
-        # Line 4: masks only grow, and absent clients keep theirs; the sums are weighted by the scores already.
+        # Line 4: masks only grow, and absent clients keep theirs; the sums are weighted already.
         union = server.union | (total.personal > 0)
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)

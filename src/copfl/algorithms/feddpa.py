@@ -33,9 +33,10 @@ class FedDPA(Averaging):
     training samples. What is unlike them is predicted by the global model, as everything is at a new client.
     """
 
-    # Paper: the outputs of both adapters are added inside each layer; here two models' probabilities are mixed.
-    # The similarity is that with 5 random training samples, here with all. This is the variant that trains
-    # both adapters in every round; the released code mixes v into w's training too, after the first round.
+    # Paper: the outputs of both adapters are added inside each layer; here two models' probabilities are
+    # mixed. The similarity is that with 5 random training samples, here with all. This is the variant that
+    # trains both adapters in every round; the released code mixes v into w's training too, from the
+    # second round on.
     share: float = 0.5  # of v, in training, and of a sample that is just like the client's
 
     def __post_init__(self) -> None:

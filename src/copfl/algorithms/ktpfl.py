@@ -52,10 +52,11 @@ class KTpFL(Averaging):
     All models have one shape. The base class contributes the options and `fit`; no weights are averaged.
     """
 
-    # Paper: the released code divides both distances by the number of classes C. The distillation's gradient is
-    # then C times smaller (lr / C restores it), and the penalty keeps the coefficients equal. So it scales
-    # their step to a mean of 0.01 to 0.05 per coefficient, and takes a softmax of 5 c: they change sign around
-    # 1/N. Here distances are sums over the classes, the step is 1/L, and rows are projected onto the simplex.
+    # Paper: the released code divides both distances by the number of classes C. The distillation's gradient
+    # is then C times smaller (lr / C restores it), and the penalty keeps the coefficients equal. So it scales
+    # their step to a mean of 0.01 to 0.05 per coefficient, and takes a softmax of 5 c: they change sign
+    # around 1/N. Here distances are sums over the classes, the step is 1/L, and rows are
+    # projected onto the simplex.
     distil_epochs: int = 1  # over the public samples
     temperature: float = 10.0
     penalty: float = 0.7  # rho

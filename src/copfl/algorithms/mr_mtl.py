@@ -29,8 +29,8 @@ class MRMTL(Averaging):
     reference cannot be identified; this is the published method with that description.
     """
 
-    # Paper: all clients are in every mean, and start from the same weights. Here the mean is over the clients of
-    # the round, and one that joins later starts from it.
+    # Paper: all clients are in every mean, and start from the same weights. Here the mean is over the clients
+    # of the round, and one that joins later starts from it.
     lam: float = 1.0  # lambda
     weights: str = field(default="equal", kw_only=True)
 

@@ -23,8 +23,8 @@ class PerFedAvg(Averaging):
     inner_rate=0 is FedAvg on every second epoch.
     """
 
-    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, does not.
-    # It draws clients evenly and averages them evenly; weights="equal" restores it.
+    # Paper: the exact method multiplies by (I - alpha * Hessian); its first-order version, this one, does
+    # not. It draws clients evenly and averages them evenly; weights="equal" restores it.
     inner_rate: float = 0.01  # alpha
     tune_steps: int = 1
 

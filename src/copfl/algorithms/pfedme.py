@@ -29,7 +29,8 @@ class PFedMe(Averaging):
     """
 
     # Paper: averages evenly (weights="equal" restores it; the released code weighs by samples). All clients
-    # train in every round and some are averaged; here those that take part train. It counts steps, not epochs.
+    # train in every round and some are averaged; here those that take part train. It counts
+    # steps, not epochs.
     rate: float = 0.005  # eta, of w_n
     lam: float = 15.0  # lambda
     inner_steps: int = 5  # K

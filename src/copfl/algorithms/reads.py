@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Reads(Averaging):
-    """For each layer, a client's cluster: the clients whose layer has changed in a similar direction as its own.
+    """For each layer, a client's cluster: the clients whose layer changed in a similar direction.
 
     A client's next model has, in each layer, the mean over its cluster in that layer. Clusters may overlap.
 

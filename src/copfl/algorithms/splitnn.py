@@ -28,7 +28,7 @@ class SplitNN(Averaging):
     a number, 8 a label. With the cut before the head the arithmetic is LG-FedAvg's; the messages are not.
     """
 
-    # Paper: the clients train one after the other, each from the last one's half; here in parallel, each its own.
+    # Paper: the clients train one after the other, each from the last one's half; here in parallel.
     cut: str = ""  # the last module that the client runs, such as "stem"; "": all but the head
 
     def parts(self, task: Task) -> tuple[str, ...]:

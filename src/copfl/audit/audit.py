@@ -136,7 +136,8 @@ def run_audit(
     """The audit of the run in this folder; with `seeds`, of the same clients under those seeds as well.
 
     `baselines` are algorithms whose scores are computed on the same clients; default: FedCE, or CO-PFL for
-    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `how`: see `audit`.
+    FedCE. `values` that were passed to `run` (`algorithm`, `data`, `model`) are passed again; `how`: see
+    `audit`.
     """
     folder = RunFolder(path)
     tables, partition = folder.tables(), folder.partition()
@@ -185,7 +186,7 @@ def audit(
     names: Sequence[str] = (),
     title: str = "",
 ) -> Audit:
-    """The audit of the experiments that `make` returns for each seed, and for each baseline if it gets its name.
+    """The audit of the experiments that `make` returns for a seed, and for a baseline by its name.
 
     `start` receives the number of rounds to run and returns the function to call as they are done.
     `recorded` are the weights in the folder of the first seed's run, with which its repetition is compared.
@@ -306,10 +307,10 @@ def tables_of(found: Audit, details: bool = True) -> list[Table]:
 
 
 NOTES = {
-    "clients": "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: the gain "
-    "in the others' personal accuracy, or in the global model's on all test samples, over training without "
-    "the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the global "
-    "model and for the personal models. ± standard error, over the clients and over the sampled orders.",
+    "clients": "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: the "
+    "gain in the others' personal accuracy, or in the global model's on all test samples, over training "
+    "without the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the "
+    "global model and for the personal models. ± standard error over clients and sampled orders.",
     "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
     "the values when the clients are resampled: an interval that contains 0 is inconclusive.",
     "stability": "Of the clients' ranks in a round and the next, in the two halves, and under two seeds.",

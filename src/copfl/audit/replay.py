@@ -1,7 +1,7 @@
 """A run repeated with its uploads intercepted.
 
-Every engine gives the server the summand of each client. Interception can replace a summand by zeros, which is
-a run without the client. It can also store the summands, from which the server of any subset of clients is
+Every engine gives the server the summand of each client. Interception can replace a summand by zeros, which
+is a run without the client. It can also store the summands, from which the server of any subset of clients is
 rebuilt. Neither depends on the algorithm, because totals are sums.
 """
 

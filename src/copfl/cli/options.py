@@ -79,7 +79,7 @@ RUN_OPTIONS = {
         Row(
             "--model -m",
             "model.name",
-            "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME; default: cnn on digits, else resnet18.",
+            "A name, module:Class, hf:FOLDER, torchvision:NAME or timm:NAME; default: chosen by the samples.",
         ),
         Row(
             "--weights", "model.weights", "Of a pretrained model: default, none or a file; default: default."

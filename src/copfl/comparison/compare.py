@@ -173,7 +173,7 @@ def optimizer_of(jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def unequal(rows: Sequence[Row]) -> list[str]:
-    """A remark for the title if the rows differ in the optimizer, or in the learning rates that they tried."""
+    """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
     kinds = {
         repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
     }
@@ -193,7 +193,7 @@ def _with_optimizer(base: BaseTables) -> Tables:
 
 
 def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
-    """The layers of an entry. With one optimizer for every row, each phase has a new state, as in all methods.
+    """The layers of an entry. With one optimizer for every row, each phase has a new state.
 
     A state that two phases share makes the steps of the second one smaller.
     """
@@ -287,8 +287,8 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         for label, count in broken.items()
         if count
     ] + [
-        f"{label}: the {metric.title} of {count} evaluations is not defined by the client's test samples, such "
-        "as those of one class; they are left out of the means."
+        f"{label}: the {metric.title} of {count} evaluations is not defined by the client's test samples, "
+        "such as those of one class; they are left out of the means."
         for label, count in undefined.items()
         if count
     ]

@@ -92,7 +92,7 @@ Column = tuple[str, Callable[[float, float], str]]  # its title, and a value wit
 
 
 def columns(comparison: Comparison) -> dict[str, Column]:
-    """The columns of the table by metric: the primary one of each model, the others after training, and cost."""
+    """The columns of the table: the primary metric of each model, the other metrics, and cost."""
     metric, others = comparison.metric, comparison.rows[0].outcomes[0].metrics[1:]
     titles = ("after", "before", "global")
     found: dict[str, Column] = {
@@ -122,7 +122,7 @@ def all_tables(comparison: Comparison) -> list[Table]:
 
 
 def gaining(comparison: Comparison) -> dict[str, list[float]]:
-    """By row, the fraction of the clients that are better than under `local`, per seed; {} without that row."""
+    """By row, the fraction of clients better than under `local`, per seed; {} without that row."""
     local = next((row for row in comparison.rows if row.entry.name == "local"), None)
     if local is None or comparison.over:  # the rows of a sweep may have other clients
         return {}

@@ -1,7 +1,7 @@
 """The meaning of a model's outputs for each kind of target: the training loss, and predictions.
 
-A criterion's functions are elementwise in the samples and have no branch on a tensor's value, so they run under
-vmap.
+A criterion's functions are elementwise in the samples and have no branch on a tensor's value, so they run
+under vmap.
 """
 
 from __future__ import annotations

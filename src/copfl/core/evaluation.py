@@ -44,7 +44,7 @@ def evaluate(
     test: Data,
     models: EvalModels = EVAL_MODELS["all"],
 ) -> dict[str, Tensor]:
-    """Accuracy, loss and, where a metric needs them, the predictions of these models on a client's test samples."""
+    """Accuracy, loss and, for metrics that need them, the predictions on a client's test samples."""
 
     def model(name: str) -> Personal:
         if name == "_before":
@@ -82,7 +82,7 @@ def on_host(task: Task) -> list[Metric]:
 
 
 def collected(task: Task, predictions: Sequence[Tensor], y: Tensor) -> Tensor:
-    """Predictions in one tensor [n, ...]; of tokens only those of the right ones, as all would be gigabytes."""
+    """Predictions as one tensor [n, ...]; of tokens only the target's, as all would be gigabytes."""
     result = torch.cat(list(predictions))
     if task.criterion.kind == "next_token":
         result = result.gather(-1, torch.where(y >= 0, y, 0)[..., None])[..., 0]

@@ -74,8 +74,8 @@ class Layout:
     def where(self, *parts: str) -> Tensor:
         """A bool vector, True on these parts of w.
 
-        A part is "head", "body", "norms", "buffers", the name of a module or a parameter, or a pattern of such
-        names, as "*.lora_B".
+        A part is "head", "body", "norms", "buffers", the name of a module or a parameter, or a pattern of
+        such names, as "*.lora_B".
         """
         chosen = {name for part in parts for name in self._names_in(part)}
         sizes = zip(self.names, self.sizes, strict=True)

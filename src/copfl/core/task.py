@@ -134,8 +134,8 @@ class Task:
         """The same task with a faster model for batched clients; unchanged if the model does not allow it.
 
         `products` is the dtype of matrix products; weights, statistics and sums keep their own. With a few
-        samples of one client, `data`, the result is compared first: a model that mixes the samples of a batch,
-        or calls a batch norm twice, would silently compute something else.
+        samples of one client, `data`, the result is compared first: a model that mixes the samples of a
+        batch, or calls a batch norm twice, would silently compute something else.
         """
         from copfl.kernels.batched_model import batched_module
 

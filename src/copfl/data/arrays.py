@@ -156,8 +156,9 @@ def from_arrays(
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
     uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean
-    and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a dict.
-    Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see `targets_of`.
+    and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a
+    dict. Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see
+    `targets_of`.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")

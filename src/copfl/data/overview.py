@@ -66,7 +66,8 @@ def _client_facts(dataset: Dataset) -> str:
     untested = [name for name, count in zip(dataset.groups, test, strict=True) if not count]
     missing = f"; without a test sample: {', '.join(untested[:5])}" if untested else ""
     usual = "" if dataset.natural else "; used as clients with --partition by_group"
-    return f"{len(dataset.groups):,} groups, {sizes}, {test.min():,} to {test.max():,} test samples{missing}{usual}"
+    tests = f"{test.min():,} to {test.max():,} test samples"
+    return f"{len(dataset.groups):,} groups, {sizes}, {tests}{missing}{usual}"
 
 
 def _picture(dataset: Dataset) -> list[str]:

@@ -1,4 +1,4 @@
-"""A partition of a data set among clients, as a record and as a file. The schemes that make one: schemes.py."""
+"""A partition of a data set among clients, as a record and as a file; schemes.py makes them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Partition:
         return labels
 
     def label_counts(self, dataset: Dataset) -> Indices:
-        """The train samples of each class or label that each client has, [clients, classes]; else [clients, 0]."""
+        """Each client's train samples per class or label, [clients, classes]; else [clients, 0]."""
         self.check(dataset)
         if dataset.kind == MULTILABEL:
             return np.stack([dataset.train.y[part].sum(axis=0).astype(np.int64) for part in self.train])

@@ -100,6 +100,6 @@ class Dataset:
         """Raises a DataError if a class has test samples but no train sample in the whole data set."""
         if self.kind == CLASSIFICATION and len(extra := np.setdiff1d(self.test.y, self.train.y)):
             raise DataError(
-                f'the class "{self.classes[extra[0]]}" of "{self.name}" has test samples and no train sample, so '
-                "no client can learn it; move a sample into the train part, or leave the class out"
+                f'the class "{self.classes[extra[0]]}" of "{self.name}" has test samples and no train '
+                "sample, so no client can learn it; move a sample into the train part, or leave the class out"
             )

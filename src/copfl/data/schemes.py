@@ -138,7 +138,7 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
 
 @_scheme
 def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, minimum: int = 2) -> Assigned:
-    """Random parts whose sizes are in Dirichlet(alpha) proportions; ``minimum`` train samples or more each."""
+    """Random parts with sizes in Dirichlet(alpha) proportions, of at least ``minimum`` train samples."""
     at_least(1e-100, alpha=alpha)
     at_least(1, minimum=minimum)
     rng = generator(seed)

@@ -176,9 +176,9 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
     different = tuple(sorted({str(columns[0][row]) for row in rows if columns[0][row] is not None}))
     if len(different) > MOST_CATEGORIES:
         raise DataError(
-            f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} categories '
-            f"are accepted; leave it out with --set data.drop={name}, or if it is the text to learn from, or the "
-            f"client, name it with --text {name} or --client {name}"
+            f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
+            f"categories are accepted; leave it out with --set data.drop={name}, or if it is the text to "
+            f"learn from, or the client, name it with --text {name} or --client {name}"
         )
     return Encoder(name, categories=different or ("",))
 
@@ -192,8 +192,8 @@ def _are_numbers(name: str, column: Column) -> bool:
         if 2 * len(wrong) >= len(column) - column.count(None):
             return False
         raise DataError(
-            f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; correct '
-            f"it, or if its values are categories: --set data.categories={name}"
+            f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; '
+            f"correct it, or if its values are categories: --set data.categories={name}"
         ) from None
     if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST).tolist()):
         cell = str(column[wrong[0]])[:40]
@@ -305,8 +305,8 @@ def read_table(path: Path) -> Table:
     with reading.naming(str(path), f"{path.suffix} file"):
         if (size := path.stat().st_size) > LARGEST_FILE:
             raise DataError(
-                f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read into memory. Take a part of its "
-                "rows or columns, or pass arrays from Python: copfl.run(dataset=(x, y))"
+                f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read into memory. Take a part of "
+                "its rows or columns, or pass arrays from Python: copfl.run(dataset=(x, y))"
             )
         table = READERS[path.suffix.lower()](path)
         if not table or not len(next(iter(table.values()))):

@@ -65,7 +65,7 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
 
 
 def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
-    """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers count in `names` if there are any."""
+    """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers index `names`, if given."""
     parts = [_array(part, what) for part in given]
     for part in parts:
         if part.ndim != 1:
@@ -131,8 +131,8 @@ def _inferred(y: NDArray[Any]) -> str:
         different = np.unique(y)
         if len(different) <= MOST_AMBIGUOUS and (different == np.round(different)).all():
             raise DataError(
-                f"y has {len(different)} different whole numbers of dtype {y.dtype}: if they are classes, use "
-                "y.astype('int64'); if they are values to predict, set kind=regression"
+                f"y has {len(different)} different whole numbers of dtype {y.dtype}: if they are classes, "
+                "use y.astype('int64'); if they are values to predict, set kind=regression"
             )
         return REGRESSION
     if _is_binary(y):

@@ -170,7 +170,7 @@ def _usage(model: dict[str, Any], base: str, classes: int) -> list[str]:
     if model["task"] == "embedding":
         lines += [
             f"head = safetensors.torch.load_file(f'{{folder}}/{HEAD}')  # import safetensors.torch",
-            "tokens = model(**inputs).last_hidden_state  # inputs: input_ids and attention_mask of the tokenizer",
+            "tokens = model(**inputs).last_hidden_state  # inputs: what the tokenizer returns",
             "weight = inputs['attention_mask'][..., None]",
             "logits = (tokens * weight).sum(1) / weight.sum(1) @ head['weight'].T + head['bias']",
         ]

@@ -1,4 +1,4 @@
-"""Training that failed: every client diverged, some did, or the models are no better than a constant answer."""
+"""Training that failed: all clients diverged, some did, or no model beats a constant answer."""
 
 from __future__ import annotations
 

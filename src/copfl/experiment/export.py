@@ -66,7 +66,7 @@ def _torch(models: RunModels, model: Personal) -> bytes:
 
 
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
-    """`named_tensors` of the whole model: with its frozen tensors, adapters merged, under the library's names."""
+    """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names."""
     if set(task.layout.names) >= {name for name, _ in task.module.named_parameters()}:
         return named_tensors(task, model)
     if isinstance(model, Experts):

@@ -162,7 +162,7 @@ class RunModels:
         )  # fmt: skip
 
     def _starts(self, data: Dataset) -> dict[str, Tensor]:
-        """The models that a new client may start from, by name; without saved models, the global one alone."""
+        """The models a new client may start from, by name; without saved models, the global one."""
         starts = {"the global model": vector_of(self.new_client())}
         if (self.path / "models").is_dir() and len(data.train) > 1:
             trained = self.experiment.settings.split_clients[0].tolist()

@@ -78,8 +78,8 @@ def _checked_hash(table: Mapping[str, Any]) -> str | None:
     base = pretrained.base_of(table["name"], table["weights"])
     if (expected := table.get("sha256")) not in (None, base.sha256):
         raise UsageError(
-            f"the base {table['name']} has the SHA-256 {base.sha256}, but this run is of a base with {expected}; "
-            "put that one back, or start a new run without model.sha256"
+            f"the base {table['name']} has the SHA-256 {base.sha256}, but this run is of a base with "
+            f"{expected}; put that one back, or start a new run without model.sha256"
         )
     return base.sha256
 

@@ -80,7 +80,7 @@ def with_rate(how: Training, lr: float) -> Training:
 def choose(
     how: Training, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
 ) -> Choice:
-    """The learning rate and number of epochs with the best mean score over the folds; of equals, the first."""
+    """The learning rate and epochs with the best mean score over the folds; of equals, the first."""
     folds = _folds(samples, how.seed)
     scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
     for fold in range(folds.max() + 1):

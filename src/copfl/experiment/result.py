@@ -118,7 +118,7 @@ class Result:
         return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
 
     def model(self, client: int) -> nn.Module:
-        """A copy of the network with the personal weights of this client; of a mixture, the largest share's."""
+        """A copy of the network with this client's personal weights; of a mixture, the largest share's."""
         if not 0 <= client < self.experiment.clients:
             last = self.experiment.clients - 1
             raise UsageError(f"there is no client {client}; the run has clients 0 to {last}")

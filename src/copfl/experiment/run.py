@@ -180,8 +180,8 @@ def run(
     nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
     Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
 
-    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `epochs`, `batch_size`, `lr` and
-    `optimizer="adam"` as on the command line, and tables for the rest: `copfl={"rate": 0.1}`,
+    `settings` are those of [run] (rounds, seed, batch, ...; see RunSettings), `epochs`, `batch_size`, `lr`
+    and `optimizer="adam"` as on the command line, and tables for the rest: `copfl={"rate": 0.1}`,
     `optimizer={"name": "sgd", "momentum": 0.9}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `task={"metrics": ["auc"]}`,
     `adapter="lora:r=8"`. Of an nn.Module, the parameters with requires_grad=False are not trained.

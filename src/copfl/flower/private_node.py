@@ -1,4 +1,4 @@
-"""Clipped and noised uploads in a deployment: the noise is a secret of each node, and epsilon counts who answered.
+"""Clipped and noised uploads in a deployment: noise is a node's secret, epsilon counts who answered.
 
 A node answers one message per round. Asked again for the same, it adds the same noise; asked for a round with
 another model, it refuses: two noised uploads of a round reveal more than the epsilon states.
@@ -54,7 +54,7 @@ class SecretNoise(Private):
 
 
 def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object) -> SecretNoise:
-    """The algorithm with the noise of this node, run and round; WireError if it was used for another message."""
+    """The algorithm with this node's noise of the round; WireError if another message used it."""
     digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(received)).encode()).hexdigest()
     path = folder / ANSWERED
     try:

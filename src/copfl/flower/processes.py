@@ -37,7 +37,7 @@ def tagged(tag: str) -> list[int]:
 
 
 def start_watcher(tag: str) -> subprocess.Popen[bytes]:
-    """A process that kills all processes with this tag when its stdin is closed: when this process has ended."""
+    """A process that kills all processes with this tag once its stdin is closed, as this one ends."""
     command = [sys.executable, "-m", "copfl.flower.processes", tag]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 

@@ -1,4 +1,4 @@
-"""What a node keeps in memory between messages, and its answers to them: the functions of `node`, with torch."""
+"""What a node keeps in memory between messages, and its answers: `node` with torch imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """A client's answers in the phases of secure aggregation. Its secrets are in a file until the sum is done.
 
 A request of another phase than the next is refused, and so is a second, different request of one phase: its
-answers together would reveal more than one sum. A repeated request gets the same answer. A round of which this
-client has revealed its shares is not summed again: two sums over different clients differ by single uploads.
+answers together would reveal more than one sum. A repeated request gets the same answer. A round of which
+this client has revealed its shares is not summed again: two sums over different clients differ by single
+uploads.
 """
 
 from __future__ import annotations

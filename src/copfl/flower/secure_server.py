@@ -1,8 +1,8 @@
-"""The server's rounds with secure aggregation: it receives masked vectors, and from the shares only their sum.
+"""The server's rounds with secure aggregation: it receives masked vectors and learns their sum.
 
 A client may be lost in every phase. If too few are left before they reveal their shares, the round begins
-again with fresh keys. If too few reveal theirs, the round ends without a result, because it must not be summed
-again: two sums of the same uploads over different clients differ by single uploads.
+again with fresh keys. If too few reveal theirs, the round ends without a result, because it must not be
+summed again: two sums of the same uploads over different clients differ by single uploads.
 """
 
 from __future__ import annotations

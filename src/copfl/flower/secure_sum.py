@@ -1,8 +1,8 @@
 """SecAgg+: the sum of the clients' vectors, of which the server can read no single one. Without messages.
 
     keys      each client makes two key pairs and sends the public keys
-    shares    each client draws a seed; it sends shares of the seed and of its masking key, encrypted, to others
-    masked    each client sends its vector plus a mask from its seed and a mask per pair, which cancel in the sum
+    shares    each client draws a seed; it sends others encrypted shares of the seed and of its masking key
+    masked    each client sends its vector plus a mask from its seed and masks per pair, which cancel out
     revealed  each client sends a share of the seed of every client that sent its vector, and a share of the
               masking key of every client that did not: never both
 
@@ -57,8 +57,8 @@ class Rules:
         low = majority(holders)
         if not low <= self.threshold <= holders:
             raise UsageError(
-                f"secure-threshold={self.threshold} must be {low} to {holders}: more than half of the clients "
-                "that share a secret, else the server could collect both secrets of a client; at most all"
+                f"secure-threshold={self.threshold} must be {low} to {holders}: at most all, and more "
+                "than half, of the clients that share a secret, else the server could collect both secrets"
             )
         above(0, **{"secure-range": self.range})
         if not math.isfinite(self.range) or not 2 <= self.bits <= MOST_BITS:
@@ -322,7 +322,7 @@ class Sum:
         self.survivors.add(client)
 
     def total(self, revealed: Mapping[int, Mapping[int, bytes]]) -> Floats:
-        """The sum, from the shares that clients revealed, by sender and owner; WireError if they are too few."""
+        """The sum, from the revealed shares by sender and owner; WireError if they are too few."""
         if self.masked is None:
             raise WireError("no client sent a vector, so there is no sum")
         total, size = self.masked.copy(), len(self.masked)

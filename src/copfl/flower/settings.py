@@ -81,8 +81,8 @@ class RunConfig:
         at_least(0, privacy=self.privacy)
         if self.secure_aggregation and self.robust:
             raise UsageError(
-                f'robust="{self.robust}" compares single uploads, and with secure-aggregation the server sees '
-                "only their sum; leave one of them out"
+                f'robust="{self.robust}" compares single uploads, and with secure-aggregation the server '
+                "sees only their sum; leave one of them out"
             )
         if self.secure_aggregation:
             _ = self.rules  # its numbers are checked

@@ -1,9 +1,10 @@
 """A resident process per node: torch, the samples and the model are loaded once, not for every message.
 
-The caller imports no torch. It sends a request through a Unix socket in `state-dir/.worker`, a folder that only
-this user can open, and starts the worker if none listens. The worker ends with its node, after an idle hour,
-above its limit of memory, or when the node's program changes; the next request starts another. What a kill
-leaves is what a kill of the process per message left: the client's records are files that appear by rename.
+The caller imports no torch. It sends a request through a Unix socket in `state-dir/.worker`, a folder that
+only this user can open, and starts the worker if none listens. The worker ends with its node, after an idle
+hour, above its limit of memory, or when the node's program changes; the next request starts another. What a
+kill leaves is what a kill of the process per message left: the client's records are files that appear by
+rename.
 """
 
 from __future__ import annotations

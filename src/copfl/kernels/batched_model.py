@@ -170,7 +170,7 @@ class Place(NamedTuple):
 
 
 def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:
-    """The names of the trained tensors in the module, and in the vector: tied ones have several in the module."""
+    """The trained tensors' names in the module and in the vector; tied ones have several in the module."""
     names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
     every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return [(name, names[id(t)]) for name, t in every if names[id(t)] in trained]

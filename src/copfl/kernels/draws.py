@@ -23,7 +23,7 @@ CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of s
 
 
 def mixed(*counters: int | Tensor) -> Tensor:
-    """64 well-mixed bits for every combination of the counters, int64 tensors or numbers: core.random.hashed."""
+    """64 well-mixed bits per combination of counters, int64 tensors or numbers: core.random.hashed."""
     step, first, second = (constant - 2**64 for constant in CONSTANTS)
     device = next(counter.device for counter in counters if isinstance(counter, Tensor))
     state = torch.zeros((), dtype=torch.int64, device=device)
@@ -48,7 +48,7 @@ class Keyed(NamedTuple):
 
 
 class Draws(TorchFunctionMode):
-    """Within it, random functions of torch return numbers that depend on the key, the call and the place alone.
+    """Within it, torch's random functions depend on the key, the call and the place alone.
 
     The key is one client's [], or one per client [N] where the samples of N clients are one batch.
     """
@@ -68,8 +68,8 @@ class Draws(TorchFunctionMode):
                 return _unchecked(function)(*args, **(kwargs or {}))
         if name in UNKNOWN:
             raise UsageError(
-                f"the model calls {name} in training, whose random numbers copfl cannot draw per client; known are "
-                f"{', '.join(sorted(RANDOM))}"
+                f"the model calls {name} in training, whose random numbers copfl cannot draw per client; "
+                f"known are {', '.join(sorted(RANDOM))}"
             )
         return function(*args, **(kwargs or {}))
 

@@ -229,7 +229,7 @@ Inputs = Any
 
 
 def arguments_of(model: nn.Module, x: Inputs) -> tuple[tuple[Inputs, ...], dict[str, Tensor]]:
-    """The positional and keyword arguments of a call: the arrays of a dict as keywords, if the model has them."""
+    """A call's positional and keyword arguments: a dict's arrays as keywords, if the model has them."""
     if isinstance(x, dict) and _takes(type(model).forward, tuple(x)):
         return (), x
     return (x,), {}
@@ -254,7 +254,7 @@ def mappable_attention() -> Iterator[None]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits of a model's output: a tensor, or a record with the field `logits` as transformers have it."""
+    """The logits of a model's output: a tensor, or the field `logits` of a transformers record."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         kind = type(output).__name__

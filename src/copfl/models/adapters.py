@@ -48,9 +48,9 @@ def target_modules(model: nn.Module, targets: str) -> list[str]:
     if not chosen:
         known = sorted({_last(name) for name in layers})
         raise UsageError(
-            f'adapter.targets="{targets}" matches no layer of the model; targets are ends of the names of its linear '
-            f"layers and convolutions ({', '.join(known[:20]) or 'it has none'}), patterns such as "
-            f'"*.attention.*", or {POINTWISE}, joined by "+"'
+            f'adapter.targets="{targets}" matches no layer of the model; targets are ends of the names of '
+            f"its linear layers and convolutions ({', '.join(known[:20]) or 'it has none'}), patterns such "
+            f'as "*.attention.*", or {POINTWISE}, joined by "+"'
         )
     return chosen
 
@@ -115,8 +115,8 @@ def select(
     frozen = _chosen(model, head, "freeze", freeze)
     if random := sorted(frozen & fresh):
         raise UsageError(
-            f'model.freeze="{freeze}" would freeze {random[0]}, which has no pretrained values: the model would have '
-            "no trained head. Leave it out of model.freeze"
+            f'model.freeze="{freeze}" would freeze {random[0]}, which has no pretrained values: the model '
+            "would have no trained head. Leave it out of model.freeze"
         )
     for name in frozen:
         parameters[name].requires_grad_(False)
@@ -143,8 +143,8 @@ def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> s
         if not found:
             tops = sorted({name.partition(".")[0] for name in names})
             raise UsageError(
-                f'model.{option}="{patterns}": "{word}" matches no parameter of the model. Known: head, body, norms, '
-                f'{", ".join(tops)}, and patterns of parameters\' names such as "*.bias"'
+                f'model.{option}="{patterns}": "{word}" matches no parameter of the model. Known: head, '
+                f'body, norms, {", ".join(tops)}, and patterns of parameters\' names such as "*.bias"'
             )
         chosen |= found
     return chosen

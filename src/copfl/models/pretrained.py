@@ -113,8 +113,8 @@ def _logits(output: Any) -> Tensor:
     result = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(result, Tensor):
         raise UsageError(
-            f"the model has no head: it returns {type(output).__name__} without logits. Take a model with a head, such "
-            "as AutoModelForSequenceClassification, or name it hf:FOLDER with --set model.task=embedding"
+            f"the model has no head: it returns {type(output).__name__} without logits. Take a model with a "
+            "head, such as AutoModelForSequenceClassification, or hf:FOLDER with --set model.task=embedding"
         )
     return result
 
@@ -220,8 +220,8 @@ def _weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise UsageError(
-            f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin. Take a complete copy of "
-            "the model, or start from random weights with --weights none"
+            f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin. Take a complete copy "
+            "of the model, or start from random weights with --weights none"
         )
     return files
 
@@ -243,8 +243,8 @@ def _snapshot(name: str) -> Path:
             return folder
     why = " ".join(str(problem).split())[:200]
     raise UsageError(
-        f'hf:{name}: there is no folder "{name}", the hub\'s cache does not have it, and it cannot be fetched: {why}. '
-        "Give the path of a folder with config.json, the weights and the tokenizer"
+        f'hf:{name}: there is no folder "{name}", the hub\'s cache does not have it, and it cannot be '
+        f"fetched: {why}. Give the path of a folder with config.json, the weights and the tokenizer"
     )
 
 

@@ -54,13 +54,13 @@ class Tokenizer:
         if (longest := max(lengths, default=0)) > self.limit:
             count = sum(length > self.limit for length in lengths)
             raise UsageError(
-                f"{count:,} of {len(lists):,} sentences have more than the {self.limit} tokens that the model takes, "
-                f"the longest {longest:,}; cut them with --set model.max_length={self.limit}"
+                f"{count:,} of {len(lists):,} sentences have more than the {self.limit} tokens that the "
+                f"model takes, the longest {longest:,}; cut them with --set model.max_length={self.limit}"
             )
         if (largest := max((max(ids, default=0) for ids in lists), default=0)) >= self.vocabulary:
             raise UsageError(
-                f"the tokenizer in {self.folder} does not fit the model: it has a token {largest:,}, but the model "
-                f"has {self.vocabulary:,} words; take the tokenizer that was saved with the model"
+                f"the tokenizer in {self.folder} does not fit the model: it has a token {largest:,}, but the "
+                f"model has {self.vocabulary:,} words; take the tokenizer that was saved with the model"
             )
         pad = self.tokenizer.pad_token_id or 0
         ids = np.full((len(lists), max(longest, 1)), pad, np.int64)

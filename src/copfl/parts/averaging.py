@@ -108,7 +108,7 @@ def weighted_mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
 class Averaging:
     """The mean of the shared entries; a subclass overrides what it changes.
 
-    weights  "samples": a client weighs as much as it has training samples. "equal": all clients weigh the same
+    weights  "samples": in proportion to a client's training samples. "equal": all clients weigh the same
     """
 
     optimizer: Optimizer = field(default_factory=Sgd)

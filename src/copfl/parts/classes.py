@@ -41,7 +41,8 @@ def table_shape(task: Task) -> tuple[int, ...]:
     """[C, f], the classes and the features, the shape of the head's matrix."""
     if task.criterion.kind != "classification":
         raise UsageError(
-            f"fedpac aligns the features of classes; this task is {task.criterion.kind}. Choose another algorithm"
+            f"fedpac aligns the features of classes; this task is {task.criterion.kind}. "
+            "Choose another algorithm"
         )
     named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
     shape = named.get(f"{task.layout.head}.weight", ())
@@ -64,7 +65,7 @@ def prior_means(sums: Sums, size: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def aligned(task: Task, centroids: Tensor, known: Tensor, own: Sums, strength: float) -> Objective:
-    """The task's objective + strength * mean squared distance of a sample's features to the centroid of its class.
+    """The task's objective + strength * mean squared distance of features to their class's centroid.
 
     Where the class has no centroid, `known` [C] is False, to the client's own mean; without any centroid the
     term is 0.

@@ -3,7 +3,7 @@
 Each kind of mixture of two has three methods:
 
 personal_model  what a client predicts with
-options         the keywords with which `descend` trains v on the mixture's loss on this batch while w is fixed
+options         the keywords of `descend` to train v on the mixture's loss on this batch, with w fixed
 slope           the derivative of the mixture's loss on this batch by alpha
 """
 
@@ -110,7 +110,7 @@ def feature_size(task: Task) -> int:
     return shape[1]
 
 
-# -- an ensemble with weights that fall by exp(-rate * loss): a pair, a bank of models, and the two as halves --
+# -- an ensemble with weights that fall by exp(-rate * loss): a pair, a bank of models, and both as halves --
 #
 # prediction = c (a own + b mean) + d sum_k s_k stored_k         (a + b = c + d = sum s = 1)
 

@@ -83,8 +83,8 @@ def check_state_per_phase(optimizer: Optimizer, state_per_phase: bool) -> None:
     """Nothing, unless each phase is to have a new optimizer state and the optimizer keeps one over rounds."""
     if state_per_phase and optimizer.keep:
         raise UsageError(
-            "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps its "
-            "state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
+            "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps "
+            "its state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
         )
 
 

@@ -275,9 +275,9 @@ def _gain(run: RunData) -> Iterator[Chart]:
     ]
     about = (
         f"{round(found.share * known)} of {known} clients are better than alone, on average by "
-        f"{metric.text(float(np.nanmean(found.gain)), sign='+')}{' points' if metric.fraction else ''}. Worst tenth "
-        f"of the clients: {metric.text(found.worst)}{metric.unit}; standard deviation over clients: "
-        f"{metric.text(found.spread)}. Alone: local training on the same batches, with the "
+        f"{metric.text(float(np.nanmean(found.gain)), sign='+')}{' points' if metric.fraction else ''}. "
+        f"Worst tenth of the clients: {metric.text(found.worst)}{metric.unit}; standard deviation over "
+        f"clients: {metric.text(found.spread)}. Alone: local training on the same batches, with the "
         "same optimizer. Clients are ordered by their gain."
     )
     rows = [names[n] for n in order]
@@ -294,15 +294,15 @@ def _new(run: RunData) -> Iterator[Chart]:
     ]
     series.append(Line("alone, all samples", _shown(run.primary, run.new.alone["all"]), colour=len(series)))
     about = (
-        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, 5 "
-        "or all of their samples. Alone: the same without the federation."
+        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
+        "5 or all of their samples. Alone: the same without the federation."
     )
     names = [f"client {n}" for n in run.new.clients]
     yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
 
 
 def _similar(run: RunData) -> Iterator[Chart]:
-    """Every model on every client's samples, and the likeness of masks and labels, in one order of the clients."""
+    """Every model on every client's samples, and the similarity of masks and labels, in one order."""
     if run.analysis is None or len(run.analysis.cross.clients) < 2:
         return
     clients, accuracy = run.analysis.cross

@@ -80,7 +80,7 @@ def found(
 
 
 def tuned(plan: Plan, store: Store) -> tuple[list[Trial], Tables | None]:
-    """The settings that were tried, and the best of them by the value that the row shows; None: not all are."""
+    """The settings tried, and the best of them by the value that the row shows; None: some are missing."""
     trials = []
     for settings, job in plan.trials():
         record = store.get(job)
@@ -115,7 +115,7 @@ def paired(own: PerSeed, other: PerSeed) -> Numbers:
 
 
 def gain(own: Cell, other: Cell) -> Gain:
-    """In accuracy, in points. The rows of a seed have the same clients, so the mean over them is paired too."""
+    """In points of accuracy. The rows of a seed have the same clients, so their means are paired too."""
     found = Gain(other.row.label, paired(own.per_seed(), other.per_seed()), NOT_YET)
     seeds = len(found.changes)
     return found._replace(why=f"{found} to {found.other}, {seeds} seeds") if seeds else found
@@ -299,7 +299,7 @@ def _steps(case: Case, sign: int, fraction: float) -> Iterator[Verdict]:
 
 
 def _settled(case: Case) -> Iterator[Verdict]:
-    """From the evaluations that follow a round to the last ones, the accuracy gains less than `within` points.
+    """From the evaluations after a round to the last ones, accuracy gains less than `within` points.
 
     Runs that are not twice as long cannot tell: the first would be among the last.
     """

@@ -29,8 +29,8 @@ from copfl.reproduction.findings import (
 from copfl.tables import Table, as_markdown, percent, with_spread
 
 BASELINES_NOTE = (
-    "The last lines are paired differences in points to the baseline with the highest mean on the same seeds, "
-    "with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
+    "The last lines are paired differences in points to the baseline with the highest mean on the same "
+    "seeds, with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
 )
 LEADERS_NOTE = (
     "**The highest mean of each column**, and the methods that five seeds do not distinguish from it: a paired t "

@@ -134,9 +134,9 @@ def epsilon(noise: float, rounds: int, delta: float, clients: int = 1, taking_pa
 def epsilon_of(rounds: Mapping[float, int], delta: float, clients: int = 1, taking_part: int = 1) -> float:
     """The epsilon of rounds with different noise, at this delta, for replacing one client.
 
-    `rounds` has the number of rounds by their noise: the deviation of the observed noise over `clip`. By Renyi
-    divergences, with Google's dp-accounting; with partial participation, for sets of a fixed size sampled
-    without replacement.
+    `rounds` has the number of rounds by their noise: the deviation of the observed noise over `clip`. By
+    Renyi divergences, with Google's dp-accounting; with partial participation, for sets of a fixed size
+    sampled without replacement.
     """
     try:
         from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent

@@ -122,7 +122,7 @@ class Pwpm:
         """[d], the mask of the groups whose own values have a lower loss on held-out samples.
 
         `own` and `received` are the client's and the global model [D] after the same training: what the
-        client kept or uploaded, and the mean. The groups are tried one after another; one that is better stays.
+        client kept or uploaded, and the mean. The groups are tried in turn; one that is better stays.
         """
         d, unseen = task.d, validation_split(data)
         if not unseen.y.shape[0]:  # no client has five samples

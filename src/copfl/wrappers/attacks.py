@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,12 @@ class Down(NamedTuple):
     key: Tensor  # [] int64, of the random numbers of this client in this round
 
 
+@cache
+def _on_device(attackers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Their numbers, kept on the device: a CUDA graph cannot copy them from the host."""
+    return torch.tensor(attackers, device=device)
+
+
 @dataclass(frozen=True)
 class Attacked(RoundWrapper):
     """The algorithm with some malicious clients."""
@@ -112,7 +118,7 @@ class Attacked(RoundWrapper):
         at_least(0, strength=self.strength)
 
     def downlink(self, server: Any, ids: Tensor) -> Down:
-        malicious = torch.isin(ids, torch.tensor(self.attackers, dtype=ids.dtype, device=ids.device))
+        malicious = (ids[:, None] == _on_device(self.attackers, ids.device)).any(1)
         keys = mixed(self.seed, MALICIOUS, server.round, ids)
         return Down(super().downlink(server, ids), malicious, keys)
 

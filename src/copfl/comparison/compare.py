@@ -63,10 +63,11 @@ def compare(
     >>> print(found)  # doctest: +SKIP
 
     The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
-    every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has the
-    values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
-    With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`. With an
-    `executor`, any of `concurrent.futures`, it trains the runs, in a folder that all its workers share.
+    every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has
+    the values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
+    With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
+    With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that all its workers
+    share.
     """
     rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
     base, out, log = _with_optimizer(base_tables or {}), Path(out), log or _silent

@@ -62,7 +62,7 @@ class LocalFederation:
             make_certificates(self.keys, HOST)
 
     def __enter__(self) -> Self:
-        """Takes the folder, and ends what an earlier federation in it left: its process may have been killed."""
+        """Locks the folder, and ends the processes that a killed federation left in it."""
         home = self.folder / LOCAL_HOME
         home.mkdir(parents=True, exist_ok=True)
         try:

@@ -138,7 +138,7 @@ def best_of(gains: Sequence[Gain]) -> Gain | None:
 
 
 def leaders(cells: Sequence[Cell]) -> list[Cell]:
-    """The cell with the highest mean, then those that it is not distinguishable from, after Holm's correction.
+    """The cell with the highest mean, then those not distinguishable from it, with Holm's correction.
 
     Only cells with all seeds count; none, if there are fewer than two.
     """

@@ -33,8 +33,9 @@ BASELINES_NOTE = (
     "seeds, with the 95 % t interval over seeds. A claim to be the best is judged against every baseline."
 )
 LEADERS_NOTE = (
-    "**The highest mean of each column**, and the methods that five seeds do not distinguish from it: a paired t "
-    "test, with Holm's correction for the number of methods. Only methods with all seeds are compared."
+    "**The highest mean of each column**, and the methods that five seeds do not distinguish from it: a "
+    "paired t test, with Holm's correction for the number of methods. Only methods with all seeds are "
+    "compared."
 )
 COST_NOTE = (
     "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: "

@@ -104,7 +104,7 @@ def resume(
 
 
 def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
-    """Trains with a progress bar or lines on stderr, logs every round to the trackers, and prints the result."""
+    """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import bar, lines

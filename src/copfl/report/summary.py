@@ -127,7 +127,6 @@ def _difference(metric: MetricInfo) -> str:
 def _others(result: Result) -> list[str]:
     """The means of the other metrics, and how many clients do not define the primary one."""
     metric, others = result.primary, result.experiment.task.metrics[1:]
-    values = [float(mean_of_known(latest(result.metric_or_nan(other.name)))) for other in others]
     means = [
         f"{other.title} {other.text(float(mean_of_known(result.latest(other.name))))}{other.unit}"
         for other in others

@@ -1,0 +1,140 @@
+"""Dockerfile, compose.yaml and systemd units: what can be tested without a Docker engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import called
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+UNITS = sorted((ROOT / "deploy").glob("*.service"))
+
+
+def services() -> dict[str, Any]:
+    yaml: Any = pytest.importorskip("yaml", reason="mkdocs, which brings it, is not installed")
+    return dict(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
+
+
+def test_every_service_runs_without_privileges() -> None:
+    found = services()
+    assert sorted(found) == ["node-0", "node-1", "node-2", "server"]
+    for service in found.values():
+        assert service["user"] == "${COPFL_USER:-1000:1000}"
+        assert (service["read_only"], service["tmpfs"], service["cap_drop"]) == (True, "/tmp", ["ALL"])
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["healthcheck"]["test"][:4] == ["CMD", "copfl", "federate", "status"]
+        assert service["healthcheck"]["test"][-1] == "--check"
+    assert re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE) == ["1000:1000"]
+
+
+def test_the_commands_of_services_and_units_are_commands_of_copfl(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With --help, unknown words and options are errors, and nothing is started."""
+    lines = [" ".join(service["command"]) for service in services().values()]
+    lines += [" ".join(service["healthcheck"]["test"][3:]) for service in services().values()]
+    for unit in UNITS:
+        text = unit.read_text().replace("\\\n", " ")
+        (command,) = re.findall(r"^ExecStart=/opt/copfl/bin/copfl federate (.*)", text, re.MULTILINE)
+        lines.append(command)
+    assert len(lines) == 10
+    for line in lines:
+        done = called(capsys, "federate", *shlex.split(line.replace("${CLIENT}", "0")), "--help")
+        assert done.code == 0, (line, done.err)
+        assert "Usage: copfl federate" in done.out
+
+
+def test_the_image_contains_what_the_dockerfile_copies() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        word for line in re.findall(r"^COPY (.*)", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]
+    ]
+    assert sorted(allowed) == sorted(copied)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize(
+    "command", ["hadolint Dockerfile", "docker-compose -f compose.yaml config --quiet"], ids=lambda c: c[:8]
+)
+def test_the_files_are_valid(command: str) -> None:
+    program, *words = command.split()
+    if (found := shutil.which(program)) is None:
+        pytest.skip(f"{program} is not installed")
+    done = subprocess.run([found, *words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_the_units_are_valid(unit: Path, tmp_path: Path) -> None:
+    if (program := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    copy = tmp_path / unit.name  # systemd wants programs that exist
+    copy.write_text(unit.read_text().replace("/opt/copfl/bin/copfl", sys.executable))
+    done = subprocess.run([program, "verify", str(copy)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="installs torch: set COPFL_SLOW=1")
+def test_the_dockerfiles_commands_work_for_an_ordinary_user(tmp_path: Path) -> None:
+    """In a fresh virtual environment, as in the image but for `useradd`, which needs root."""
+    commands = re.findall(r"^RUN (.*)", DOCKERFILE, re.MULTILINE)
+    assert commands[0].startswith("useradd ")
+    home, source = tmp_path / "home", tmp_path / "src"
+    home.mkdir()
+    for words in re.findall(r"^COPY (.*)", DOCKERFILE, re.MULTILINE):
+        *names, target = words.split()
+        for name in names:
+            path = tmp_path / target.strip("/")
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, path, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                path.mkdir(exist_ok=True)
+                shutil.copy(ROOT / name, path)
+    user: dict[str, Any] = {}
+    if os.getuid() == 0:
+        user = {"user": 65534, "group": 65534, "extra_groups": []}
+        for folder in (tmp_path, *tmp_path.parents):
+            if folder.stat().st_uid == 0 and folder.name.startswith("pytest-"):
+                folder.chmod(0o711)
+        for path in (home, source, *source.rglob("*")):
+            os.chown(path, 65534, 65534)
+    (variables,) = re.findall(r"^ENV (.*)", DOCKERFILE, re.MULTILINE)
+    settings = dict(word.split("=") for word in variables.split())
+    environment = {
+        **{
+            k: v
+            for k, v in os.environ.items()
+            if k.startswith(("PIP_", "SSL_", "http", "HTTP", "no_", "NO_"))
+        },
+        **{name: value.replace("/tmp", str(home)) for name, value in settings.items()},
+        "PATH": f"{home}/venv/bin:/usr/bin:/bin",
+        "TMPDIR": str(home),
+    }
+
+    def run(command: str) -> str:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], env=environment, cwd=home, capture_output=True, text=True, **user
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    run(f"{shlex.quote(sys.executable)} -m venv venv")
+    for command in commands[1:]:
+        run(command.replace("/src", str(source)))
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
+    copfl = " ".join(json.loads(entry))
+    assert "backup" in run(f"{copfl} --help")
+    run(f"{copfl} init {home}/federation --host server --secure --model mlp --rounds 5")
+    assert "runs        none yet" in run(f"{copfl} status {home}/federation")
+    assert (home / "federation" / "keys" / "node-0").stat().st_mode & 0o777 == 0o600

@@ -54,9 +54,8 @@ def init(
     for path in (TEMPLATE / "federated").glob("*.py"):
         shutil.copy(path, folder / "federated")
     shutil.copy(TEMPLATE / "gitignore.txt", folder / ".gitignore")
-    bind = "0.0.0.0" if is_open else host
     readme = TEMPLATE / f"README-{'secure' if secure else 'insecure'}.md"
-    (folder / "README.md").write_text(readme.read_text().format(host=host, port=port, bind=bind))
+    (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
     about = {"data": data, "host": host, "port": port, "secure": secure}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
     tool = {"copfl": about, "flwr": {"app": {"config": _nested(run_config, settings.tables)}}}

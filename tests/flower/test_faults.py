@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,3 +209,23 @@ def test_a_node_killed_and_started_at_once_answers_its_message(tmp_path: Path) -
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 2
     assert records[0]["seconds"] < 60  # not its deadline of 300
     assert federation.distance() <= 1e-5
+
+
+def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rounds=2)
+    with federation.local:
+        federation.start()
+        first = list(federation.run())
+        federation.folder = ServerFolder(str(federation.runs), "second", resume=True)
+        second = list(federation.run(run="second"))
+    assert [r["clients"] for r in first + second] == [[0, 1, 2]] * 4
+    assert [r["mean"]["accuracy"] for r in first] == [r["mean"]["accuracy"] for r in second]
+
+
+@pytest.mark.parametrize("how", [[], ["--secure-aggregation"]], ids=["plain", "secure"])
+def test_kills_at_random_moments(how: list[str]) -> None:
+    """Fifty in all: the undisturbed end, or who was left out when; nothing left, nothing personal in messages."""
+    script = Path(__file__).parents[2] / "benchmarks" / "flower_kills.py"
+    command = [sys.executable, str(script), "--kills", "25", "--rounds", "28", *how]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -580,6 +580,20 @@ def test_a_node_without_data_is_an_error_with_a_remedy(config: dict[str, Any], e
         node.node_data(settings_of(CONFIG), config)
 
 
+def test_runs_one_after_another_on_the_same_nodes(tmp_path: Path) -> None:
+    """Each has its own state: the second run ends as the first, and the first continues afterwards."""
+    nodes = write_nodes(digits(), tmp_path / "nodes")
+    short = CONFIG | {"rounds": 2}
+    first = play(short | {"run": "first"}, nodes, tmp_path / "runs")
+    other = play(short | {"run": "other", "algorithm": "fedavg"}, nodes, tmp_path / "runs")
+    second = play(short | {"run": "second"}, nodes, tmp_path / "runs")
+    assert farthest(first.server, second.server) == 0
+    assert [r["clients"] for r in other.records] == [[0, 1, 2]] * 2
+    more = play(CONFIG | {"run": "first", "resume": True}, nodes, tmp_path / "runs")
+    assert (more.records[0]["round"], more.records[0]["notes"]) == (3, {})
+    assert sorted(p.name for p in Path(nodes[0]["state-dir"]).iterdir()) == ["first", "other", "second"]
+
+
 # -- new clients ---------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from copfl.flower.transport import printable
 
 HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
 DATABASE = "superlink.db"
+PATIENCE = 60.0  # seconds that a server may need to start
 SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 TLS = (
     "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
@@ -121,7 +122,10 @@ def _register_keys(folder: Path, port: int) -> None:
 
 def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) -> dict[str, Any]:
     """The state of a run after its last round; the server runs in this folder, on this machine."""
-    app, found = read_app(folder), status(folder)
+    app, found, until = read_app(folder), status(folder), time.monotonic() + PATIENCE
+    while not found["superlink"]["answers"] and time.monotonic() < until:
+        time.sleep(1)  # it may have been started just now
+        found = status(folder)
     if not found["superlink"]["answers"]:
         address = found["superlink"]["address"]
         raise RunError(f"no SuperLink answers at {address}; start it with `copfl federate server {folder}`")

@@ -134,7 +134,7 @@ def test_the_dockerfiles_commands_work_for_an_ordinary_user(place: Path) -> None
             ["/bin/sh", "-c", command], env=environment, cwd=home, capture_output=True, text=True, **user
         )
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-        return done.stdout
+        return str(done.stdout)
 
     def is_usable(python: str) -> bool:
         with contextlib.suppress(OSError):  # a home of root's

@@ -40,7 +40,7 @@ def test_a_run_is_started_and_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as superlink:
         app = init(tmp_path / "app", model="mlp", config=CONFIG, port=superlink.getsockname()[1])
         flwr = Flwr(app, write_nodes(digits(), tmp_path / "nodes"), 2)
-        monkeypatch.setattr(deployed.subprocess, "run", flwr)
+        monkeypatch.setattr(subprocess, "run", flwr)
         with pytest.raises(RunError, match=r"no run in .* can be resumed"):
             start_run(app, {}, resume=True)
         with pytest.raises(RunError, match=r"ended after round 2 of 3 .*--resume --run first` continues it"):

@@ -38,7 +38,7 @@ def test_variants_obey_the_contract_too() -> None:
     check_algorithm(COPFL(contribution=Cowa(trust="held_out")), rounds=1)
     check_algorithm(COPFL(growth=Pwpm(criterion="benefit", candidates="reselect")), rounds=2)
     by_group = Pwpm(criterion="held_out", until=2)
-    check_algorithm(COPFL(growth=by_group, contribution=Cowa(score="benefit"), training="together"), rounds=2)
+    check_algorithm(COPFL(growth=by_group, training="together"), rounds=2)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

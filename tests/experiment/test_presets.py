@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from copfl.algorithms import COPFL
+from copfl.core import Adam
 from copfl.errors import UsageError
 from copfl.experiment import presets
 from copfl.experiment.run import prepare
@@ -39,3 +40,9 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
             "benefit",
             "reselect",
         )
+
+
+def test_adapters_has_groups_by_held_out_loss_for_a_third_of_the_rounds_and_equal_weights() -> None:
+    made = prepare([presets.preset("adapters"), {"run": {"rounds": 30}}]).algorithm
+    growth, contribution = Pwpm(criterion="held_out", until=10), Cowa(score="none")
+    assert made == COPFL(Adam(lr=1e-2, keep=True), growth, contribution, training="together")

@@ -70,19 +70,7 @@ def test_agreement_is_the_reverse(others: Tensor, gradient: float) -> None:
 
 def test_one_score_alone_or_none() -> None:
     totals = {score: float(Cowa(score).weigh(EAST, NORTH, LOSS).total) for score in SCORES}
-    assert totals == pytest.approx(
-        {"both": 1.7, "gradient": 1.0, "prediction": 0.7, "benefit": 1.0, "none": 1.0}
-    )
-
-
-def test_benefit_is_the_cosine_shrunk_by_its_variance_over_blocks() -> None:
-    step = torch.ones(64, dtype=torch.float64)
-    assert float(Cowa("benefit").weigh(step, step, LOSS).total) == pytest.approx(2)  # every block agrees
-    assert float(Cowa("benefit").weigh(-step, step, LOSS).total) == pytest.approx(1e-6)
-    one = torch.where(torch.arange(64) < 2, step, 0)  # one block of 32 agrees: cos^2 = variance = 1 / 32
-    assert float(Cowa("benefit").weigh(one, step, LOSS).total) == pytest.approx(1 + 0.5 * 32**-0.5)
-    half = torch.where(torch.arange(64) < 32, step, 0)  # what nobody else shares does not count
-    assert float(Cowa("benefit").weigh(step, half, LOSS).total) == pytest.approx(1 + 31 / 32)
+    assert totals == pytest.approx({"both": 1.7, "gradient": 1.0, "prediction": 0.7, "none": 1.0})
 
 
 def test_where_all_scores_are_zero_the_clients_count_the_same() -> None:

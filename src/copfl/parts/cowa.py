@@ -17,7 +17,7 @@ from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
-SCORES = ("both", "gradient", "prediction", "benefit", "none")
+SCORES = ("both", "gradient", "prediction", "none")
 LEAVE_ONE_OUT = ("exact", "paper")
 PREFER = ("deviation", "agreement")
 TRUST = ("all", "held_out")
@@ -54,9 +54,7 @@ class Scores(NamedTuple):
 class Cowa:
     """The scores that make the weight.
 
-    score          "both" (Paper), "gradient", "prediction", or "none" (equal weights). "benefit": 1 plus the
-                   cosine of the update with the others' step, by which it lowers their loss, shrunk
-                   towards 0 by its variance over blocks of the vector
+    score          "both" (Paper), "gradient", "prediction", or "none" (equal weights)
     leave_one_out  how the client is removed from the server's step and model. "exact" (default): entry by
                    entry, from the clients that shared it, with the client's last upload. "paper" (Paper):
                    whole vectors, and in Eq. (9) the current update, which is not yet in the server's step, so
@@ -114,15 +112,12 @@ class Cowa:
             "both": gradient + prediction,
             "gradient": gradient,
             "prediction": prediction,
-            "benefit": torch.ones_like(loss),
             "none": torch.ones_like(loss),
         }[self.score]
-        if self.score == "benefit":
-            total = total + shrunk_cosine(torch.where(step == 0, 0, update), step)  # of what the others share
         if own_loss is not None:
             total = total * torch.exp(-torch.where(torch.isfinite(own_loss), own_loss, torch.inf))
         # Where all scores are zero the clients weigh the same; without a finite loss or update: excluded.
-        healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "benefit", "none")))
+        healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
 
@@ -166,16 +161,6 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     lengths = a.norm() * b.norm()
     value = torch.where(lengths > 0, (a * b).sum() / lengths.clamp(min=torch.finfo(a.dtype).tiny), 0)
     return value.clamp(-1, 1)
-
-
-def shrunk_cosine(a: Tensor, b: Tensor, blocks: int = 32) -> Tensor:
-    """cos(a, b) times c^2 / (c^2 + v), where v is the variance of c as a sum over blocks of the vectors."""
-    c = cosine(a, b)
-    products = torch.nn.functional.pad(a * b, (0, -len(a) % blocks)).view(blocks, -1).sum(1)
-    lengths = (a.norm() * b.norm()).clamp(min=torch.finfo(a.dtype).tiny)
-    variance = blocks * (products / lengths).var()
-    shrunk: Tensor = c**3 / (c**2 + variance).clamp(min=torch.finfo(a.dtype).tiny)
-    return shrunk
 
 
 def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fallback: Tensor) -> Tensor:

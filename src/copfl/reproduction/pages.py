@@ -39,7 +39,8 @@ LEADERS_NOTE = (
 )
 COST_NOTE = (
     "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: "
-    "the median over rounds and seeds, where several runs may have shared the processor."
+    "the median over rounds and seeds. Where seeds trained as one batch it is the time of all of them. Several "
+    "runs shared the processor, so the seconds do not rank the methods."
 )
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 
@@ -221,8 +222,9 @@ def _holm_note(findings: Findings) -> str:
 
 
 def _tuning(findings: Findings, budget: Budget) -> str:
+    samples = "images" if findings.experiment.page == "reproduction" else "samples"
     text = (
-        f"Accuracy in % on {budget.validation:.0%} of the training images, which these runs did not train "
+        f"Accuracy in % on {budget.validation:.0%} of the training {samples}, which these runs did not train "
         f"on. Seed {budget.tune_seed}, {budget.tune_rounds} rounds."
     )
     plans = {cell.plan.column.title: cell.plan for cell in findings.cells.values() if cell.trials}
@@ -291,14 +293,15 @@ def put(text: str, name: str, made: str) -> str:
 
 
 def begun(findings: Findings) -> Findings:
-    """The findings without the columns in which nothing has been run; they are named in the text."""
-    run = {cell.plan.column.name for cell in findings.cells.values() if cell.runs}
+    """The findings without the columns in which no two methods can be compared; the text names these."""
     experiment = findings.experiment
+    columns = [column.name for column in experiment.columns]
+    run = {c for c in columns if any(leaders(findings.column(p, c)) for p in findings.protocols)}
     missing = [column.title for column in experiment.columns if column.name not in run]
     about = f"{experiment.about} Not yet run: {'; '.join(missing)}." if missing else experiment.about
-    columns = [column for column in experiment.columns if column.name in run]
+    shown_columns = [column for column in experiment.columns if column.name in run]
     cells = {key: cell for key, cell in findings.cells.items() if key[1] in run}
-    return replace(findings, experiment=replace(experiment, columns=columns, about=about), cells=cells)
+    return replace(findings, experiment=replace(experiment, columns=shown_columns, about=about), cells=cells)
 
 
 def write(findings: Findings, budget: str, docs: Path) -> list[Path]:

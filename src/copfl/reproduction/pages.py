@@ -39,8 +39,8 @@ LEADERS_NOTE = (
 )
 COST_NOTE = (
     "**Cost.** Kilobytes that a client receives and sends in a round, and seconds of a round of all clients: "
-    "the median over rounds and seeds. Where seeds trained as one batch it is the time of all of them. Several "
-    "runs shared the processor, so the seconds do not rank the methods."
+    "the median over rounds and seeds. Where seeds trained as one batch it is the time of all of them. "
+    "Several runs shared the processor, so the seconds do not rank the methods."
 )
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 

@@ -88,6 +88,7 @@ class Heat(NamedTuple):
     digits: int = 1
     row_title: str = "client"
     zero: bool = False  # whether the colours begin at zero
+    low_is_bright: bool = False  # the colours are reversed: of a metric that is better when low
     texts: Sequence[Sequence[str]] = ()  # [rows][columns], written into the cells of a picture
 
 
@@ -237,7 +238,8 @@ def _swarm(axes: Axes, chart: Swarm) -> None:
 def _image(axes: Axes, chart: Heat) -> None:
     values = np.ma.masked_invalid([_numbers(row) for row in chart.values])
     least = 0 if chart.zero else None
-    image = axes.imshow(values, cmap="cividis", aspect="auto", interpolation="nearest", vmin=least)
+    colours = "cividis_r" if chart.low_is_bright else "cividis"
+    image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest", vmin=least)
     middle = (values.min() + values.max()) / 2
     for (i, j), value in np.ndenumerate(values.filled(np.inf)) if chart.texts else ():
         colour = "white" if value < middle else "black"
@@ -328,6 +330,7 @@ def _heat_trace(chart: Heat, linear: bool) -> Figure:
         "y": list(chart.rows),
         "z": [list(row) for row in chart.values],
         "colorscale": "Cividis",  # readable for colour-blind people, and in grey
+        "reversescale": chart.low_is_bright,
         "hoverongaps": False,
         **({"zmin": 0, "zmax": highest} if chart.zero else {}),
         "xgap": 1 if len(chart.columns) <= 60 else 0,

@@ -3,10 +3,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import copfl
 from copfl.audit import audit as auditing
 from copfl.audit import replay
 from copfl.audit.audit import Cache, relative_weights, run_audit
@@ -163,3 +165,18 @@ def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
     (other / "rounds.jsonl").write_text("\n".join(lines[:2]) + "\n")
     with pytest.raises(RunError, match=r"has 2 of 3 rounds; `copfl resume .*` completes it"):
         run_audit(other)
+
+
+def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "mlp": {"width": 4}, "lr": 0.05}
+    copfl.run("fedavg", "diabetes", **how, out=tmp_path / "run")
+    found = run_audit(tmp_path / "run", baselines=[])
+    assert found.metric.name == "rmse"
+    assert found.seeds[0].exact
+    assert found.seeds[0].accuracy.min() > 20  # in units of the target
+    rows = auditing.tables_of(found)[0]
+    assert "RMSE, positive where it is lower" in rows.title
+    # All clients together gain what the global model gains in the round: the error becomes smaller.
+    assert found.seeds[0].values["shapley_global"].sum() > 0
+    content = auditing.as_json(found)
+    assert content["metric"] == {"name": "rmse", "higher_is_better": False, "fraction": False}

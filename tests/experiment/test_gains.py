@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.charts import Heat
+from copfl.core.metrics import METRICS
 from copfl.experiment import gains, inference
+from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.experiment.gains import Gains, similar_first
 from copfl.report import run_data, sections
 from tests.commands import TINY as TINY_OPTIONS
@@ -67,7 +70,7 @@ def test_every_model_on_every_clients_samples(tmp_path: Path) -> None:
         for column in range(3):
             test = federation.dataset.test.take(federation.partition.test[column])
             answers = models.predict(models.client(row), test.x, test.y)
-            assert cross.accuracy[row, column] == pytest.approx(answers.accuracy)
+            assert cross.values[row, column] == pytest.approx(answers.score)
 
 
 def test_neighbours_are_alike() -> None:
@@ -91,3 +94,54 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
     answer = called(capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--no-local-baseline", "--out", without)
     assert "gain" not in answer.out
     assert not (without / gains.FILE).exists()
+
+
+def test_a_stopped_local_baseline_continues_to_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {**TINY, **ADAM, "local_baseline": True, "checkpoint_every": 1}
+    copfl.run("fedavg", **how, out=tmp_path / "whole")
+    append, trained = RunFolder.append, list[int]()
+
+    def stopped(folder: RunFolder, record: dict[str, Any], seconds: float) -> None:
+        if folder.path.name == BASELINE:
+            trained.append(record["round"])
+            if trained == [1, 2, 3]:
+                raise KeyboardInterrupt
+        append(folder, record, seconds)
+
+    monkeypatch.setattr(RunFolder, "append", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        copfl.run("fedavg", **how, out=tmp_path / "stopped")
+    assert not (tmp_path / "stopped" / gains.FILE).exists()
+    copfl.resume(tmp_path / "stopped")
+    assert trained == [1, 2, 3, 3]
+    for name in (gains.FILE, "rounds.jsonl", f"{BASELINE}/rounds.jsonl", "models/client-0000.safetensors"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "mlp": {"width": 4}}
+    result = copfl.run("fedavg", "diabetes", **how, local_baseline=True, out=tmp_path / "run")
+    assert result.analysis is not None
+    cross, test = result.analysis.cross, result.experiment.federation
+    models = inference.load(tmp_path / "run")
+    samples = test.dataset.test.take(test.partition.test[1])
+    errors = models.predict(models.client(0), samples.x).outputs[:, 0] - samples.y.ravel()
+    assert cross.metric == "rmse"
+    assert cross.values[0, 1] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
+    read = gains.read(tmp_path / "run")
+    assert read is not None
+    assert read.cross.metric == "rmse"
+    charts = {c.name: c for s in sections.sections(run_data.read_all([tmp_path / "run"])) for c in s.charts}
+    heat = charts["cross"]
+    assert isinstance(heat, Heat)
+    assert heat.low_is_bright
+    assert "RMSE" in heat.about
+    assert heat.unit == ""
+
+
+def test_neighbours_are_alike_where_low_is_better() -> None:
+    errors = np.array([[1, 9, 2, 9], [9, 1, 9, 2], [2, 9, 1, np.nan], [9, 2, 9, 1]])
+    order = similar_first(errors, METRICS["rmse"])
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 2}), frozenset({1, 3})}

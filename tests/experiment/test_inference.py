@@ -45,8 +45,8 @@ def test_a_clients_predictions_are_those_of_the_run(run: Path, data: dict[str, A
     found = inference.load(run)
     answers = found.predict(found.client(1), **data)
     # What client 1 has after two rounds is what it has before it trains in the third.
-    assert answers.accuracy == pytest.approx(result.accuracy_before[2, 1])
-    assert answers.probabilities.sum(1) == pytest.approx(1, abs=1e-6)
+    assert answers.score == pytest.approx(result.accuracy_before[2, 1])
+    assert answers.outputs.sum(1) == pytest.approx(1, abs=1e-6)
 
 
 def test_using_a_run_changes_nothing_in_its_folder(run: Path, data: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_a_new_client_gets_the_global_model(run: Path) -> None:
     result = copfl.run("copfl", **{**SETTINGS, "rounds": 3})
     split = result.experiment.federation
     own = split.dataset.test.x[split.partition.test[2]], split.dataset.test.y[split.partition.test[2]]
-    assert found.predict(found.new_client(), *own).accuracy == pytest.approx(result.accuracy_global[2, 2])
+    assert found.predict(found.new_client(), *own).score == pytest.approx(result.accuracy_global[2, 2])
 
 
 def newcomer(found: inference.RunModels, classes: tuple[int, ...], train: int = 40) -> Dataset:
@@ -76,15 +76,13 @@ def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(r
     found = inference.load(run)
     data = newcomer(found, (1, 4, 7))
     fitted = found.personalize(data)
-    start = found.predict(found.new_client(), data.test.x, data.test.y).accuracy
+    start = found.predict(found.new_client(), data.test.x, data.test.y).score
     assert start is not None
-    assert fitted.accuracy[-1] > start + 0.3
-    assert len(fitted.accuracy) == fitted.epochs + 1
+    assert fitted.scores[-1] > start + 0.3
+    assert len(fitted.scores) == fitted.epochs + 1
     assert fitted.lr in (0.001, 0.003, 0.01)
     assert fitted.alone[-1] > 0.6  # it has a fair chance too
-    assert found.predict(fitted.model, data.test.x, data.test.y).accuracy == pytest.approx(
-        fitted.accuracy[-1]
-    )
+    assert found.predict(fitted.model, data.test.x, data.test.y).score == pytest.approx(fitted.scores[-1])
     # The choice depends on the train samples alone.
     other = found.personalize(dataclasses.replace(data, test=data.test.take(np.arange(5))))
     assert (other.start, other.lr, other.epochs) == (fitted.start, fitted.lr, fitted.epochs)
@@ -124,7 +122,7 @@ def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str,
     net.load_state_dict(torch.load(path, weights_only=True))
     with torch.no_grad():
         ours = net.eval()(found.experiment.task.numbers(torch.from_numpy(data["x"]))).softmax(1)
-    assert ours.numpy() == pytest.approx(found.predict(found.client(1), data["x"]).probabilities, abs=1e-6)
+    assert ours.numpy() == pytest.approx(found.predict(found.client(1), data["x"]).outputs, abs=1e-6)
 
 
 def test_batch_norm_models_load_into_the_users_own_class(tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
         for count in (1, len(data["x"])):  # any number of samples
             (answers,) = session.run(None, {"x": data["x"][:count]})
             assert answers == pytest.approx(
-                found.predict(found.client(1), data["x"][:count]).probabilities, abs=1e-5
+                found.predict(found.client(1), data["x"][:count]).outputs, abs=1e-5
             )
 
 

@@ -19,6 +19,7 @@ from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment import new_clients
 from copfl.experiment.run import prepare
+from copfl.wrappers.attacks import Attacked
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 5, "rounds": 2, "mlp": {"width": 4}}
 QUICK: dict[str, Any] = {**TINY, "optimizer": {"name": "adam", "lr": 0.01}}
@@ -108,3 +109,15 @@ def test_what_is_not_allowed() -> None:
         copfl.run("fedavg", **TINY, new_clients=1.0)
     with pytest.raises(UsageError, match="needs at least two clients"):
         copfl.run("fedavg", **{**TINY, "clients": 1}, new_clients=0.5)
+
+
+def test_new_clients_are_honest() -> None:
+    how: dict[str, Any] = {**QUICK, "new_clients": 0.4, "attack": {"name": "label_flip", "fraction": 0.7}}
+    result = copfl.run("local", **how)
+    assert isinstance(result.experiment.algorithm, Attacked)
+    attackers = result.experiment.algorithm.attackers
+    assert result.new_clients is not None
+    assert len(attackers) == 2  # 0.7 of the three that train
+    assert set(attackers).isdisjoint(result.new_clients.clients)
+    for name, values in result.new_clients.accuracy.items():  # on their own labels
+        assert values.tolist() == result.new_clients.alone[name].tolist()

@@ -151,7 +151,7 @@ def test_an_exported_adapter_predicts_the_same_in_peft(kind: str, auto: str, tmp
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    expected = models.predict(model, x).probabilities
+    expected = models.predict(model, x).outputs
     probabilities = torch.softmax(logits_of(out, base, auto, x).double(), 1).numpy()
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     card = (out / "README.md").read_text()
@@ -182,7 +182,7 @@ def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
     net.load_state_dict(load_file(file))
     with torch.no_grad():
         logits = net(**{name: torch.from_numpy(a) for name, a in x.items()}).logits
-    expected = models.predict(model, x).probabilities
+    expected = models.predict(model, x).outputs
     np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
 
 

@@ -98,7 +98,7 @@ def test_a_result_prints_a_line_and_has_networks(tmp_path: Path) -> None:
     for net, w in ((result.model(1), saved.client(1)), (result.global_model(), saved.new_client())):
         with torch.no_grad():
             answers = net(x).log_softmax(1).exp().numpy()
-        expected = saved.predict(w, federation.dataset.test.x[:5]).probabilities
+        expected = saved.predict(w, federation.dataset.test.x[:5]).outputs
         assert answers == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UsageError, match="the run has clients 0 to 1"):
         result.model(2)

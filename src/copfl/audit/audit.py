@@ -14,6 +14,7 @@ import numpy as np
 from copfl import __version__, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
+from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
@@ -23,13 +24,14 @@ from copfl.files import write_bytes
 from copfl.report.run_data import AUDIT_FORMAT
 from copfl.report.sections import CONTRIBUTIONS
 from copfl.stats import Numbers, mean_of_known
-from copfl.tables import Table, as_markdown, interval, number, percent, percent_with_spread, plain
+from copfl.tables import Table, as_markdown, interval, number, plain
 
-LAST = 5  # evaluations that an accuracy is the mean of
+LAST = 5  # evaluations that a metric is the mean of
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
 
-Metrics = dict[str, Any]  # of a run: accuracy, accuracy_global: [clients]; scores: [rounds, clients] each
+# Of a run: accuracy, accuracy_global, or another primary metric: [clients]; scores: [rounds, clients] each.
+Metrics = dict[str, Any]
 Tick = Callable[[int], None]  # takes the number of rounds that are done since the last call
 
 
@@ -65,14 +67,15 @@ class Cache:
 
 
 def metrics_of(result: Result) -> Metrics:
-    """The accuracies of a run's last evaluations, and the scores of every round."""
+    """The primary metric of a run's last evaluations, and the scores of every round."""
 
     def last(table: Numbers) -> Numbers:
         return mean_of_known(table[~np.isnan(table).all(1)][-LAST:])
 
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
-    accuracies = {name: last(result.metric_or_nan(name)) for name in ("accuracy", "accuracy_global")}
+    primary = result.primary.name
+    accuracies = {f"accuracy{of}": last(result.metric_or_nan(primary + of)) for of in ("", "_global")}
     return dict(plain({**accuracies, "scores": scores}))
 
 
@@ -88,7 +91,7 @@ class Seed(NamedTuple):
     errors: dict[str, Numbers]  # standard errors of the values
     next_round: dict[str, float]  # by score: rank correlation from one round to the next
     halves: dict[str, float]  # by score: rank correlation of the first half of the rounds with the second
-    accuracy: Numbers  # after training, on the client's own test samples
+    accuracy: Numbers  # or another primary metric, after training, on the client's own test samples
     accuracy_global: Numbers  # of the global model
 
 
@@ -100,6 +103,7 @@ class Audit(NamedTuple):
     names: list[str]  # of the clients
     sampling: Sampling
     seeds: list[Seed]
+    metric: MetricInfo = ACCURACY  # contributions are gains in it
 
     @property
     def scores(self) -> list[str]:
@@ -148,10 +152,6 @@ def run_audit(
     if (evaluated := tables["run"].get("eval_models", "all")) != "all":
         less = f'{path} evaluated less than an audit needs (eval_models="{evaluated}")'
         raise UsageError(f"{less}; run it again with --set run.eval_models=all")
-    if not any("accuracy" in line["per_client"] for line in lines):
-        raise UsageError(
-            f"{path} has no accuracy, by which an audit measures contributions; audit another run"
-        )
     own, seed = str(tables["algorithm"].get("name", "")), int(tables["run"]["seed"])
     if baselines is None:
         baselines = [] if not own else ["copfl"] if own == "fedce" else ["fedce"]
@@ -217,9 +217,10 @@ def audit(
         for client in range(first.clients) if retrain else ():
             work = partial(replay.without, e, [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
-        found.append(_one_seed(seed, run, without, reproduced))
+        found.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
     clients = list(names) or [f"client {client}" for client in range(first.clients)]
-    return Audit(title or first.title, rounds, clients, sampling, found)
+    metric = MetricInfo(**first.task.metrics[0].as_json())
+    return Audit(title or first.title, rounds, clients, sampling, found, metric)
 
 
 def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_round: OnRound) -> Metrics:
@@ -230,7 +231,10 @@ def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_rou
         one = cache.get(f"{name}-round-{number}")
         if one is None:
             players = snapshot.players
-            found = shapley(snapshot.value, players, sampling._replace(seed=sampling.seed + number))
+            # Of a metric without a fixed range, gains are relative to its value before the round.
+            scale = 1.0 if e.task.metrics[0].fraction else float(np.abs(snapshot.value([frozenset()])).max())
+            how = sampling._replace(seed=sampling.seed + number, truncate=sampling.truncate * scale)
+            found = shapley(snapshot.value, players, how)
             one = cache.put(f"{name}-round-{number}", plain({"players": players, **found._asdict()}))
         rounds.append(one)
         cache.tick(1)
@@ -239,7 +243,9 @@ def _observed(e: Experiment, name: str, sampling: Sampling, cache: Cache, on_rou
     return {**metrics_of(result), "exact": exact, "shapley": rounds}
 
 
-def _one_seed(seed: int, run: Metrics, without: Sequence[Metrics], reproduced: bool | None) -> Seed:
+def _one_seed(
+    seed: int, run: Metrics, without: Sequence[Metrics], reproduced: bool | None, metric: MetricInfo
+) -> Seed:
     accuracies = {name: np.array(run[name], np.float64) for name in ("accuracy", "accuracy_global")}
     clients = len(accuracies["accuracy"])
     value, square = np.zeros((clients, 2)), np.zeros((clients, 2))
@@ -249,7 +255,7 @@ def _one_seed(seed: int, run: Metrics, without: Sequence[Metrics], reproduced: b
     values = {"shapley_global": value[:, 0], "shapley_personal": value[:, 1]}
     errors = {"shapley_global": np.sqrt(square[:, 0]), "shapley_personal": np.sqrt(square[:, 1])}
     for client, left in enumerate(without):
-        gains = {name: own - np.array(left[name], np.float64) for name, own in accuracies.items()}
+        gains = {name: metric.gain(own, np.array(left[name], np.float64)) for name, own in accuracies.items()}
         gains["accuracy"] = np.delete(gains["accuracy"], client)
         for name, kind in (("leave_one_out_others", "accuracy"), ("leave_one_out_global", "accuracy_global")):
             mean, error = _with_error(gains[kind])
@@ -308,7 +314,7 @@ def tables_of(found: Audit, details: bool = True) -> list[Table]:
 
 NOTES = {
     "clients": "weight: 1 is an equal weight, mean over rounds; rank 1 is the largest. Leave-one-out: the "
-    "gain in the others' personal accuracy, or in the global model's on all test samples, over training "
+    "gain in the others' personal models, or in the global model on all test samples, over training "
     "without the client. Shapley: its Shapley value of each round's uploads, summed over the rounds, for the "
     "global model and for the personal models. ± standard error over clients and sampled orders.",
     "correlations": "+1: the same order, -1: the reverse, 0: no relation. In brackets the central 95 % of "
@@ -322,15 +328,16 @@ NOTES = {
 
 def _clients(found: Audit) -> Table:
     weight = found.mean("scores", "weight")
-    rank = stats.ranked(-weight)
+    rank, metric = stats.ranked(-weight), found.metric
     accuracy = mean_of_known(np.stack([seed.accuracy for seed in found.seeds]))
     means = [(found.mean("values", name), found.mean("errors", name)) for name in found.contributions]
     rows = []
     for n, name in enumerate(found.names):
-        gains = [percent_with_spread(value[n], error[n], "+.1f") for value, error in means]
-        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *gains, percent(accuracy[n])])
-    head = ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), "accuracy"]
-    title = f"Contribution of each client in points of accuracy, {found.title}"
+        gains = [metric.text(value[n], error[n], sign="+") for value, error in means]
+        own = metric.text(accuracy[n])
+        rows.append([name, number(weight[n], ".2f"), number(rank[n], "g"), *gains, own])
+    head = ["", "weight", "rank", *(CONTRIBUTIONS[name] for name in found.contributions), metric.title]
+    title = f"Contribution of each client in {metric.gains}, {found.title}"
     return Table(title, head, rows, [NOTES["clients"] + _seeds(found)])
 
 
@@ -372,7 +379,8 @@ def remarks(found: Audit) -> list[str]:
         ]
     if any(seed.reproduced is False for seed in found.seeds):
         lines += [NOTES["not reproduced"]]
-    points = f"{100 * found.sampling.truncate:g} points"
+    metric, least = found.metric, found.sampling.truncate
+    points = f"{100 * least:g} points" if metric.fraction else f"{100 * least:g} % of the {metric.title}"
     if orders := sum(seed.orders for seed in found.seeds):
         return [*lines, f"Shapley values come from {orders} sampled orders, truncated within {points}."]
     return [*lines, f"Shapley values are exact within each round; rounds that gain under {points} count 0."]
@@ -387,6 +395,7 @@ def as_json(found: Audit) -> dict[str, Any]:
         "clients": found.names,
         "rounds": found.rounds,
         "sampling": found.sampling._asdict(),
+        "metric": found.metric.as_json(),
         "seeds": [seed._asdict() for seed in found.seeds],
         "mean": {kind: {name: found.mean(kind, name) for name in names} for kind, names in kinds.items()},
         "correlations": [

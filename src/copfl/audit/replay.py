@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.task import with_statistics
+from copfl.core.evaluation import evaluate, measured
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, Submission
 from copfl.experiment.run import Experiment, OnRound, Result, execute
-from copfl.stats import Numbers
+from copfl.stats import Numbers, mean_of_known
 
 
 class Received(NamedTuple):
@@ -94,21 +94,18 @@ class RoundSnapshot:
             return algorithm.server_update(task, self.server, tree.summed(parts))[0]
 
     def value(self, sets: Sequence[frozenset[int]]) -> Numbers:
-        """The value of each set of clients, [sets, 2]: the mean accuracy over all clients of the set's global
-        model, and of the clients' personal models with it.
+        """The value of each set of clients, [sets, 2]: the mean primary metric over all clients of the set's
+        global model, and of the clients' personal models with it; negative where low is better.
 
         A global model is evaluated with the client's own batch-norm statistics where those are not shared.
         """
         e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.task
+        metric, models = task.metrics[0], ("_global", "")
 
-        def accuracies(given: tuple[Any, Any, Any]) -> Tensor:
+        def evaluations(given: tuple[Any, Any, Any]) -> dict[str, Tensor]:
             client, down, test = given
             personal = algorithm.personal_model(task, client, down)
-            shared = algorithm.personal_model(task, algorithm.client_init(task), down)
-            if task.buffers == "local":
-                shared = with_statistics(task, shared, personal)
-            pair = torch.stack([task.evaluate(model, test)[1].double() for model in (shared, personal)])
-            return torch.where(test.size > 0, pair, torch.nan)
+            return evaluate(algorithm, task, client, down, personal, test, models)
 
         chunk = min(e.engine.chunk, e.clients)
         # Small models are evaluated many at a time, because the call costs more than the arithmetic.
@@ -123,11 +120,17 @@ class RoundSnapshot:
                 samples = tree.rows(self.clients, ids), e.federation.test.rows(part)
                 rows, test = tree.concatenate([samples] * len(servers))
                 with torch.no_grad():
-                    pairs = e.engine.over(accuracies, (rows, down, test))
-                columns.append(pairs.T.reshape(2, len(servers), -1))
-            blocks.append(torch.cat(columns, 2).cpu().numpy())
+                    found = e.engine.over(evaluations, (rows, down, test))
+                targets = [y[:size] for y, size in zip(test.y, test.size.tolist(), strict=True)]
+                values = measured(task, found, targets)
+                pairs = torch.stack([values[f"{metric.name}{of}"].cpu() for of in models])
+                if metric.fraction:  # others have no worst value, and are left out
+                    losses = torch.stack([found[f"test_loss{of}"].cpu() for of in models])
+                    pairs[torch.isnan(losses) & (test.size > 0).cpu()] = metric.worst_value
+                columns.append(pairs.reshape(2, len(servers), -1))
+            blocks.append(torch.cat(columns, 2).numpy())
         every = np.ascontiguousarray(np.concatenate(blocks, 1))  # [2, sets, clients]
-        return np.asarray(np.nanmean(every, 2)).T
+        return (1 if metric.higher_is_better else -1) * mean_of_known(every, 2).T
 
 
 def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], None]) -> tuple[Result, bool]:

@@ -36,7 +36,7 @@ def audit(
         int, option(TRAINING, "Sampled orders per round for Shapley values, at least 1; default: 40.")
     ] = 40,
     truncate: Annotated[
-        float, option(TRAINING, "Gains in accuracy below this count as 0, from 0 to below 1; default: 0.002.")
+        float, option(TRAINING, "Gains below this count as 0, from 0 to below 1; default: 0.002.")
     ] = 0.002,
     out: Annotated[
         Path | None, options.out("Folder for audit.json and audit.md; default: the run folder.")

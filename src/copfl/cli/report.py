@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import DATA, MODEL, OUTPUT, TRAINING, AsJson, Quiet, option
+
+if TYPE_CHECKING:
+    from copfl.experiment.inference import Predictions
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -110,12 +114,10 @@ def predict(
     sentence: Annotated[
         list[str] | None, option(DATA, "A sentence to classify; repeatable.", "--sentence")
     ] = None,
-    out: Annotated[
-        Path | None, options.out("An .npz file for classes and probabilities; default: print them.")
-    ] = None,
+    out: Annotated[Path | None, options.out("An .npz file for the predictions; default: print them.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify samples with one client's model: a line per sample with its class and probability."""
+    """Predict samples with one client's model: a line each with its class and probability, labels or values."""
     import numpy as np
 
     from copfl.errors import UsageError
@@ -131,20 +133,39 @@ def predict(
         samples, labelled = found.samples(data, labelled=False)
         x, y = samples.train.x, samples.train.y if labelled else None
     answers = found.predict(found.client(client), x, y)
-    classes = [found.experiment.federation.dataset.classes[label] for label in answers.classes]
-    probabilities = answers.probabilities.max(1).tolist()
+    known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
+    lines, arrays = described(answers, known.kind, known.classes)
     if out is not None:
         content = io.BytesIO()
-        np.savez_compressed(content, classes=answers.classes, probabilities=answers.probabilities)
+        np.savez_compressed(content, **arrays)
         write_bytes(out, content.getvalue(), durable=False)
     if as_json:
-        print(json.dumps({"accuracy": answers.accuracy, "classes": classes, "sure": probabilities}))
+        print(json.dumps({metric.name: answers.score, **lines}))
         return
     if out is None:
-        for number, (name, probability) in enumerate(zip(classes, probabilities, strict=True)):
-            print(f"{number}\t{name}\t{probability:.3f}")
-    if answers.accuracy is not None:
-        print(f"accuracy {100 * answers.accuracy:.1f} % of {len(classes)} samples", file=sys.stderr)
+        for number, row in enumerate(zip(*lines.values(), strict=True)):
+            print("\t".join([str(number), *map(_cell, row)]))
+    if answers.score is not None:
+        shown = f"{metric.title} {metric.text(answers.score)}{metric.unit}"
+        print(f"{shown} of {len(answers.outputs)} samples", file=sys.stderr)
+
+
+def described(answers: Predictions, kind: str, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns with a value per sample for readers, and the arrays for a file."""
+    outputs = answers.outputs
+    if kind == "regression":
+        return {"values": outputs.tolist()}, {"values": outputs}
+    if kind == "multilabel":
+        labels = [[name for name, p in zip(names, row, strict=True) if p > 0.5] for row in outputs]
+        return {"labels": labels}, {"probabilities": outputs}
+    found = {"classes": [names[label] for label in answers.classes], "sure": outputs.max(1).tolist()}
+    return found, {"classes": answers.classes, "probabilities": outputs}
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_cell, value))
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def personalize(
@@ -174,12 +195,16 @@ def personalize(
     if out is not None:
         exporting.write(found, fitted.model, format, out)
     if as_json:
-        content = {name: value for name, value in fitted._asdict().items() if name != "model"}
+        primary = found.experiment.task.metrics[0].name
+        content = {{"scores": primary}.get(name, name): value for name, value in fitted._asdict().items()}
+        del content["model"]
         print(json.dumps(content))
         return
-    before, after, alone = (100 * x for x in (fitted.accuracy[0], fitted.accuracy[-1], fitted.alone[-1]))
+    metric = found.experiment.task.metrics[0]
+    values = (fitted.scores[0], fitted.scores[-1], fitted.alone[-1])
+    before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
     print(
-        f"accuracy {after:.1f} % on {fitted.test} test samples; training alone: {alone:.1f} %\n"
-        f"start: {fitted.start} ({before:.1f} %), then {fitted.epochs} epochs on {fitted.train} samples at "
+        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
+        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
         f"learning rate {fitted.lr:g}{'' if out is None else f'; model: {out}'}"
     )

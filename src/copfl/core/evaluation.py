@@ -95,6 +95,18 @@ def on_host_arrays(task: Task, predictions: Tensor, y: Tensor) -> tuple[Array, A
     return (wide.exp() if task.criterion.kind == "classification" else wide).numpy(), y.cpu().numpy()
 
 
+def primary_metric(task: Task, personal: Personal, data: Data) -> float:
+    """The primary metric of a model on one client's samples; nan where they, or its outputs, do not define it."""
+    metric, size = task.metrics[0], int(data.size)
+    scores = task.scores(personal, data)
+    if not size or not bool(torch.isfinite(scores.loss)):
+        return float("nan")
+    if metric not in on_host(task):
+        return float(scores.score)
+    predictions = collected(task, scores.predictions, data.y)
+    return metric.of(*on_host_arrays(task, predictions[:size], data.y[:size]))
+
+
 def measured(task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
     """The clients' metrics [N, ...] with the task's metrics in place of predictions; `targets` by client."""
     wanted = on_host(task)

@@ -65,6 +65,12 @@ class MetricInfo:
         return ", in points" if self.fraction else ""
 
     @property
+    def gains(self) -> str:
+        """What gains are measured in, such as "points of accuracy"; positive is better."""
+        name = f"points of {self.title}" if self.fraction else self.title
+        return name if self.higher_is_better else f"{name}, positive where it is lower"
+
+    @property
     def worst_value(self) -> float:
         """Of a model whose output is not finite."""
         if self.fraction:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
@@ -107,7 +108,8 @@ def _card(models: RunModels) -> str:
     place = (
         Path(base).name if os.path.isdir(base) else base
     )  # the card may be published: no paths of this machine
-    accuracy = records.table(records.read(models.path / "rounds.jsonl"), "accuracy", e.clients)[-1].mean()
+    metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
+    value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
     licence = _licence(Path(base) / "README.md")
     algorithm = {k: v for k, v in e.tables["algorithm"].items() if k != "name"}
     head = [
@@ -116,7 +118,7 @@ def _card(models: RunModels) -> str:
         f"base_model: {json.dumps(place)}",
         f"license: {licence or 'unknown'}",
         f"datasets: [{json.dumps(data.name)}]",
-        "metrics: [accuracy]",
+        f"metrics: [{metric.name}]",
         "tags: [lora, federated-learning, copfl]",
         "---",
     ]
@@ -126,19 +128,20 @@ def _card(models: RunModels) -> str:
         "Data": f"{data.name}, {len(data.classes)} classes. {data.note}".strip(),
         "Classes": ", ".join(data.classes[:200]),
         "Method": f"{e.title}: {json.dumps(algorithm)}, {e.clients} clients, {e.settings.rounds} rounds",
-        "Accuracy": f"{accuracy:.4f}, mean over the clients' personal models after the last round",
+        metric.title[0].upper()
+        + metric.title[1:]: f"{value:.4f}, mean over the clients' personal models after the last round",
         "Licence of the base": licence or "not stated in its folder; fill in",
         "Licence of the data": "fill in",
         "Licence of this adapter": "fill in",
     }
-    lines = [f"- **{key}:** {value}" for key, value in facts.items()]
+    listed = [f"- **{key}:** {fact}" for key, fact in facts.items()]
     return "\n".join(
         [
             *head,
             "",
             "# A personal adapter",
             "",
-            *lines,
+            *listed,
             "",
             "```python",
             *_usage(model, place, len(data.classes)),

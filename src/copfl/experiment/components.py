@@ -185,7 +185,11 @@ def build_wrappers(
             "taking_part": settings.participants,
             "seed": settings.seed,
         },
-        "attack": {"clients": clients, "seed": settings.seed, "attack": tables.get("attack", {}).get("name")},
+        "attack": {
+            "clients": settings.split_clients[0],  # a new client is honest
+            "seed": settings.seed,
+            "attack": tables.get("attack", {}).get("name"),
+        },
     }
     for kind, wrapper in given.items():
         if kind == "privacy":

@@ -121,7 +121,7 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     (probabilities,) = session.run(None, by_name(x))
-    difference = float(np.abs(probabilities - models.predict(model, x).probabilities).max())
+    difference = float(np.abs(probabilities - models.predict(model, x).outputs).max())
     if not difference <= TOLERANCE:
         problem = f"the ONNX file's probabilities differ from the model's by {difference:.2g}"
         raise UsageError(f"{problem}; export as safetensors or torch")

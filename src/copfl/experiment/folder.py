@@ -44,7 +44,8 @@ from copfl.experiment.identity import settings_digest
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
 FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json")
-FOLDERS = ("checkpoint", "models")
+BASELINE = "baseline"  # the folder of the local baseline, a run of its own
+FOLDERS = ("checkpoint", "models", BASELINE, f"{BASELINE}/checkpoint")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from copfl import files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.evaluation import primary_metric
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
@@ -62,10 +63,11 @@ def share_of(gains: Numbers) -> float:
 
 
 class Cross(NamedTuple):
-    """The accuracy of each client's personal model on the test samples of each client."""
+    """The primary metric of each client's personal model on the test samples of each client."""
 
     clients: list[int]
-    accuracy: Numbers  # [models, clients]
+    values: Numbers  # [models, clients]
+    metric: str = ACCURACY.name
 
 
 def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State) -> Cross:
@@ -77,11 +79,9 @@ def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation
     for row, n in enumerate(clients.tolist()):
         model = client_model(algorithm, task, state, n)
         for column, data in enumerate(tests):
-            if int(data.size):
-                with torch.no_grad():
-                    loss, score = task.evaluate(model, data)
-                table[row, column] = float(score) if bool(torch.isfinite(loss)) else np.nan
-    return Cross(clients.tolist(), table)
+            with torch.no_grad():
+                table[row, column] = primary_metric(task, model, data)
+    return Cross(clients.tolist(), table, task.metrics[0].name)
 
 
 def _first(data: Data) -> Data:
@@ -90,13 +90,14 @@ def _first(data: Data) -> Data:
     return Data(x, y, torch.tensor(size, device=data.size.device))
 
 
-def similar_first(accuracy: Numbers) -> list[int]:
-    """An order of the clients in which those with a high accuracy on each other's samples are neighbours."""
+def similar_first(values: Numbers, metric: MetricInfo = ACCURACY) -> list[int]:
+    """An order of the clients in which those whose models do well on each other's samples are neighbours."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    known = np.nan_to_num(accuracy)
-    distance = 1 - (known + known.T) / 2
+    lack = metric.gain(np.full_like(values, metric.best(values[~np.isnan(values)].tolist())), values)
+    lack = np.nan_to_num(lack, nan=float(np.nanmax(lack, initial=0.0)))
+    distance = (lack + lack.T) / 2
     np.fill_diagonal(distance, 0)
     return [int(place) for place in leaves_list(linkage(squareform(distance, checks=False), "average"))]
 
@@ -110,7 +111,8 @@ class Analysis(NamedTuple):
 
 def write(found: Analysis, folder: Path) -> None:
     """Writes the file of a run folder."""
-    content = {"alone": found.alone, "clients": found.cross.clients, "cross": found.cross.accuracy}
+    clients, values, metric = found.cross
+    content = {"alone": found.alone, "clients": clients, "cross": values, "metric": metric}
     files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
 
 
@@ -120,5 +122,6 @@ def read(folder: Path) -> Analysis | None:
     if not path.is_file():
         return None
     content = json.loads(path.read_text("utf-8"))
-    cross = Cross(content["clients"], np.array(content["cross"], np.float64))
+    values = np.array(content["cross"], np.float64)
+    cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name))
     return Analysis(np.array(content["alone"], np.float64), cross)

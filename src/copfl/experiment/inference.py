@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core.algorithm import message_to_new_client
+from copfl.core.evaluation import on_host_arrays, primary_metric
 from copfl.core.optim import Optimizer
 from copfl.core.task import Experts, Personal
 from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
-from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, by_name, each, shown
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, by_name, each, shown
 from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
@@ -46,19 +47,26 @@ BATCH = 500  # samples that are predicted at once
 class Predictions(NamedTuple):
     """The predictions of a model for some samples."""
 
-    classes: NDArray[np.int64]  # [n]
-    probabilities: NDArray[np.float64]  # [n, classes]
-    accuracy: float | None  # if labels were given
+    outputs: NDArray[
+        np.float64
+    ]  # probabilities [n, classes] or [n, labels]; of a regression values [n, targets]
+    score: float | None  # the primary metric, if targets were given
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """The most probable class of each sample."""
+        found: NDArray[np.int64] = self.outputs.argmax(1)
+        return found
 
 
 class NewClient(NamedTuple):
-    """A model fine-tuned for a client that did not take part, and its accuracy on test samples."""
+    """A model fine-tuned for a client that did not take part, and its primary metric on test samples."""
 
     model: Personal
     start: str  # what it was trained from
     lr: float
     epochs: int
-    accuracy: list[float]  # of the start, and after each epoch
+    scores: list[float]  # the primary metric of the start, and after each epoch
     alone: list[float]  # the same for training alone, from the initial weights
     train: int  # samples
     test: int
@@ -111,15 +119,19 @@ class RunModels:
     def predict(self, model: Personal, x: Inputs, y: NDArray[Any] | None = None) -> Predictions:
         """The predictions of the model for raw samples, shaped as in the run's data."""
         task, size = self.experiment.task, len(next(iter(by_name(x).values())))
+        if task.criterion.kind == NEXT_TOKEN:
+            raise UsageError(
+                "the run's model predicts the next token of a text; export it to use it elsewhere"
+            )
 
         def answers(start: int) -> torch.Tensor:
             return task.predict(model, tensors(each(lambda array: array[start : start + BATCH], x)))
 
         with torch.no_grad():
-            logs = torch.cat([answers(start) for start in range(0, size, BATCH)])
-        probabilities = logs.double().exp().numpy()
-        classes = probabilities.argmax(1)
-        return Predictions(classes, probabilities, None if y is None else float((classes == y).mean()))
+            predictions = torch.cat([answers(start) for start in range(0, size, BATCH)])
+        outputs, targets = on_host_arrays(task, predictions, torch.as_tensor(0 if y is None else y))
+        score = None if y is None else task.metrics[0].of(outputs, targets)
+        return Predictions(outputs.reshape(size, -1), score)
 
     def personalize(
         self, data: Dataset, epochs: int | None = None, lr: float | None = None, seed: int = 0
@@ -146,9 +158,9 @@ class RunModels:
                 return Choice(rates[0], counts[0], (0.0, 0.0))
             return choose(how, w, data.train, rates, counts)
 
-        def accuracies(models: list[Tensor]) -> list[float]:
+        def scores(models: list[Tensor]) -> list[float]:
             with torch.no_grad():
-                return [float(task.evaluate(w, test)[1]) for w in models]
+                return [primary_metric(task, w, test) for w in models]
 
         starts, test = self._starts(data), data_of(data.test)
         choices = {name: best(w) for name, w in starts.items()}
@@ -157,7 +169,7 @@ class RunModels:
         models = fine_tuned(with_rate(how, chosen.lr), starts[start], data.train, chosen.epochs)
         others = fine_tuned(with_rate(how, alone.lr), task.initial, data.train, alone.epochs)
         return NewClient(
-            models[-1], start, chosen.lr, chosen.epochs, accuracies(models), accuracies(others),
+            models[-1], start, chosen.lr, chosen.epochs, scores(models), scores(others),
             len(data.train), len(data.test),
         )  # fmt: skip
 
@@ -205,7 +217,8 @@ class RunModels:
         if suffix not in tables.READERS:
             return npz_content(path)
         options, columns = self.experiment.tables["data"], tables.read_table(path)
-        text, target = options.get("text", "text"), options.get("target", "label")
+        text, usual = options.get("text", "text"), "target" if "target" in columns else "label"
+        target = options.get("target", usual)
         known = self.experiment.federation.dataset
         if known.encode is not None:
             x = known.encode(columns)

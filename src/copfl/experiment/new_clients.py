@@ -88,7 +88,8 @@ class WithoutServer(Wrapper):
 def fitted(simulation: Simulation, state: State, trained: Ids, new: Ids) -> NewClients:
     """The new clients after the last round. Their updates depend on the seed and the client alone."""
     algorithm, whole, device = simulation.algorithm, simulation.federation, simulation.task.device
-    message = message_to_new_client(algorithm, state.server, torch.from_numpy(trained).to(device))
+    honest = np.setdiff1d(trained, getattr(algorithm, "attackers", ()))  # a new client attacks nothing
+    message = message_to_new_client(algorithm, state.server, torch.from_numpy(honest).to(device))
     own, alone = WithoutServer(algorithm, message), local_baseline(algorithm)
     found = NewClients(new.tolist(), {}, {})
     for name, count in SAMPLES.items():

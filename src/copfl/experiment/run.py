@@ -290,25 +290,17 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
 def _alone(result: Result) -> Array:
     """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
-    With the algorithm's optimizer and number of epochs; nan if it has no optimizer.
+    With the algorithm's optimizer and number of epochs; nan if it has no optimizer. It is a run of its own in
+    the folder baseline/, so that it continues where it was stopped.
     """
     e, primary = result.experiment, result.primary.name
     alone = _baseline(e)
     if alone is e:
         return result.latest(primary)
-    values = np.full(e.clients, np.nan)
     if alone is None:
-        return values
-    folder = result.folder if e.settings.store == "disk" else None
-    disk = None if folder is None else folder / "checkpoint" / ".alone.tmp"
-    state = simulate.begin(alone.algorithm, e.task, e.clients, disk)
-    with contextlib.closing(_rounds(alone, state, None)) as rounds:
-        for round in rounds:
-            if primary in round.clients:
-                values[round.ids] = round.clients[primary]
-    if disk is not None:
-        disk.unlink()
-    return values
+        return np.full(e.clients, np.nan)
+    folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
+    return _trained(alone, folder).latest(primary)
 
 
 def _baseline(e: Experiment) -> Experiment | None:
@@ -317,7 +309,11 @@ def _baseline(e: Experiment) -> Experiment | None:
     if local is None or local == e.algorithm:
         return None if local is None else e
     settings = dataclasses.replace(e.settings, eval_models="final")
-    return dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings)
+    tables = {title: table for title, table in e.tables.items() if title not in components.WRAPPERS}
+    tables |= {"algorithm": {"name": "local", "epochs": local.epochs}, "run": vars(settings)}
+    return dataclasses.replace(
+        e, algorithm=local, engine=renewed(e.engine), settings=settings, tables=tables
+    )
 
 
 def execute(
@@ -326,8 +322,26 @@ def execute(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
 ) -> Result:
-    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients."""
+    """Trains the rounds that are left, saves the models, and fits the new clients."""
     e, settings = experiment, experiment.settings
+    result = _trained(e, folder, on_round, executor)
+    if folder is not None and settings.save_models:
+        folder.save_models(e.algorithm, e.task, result.state, e.clients)
+    if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
+        result.new_clients = new_clients.fitted(setting_of(e), result.state, *settings.split_clients)
+        if folder is not None:
+            new_clients.write(result.new_clients, folder.path)
+    return result
+
+
+def _trained(
+    e: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    executor: simulate.Executor | None = None,
+) -> Result:
+    """Trains the rounds that are left and writes each to the folder; an `executor` trains the clients."""
+    settings = e.settings
     if settings.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and settings.store == "disk" else None
@@ -351,12 +365,6 @@ def execute(
                     folder.checkpoint(state, fingerprints)
             if on_round is not None:
                 on_round(round, seconds)
-    if folder is not None and settings.save_models:
-        folder.save_models(e.algorithm, e.task, state, e.clients)
-    if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
-        result.new_clients = new_clients.fitted(setting_of(e), state, *settings.split_clients)
-        if folder is not None:
-            new_clients.write(result.new_clients, folder.path)
     return result
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, values_of
-from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.gains import Gains, similar_first
 from copfl.report.run_data import RunData
 from copfl.stats import Numbers, mean_of_known, ranked
@@ -305,34 +305,40 @@ def _similar(run: RunData) -> Iterator[Chart]:
     """Every model on every client's samples, and the similarity of masks and labels, in one order."""
     if run.analysis is None or len(run.analysis.cross.clients) < 2:
         return
-    clients, accuracy = run.analysis.cross
-    order = similar_first(accuracy)
+    clients, table, name = run.analysis.cross
+    metric = next((found for found in metrics_of(run.environment) if found.name == name), None)
+    order = similar_first(table, metric or ACCURACY)
     names = [f"client {clients[place]}" for place in order]
 
-    def heat(name: str, title: str, about: str, table: Numbers, row_title: str, x_title: str) -> Heat:
-        values = [_percent(row[order]) for row in table[order]]
-        return Heat(name, title, about, names, names, values, title, x_title, " %", row_title=row_title)
+    def heat(
+        name: str, title: str, about: str, table: Numbers, of: tuple[str, str], shown: MetricInfo = ACCURACY
+    ) -> Heat:
+        rows = [_shown(shown, row[order]) for row in table[order]]
+        found = Heat(name, title, about, names, names, rows, title, of[1], shown.unit, row_title=of[0])
+        return found._replace(low_is_bright=not shown.higher_is_better)
 
-    if run.has("accuracy"):  # a task without one has no common scale of the clients' losses
+    if (
+        metric is not None
+    ):  # None: an older run with another primary metric, whose matrix is of accuracy or loss
         yield heat(
             "cross",
             "Every model on every client",
-            "The accuracy of the personal model of a row's client on the test samples of a column's client. "
-            "Clients whose models do well on each other's samples are next to each other.",
-            accuracy,
-            "model of",
-            "samples of",
+            f"The {metric.title} of the personal model of a row's client on the test samples of a column's client; "
+            "bright is better. Clients whose models do well on each other's samples are next to each other.",
+            table,
+            ("model of", "samples of"),
+            metric,
         )
     if run.masks is not None and len(run.masks.overlap) > max(clients):
         about = "The parameters that are personal for both clients, of those that are personal for either."
         table = run.masks.overlap[np.ix_(clients, clients)]
-        yield heat("mask-overlap", "Similarity of the masks", about, table, "client", "client")
+        yield heat("mask-overlap", "Similarity of the masks", about, table, ("client", "client"))
     if run.label_counts is not None and run.label_counts.shape[1]:
         counts = run.label_counts[clients].astype(np.float64)
         fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         table = np.minimum(fractions[:, None], fractions[None]).sum(2)
         about = "The common part of the two clients' distributions of labels, over their training samples."
-        yield heat("label-overlap", "Similarity of the labels", about, table, "client", "client")
+        yield heat("label-overlap", "Similarity of the labels", about, table, ("client", "client"))
 
 
 def _scores(run: RunData) -> Iterator[Chart]:
@@ -359,6 +365,7 @@ def _audit(run: RunData) -> Iterator[Chart]:
     """Each client's rank by weight and by contribution, and the contributions, of an audited run."""
     if run.audit is None:
         return
+    metric = MetricInfo(**run.audit.get("metric", {}))
     mean, rows = run.audit["mean"], [str(name) for name in run.audit["clients"]]
     values = {label: mean["values"][key] for key, label in CONTRIBUTIONS.items() if key in mean["values"]}
     ranks = [
@@ -367,16 +374,17 @@ def _audit(run: RunData) -> Iterator[Chart]:
     ]
     about = (
         "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
-        "does not reflect the contribution. Leave-one-out: the accuracy that the others, or the global "
+        f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the global "
         "model, gain from the client. Shapley: its Shapley value, summed over the rounds."
     )
     yield Dots("audit-ranks", "Rank by weight and by contribution", about, rows, "rank", ranks)
     series = [
-        Line(label, _percent(row), colour=place) for place, (label, row) in enumerate(values.items(), 1)
+        Line(label, _shown(metric, np.array(row, np.float64)), colour=place)
+        for place, (label, row) in enumerate(values.items(), 1)
     ]
-    about = f"In points of accuracy. {' '.join(run.audit['remarks'])}"
-    title = "Contribution of each client"
-    yield Dots("audit-values", title, about, rows, "gain, points", series, " points", zero=True)
+    about = f"In {metric.gains}. {' '.join(run.audit['remarks'])}"
+    title, unit = "Contribution of each client", " points" if metric.fraction else ""
+    yield Dots("audit-values", title, about, rows, f"gain{metric.points}", series, unit, zero=True)
 
 
 def _by_layer(run: RunData) -> Iterator[Chart]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Plan, Task, UsageError, at_least, one_of, tree
@@ -66,17 +67,21 @@ ATTACKS: dict[str, tuple[Attack, float]] = {
 }
 
 
-def choose_attackers(seed: int, clients: int, fraction: float) -> tuple[int, ...]:
-    """The malicious clients, sorted: this fraction of the clients, rounded, but at least one."""
+def choose_attackers(seed: int, clients: int | NDArray[np.int64], fraction: float) -> tuple[int, ...]:
+    """The malicious clients, sorted: this fraction of the clients, rounded, but at least one.
+
+    `clients` is their number, or their numbers where some never train.
+    """
+    ids = np.arange(clients) if isinstance(clients, int) else clients
     if not 0 < fraction < 1:
         raise UsageError(f"attackers={fraction} must be above 0 and below 1: it is a fraction of the clients")
-    count = max(1, round(fraction * clients))
-    if count >= clients:
+    count = max(1, round(fraction * len(ids)))
+    if count >= len(ids):
         raise UsageError(
-            f"attackers={fraction} of {clients} clients leaves no honest one; there must be at least one"
+            f"attackers={fraction} of {len(ids)} clients leaves no honest one; there must be at least one"
         )
-    keys = hashed(seed, MALICIOUS, np.arange(clients, dtype=np.uint64))
-    return tuple(sorted(int(n) for n in np.argsort(keys)[:count]))
+    keys = hashed(seed, MALICIOUS, ids.astype(np.uint64))
+    return tuple(sorted(int(n) for n in ids[np.argsort(keys)[:count]]))
 
 
 def flipped_labels(data: Data, classes: int) -> Tensor:
@@ -146,7 +151,7 @@ class Attacked(RoundWrapper):
 def attacked(
     algorithm: AnyAlgorithm,
     attack: str,
-    clients: int,
+    clients: int | NDArray[np.int64],
     fraction: float = 0.2,
     strength: float = 0.0,
     seed: int = 0,

@@ -7,15 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import DATA, MODEL, OUTPUT, TRAINING, AsJson, Quiet, option
-
-if TYPE_CHECKING:
-    from copfl.experiment.inference import Predictions
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -134,7 +131,7 @@ def predict(
         x, y = samples.train.x, samples.train.y if labelled else None
     answers = found.predict(found.client(client), x, y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
-    lines, arrays = described(answers, known.kind, known.classes)
+    lines, arrays = described(answers.outputs, known.kind, known.classes)
     if out is not None:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
@@ -150,16 +147,16 @@ def predict(
         print(f"{shown} of {len(answers.outputs)} samples", file=sys.stderr)
 
 
-def described(answers: Predictions, kind: str, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def described(outputs: Any, kind: str, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns with a value per sample for readers, and the arrays for a file."""
-    outputs = answers.outputs
     if kind == "regression":
         return {"values": outputs.tolist()}, {"values": outputs}
     if kind == "multilabel":
         labels = [[name for name, p in zip(names, row, strict=True) if p > 0.5] for row in outputs]
         return {"labels": labels}, {"probabilities": outputs}
-    found = {"classes": [names[label] for label in answers.classes], "sure": outputs.max(1).tolist()}
-    return found, {"classes": answers.classes, "probabilities": outputs}
+    classes = outputs.argmax(1)
+    found = {"classes": [names[label] for label in classes], "sure": outputs.max(1).tolist()}
+    return found, {"classes": classes, "probabilities": outputs}
 
 
 def _cell(value: Any) -> str:

@@ -52,12 +52,6 @@ class Predictions(NamedTuple):
     ]  # probabilities [n, classes] or [n, labels]; of a regression values [n, targets]
     score: float | None  # the primary metric, if targets were given
 
-    @property
-    def classes(self) -> NDArray[np.int64]:
-        """The most probable class of each sample."""
-        found: NDArray[np.int64] = self.outputs.argmax(1)
-        return found
-
 
 class NewClient(NamedTuple):
     """A model fine-tuned for a client that did not take part, and its primary metric on test samples."""

@@ -234,11 +234,11 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     expected = models.predict(models.client(0), models.tokens(list(texts)))
     lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()
     known = models.experiment.federation.dataset.classes
-    assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.classes]
+    assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.outputs.argmax(1)]
     one = called(capsys, "predict", run, "--client", 0, "--sentence", texts[0]).out
     assert one.split("\t")[:2] == lines[0].split("\t")[:2]
     table = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "table.csv")
-    right = np.mean(np.array(known)[expected.classes] == labels)
+    right = np.mean(np.array(known)[expected.outputs.argmax(1)] == labels)
     assert f"accuracy {100 * right:.1f} % of 6 samples" in table.err
     both = called(capsys, "predict", run, "--client", 0)
     assert (both.code, "with --data FILE, or sentences with --sentence" in both.err) == (2, True)

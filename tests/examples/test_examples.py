@@ -27,7 +27,12 @@ def example(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_example_is_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_algorithm", "own_data", "ablation"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "own_algorithm",
+        "own_data",
+        "ablation",
+        "five_tasks",
+    }
 
 
 def test_own_algorithm_obeys_the_laws_and_learns(capsys: pytest.CaptureFixture[str]) -> None:

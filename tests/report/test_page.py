@@ -121,15 +121,15 @@ def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
 
 def test_a_long_table_shows_some_rounds_and_says_so() -> None:
     line = Line("mean", [float(n) for n in range(500)])
-    table = sections.table_of(Lines("a", "A", "", list(range(1, 501)), "y", [line]))
-    assert len(table.rows) == sections.TABLE_ROWS
+    table = page.table_of(Lines("a", "A", "", list(range(1, 501)), "y", [line]))
+    assert len(table.rows) == page.TABLE_ROWS
     assert (table.rows[0][0], table.rows[-1][0]) == ("1", "500")
     assert table.notes == ["60 of 500 rounds; rounds.jsonl contains all."]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     heat = Heat("h", "H", "", ["client 0"], ["1", "2"], [[None, 0.25]], "weight", "round", digits=2)
-    table = sections.table_of(heat)
+    table = page.table_of(heat)
     assert (table.head, table.rows) == (["client", "round 1", "round 2"], [["client 0", "-", "0.25"]])
     assert charts.figure(heat)["data"][0]["z"] == [[None, 0.25]]
 

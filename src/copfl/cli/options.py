@@ -67,6 +67,11 @@ RUN_OPTIONS = {
         Row("--target", "data.target", "The column of a table to predict; several with commas."),
         Row("--client", "data.client", "The column of a table that names the client; default: none."),
         Row("--text", "data.text", "The column of a table that has the texts to learn from; default: none."),
+        Row(
+            "--task",
+            "data.kind",
+            "classification, multilabel, regression or next_token; default: by the targets.",
+        ),
         Row("--skip-corrupt", "data.skip_corrupt", "Leave out damaged images of a folder.", bool),
         Row(
             "--partition",

@@ -41,6 +41,12 @@ def _plural(word: str) -> str:
 
 def _target_facts(dataset: Dataset) -> str:
     y = dataset.train.y
+    if (
+        dataset.kind == NEXT_TOKEN
+        and not isinstance(dataset.train.x, dict)
+        and dataset.train.x.dtype.kind == "U"
+    ):
+        return "each token of a text from those before it, by the tokenizer of the model"
     if dataset.kind == NEXT_TOKEN:
         return f"{len(dataset.classes):,} different, {y.shape[1]} in a sample"
     if dataset.kind == REGRESSION:

@@ -1,4 +1,4 @@
-"""Tables of a user (.csv, .tsv, .jsonl, .parquet) as a data set: one row per sample.
+"""Tables of a user (.csv, .tsv, .jsonl, .parquet, .txt) as a data set: one row, or line of text, per sample.
 
 The targets, the clients and a text are columns by name. All other columns are features: numbers are
 standardised with the mean and deviation of the train rows, texts are categories, one number each.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from copfl.data import reading
 from copfl.data.arrays import from_arrays
-from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.targets import LARGEST, MOST_AMBIGUOUS
 from copfl.errors import DataError, one_of, unknown
 
@@ -28,6 +28,7 @@ Table = dict[str, Column]  # by name, all of one length
 
 LARGEST_FILE = 512 * reading.MIB  # Python's objects take about ten times as much memory
 MOST_CATEGORIES = 1000
+LINES = "text"  # the only column of a .txt file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
@@ -49,8 +50,11 @@ def table_file(
 
     `target`, `drop` (columns to leave out) and `categories` (numbers that are categories) may be several
     columns, separated by commas. `test` is the file of the test rows. Missing values are refused, or with
-    missing=fill the mean or no category; missing=drop leaves their rows out.
+    missing=fill the mean or no category; missing=drop leaves their rows out. With kind=next_token the text is
+    its own target; a .txt file has nothing else, a text per line.
     """
+    if path.suffix.lower() == ".txt":
+        text, kind = text or LINES, kind or NEXT_TOKEN
     tables = [read_table(Path(file)) for file in (path, test) if file]
     options = {"target": target, "client": client, "text": text, "drop": drop, "categories": categories}
     return from_tables(tables, path.stem, missing=missing, kind=kind, **options)
@@ -72,7 +76,10 @@ def from_tables(
     """A table of train rows, or of train and test rows, as a data set; see `table_file`."""
     one_of(("refuse", "fill", "drop"), missing=missing)
     known = list(tables[0])
-    if not target:
+    if kind == NEXT_TOKEN and (target or not text):
+        remedy = "leave out --target" if target else "name the column of the texts with --text"
+        raise DataError(f"next_token predicts each token of a text from those before it; {remedy}")
+    if not target and kind != NEXT_TOKEN:
         raise DataError(f"name the column to predict with --target; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
     clients, texts = _columns(client, known), _columns(text, known)
@@ -92,7 +99,12 @@ def from_tables(
                 raise DataError(
                     f'the column "{column}" has {str(nested[0])[:40]}; a cell is one number or text'
                 )
-    labels = [_target([table[column] for column in targets], targets, kind) for table in tables]
+    labels = [
+        _target([table[column] for column in targets], targets, kind)
+        if targets
+        else np.zeros((len(table[texts[0]]), 1), np.int64)  # the tokens follow from the model's tokenizer
+        for table in tables
+    ]
     kinds = {array.dtype.kind for array in labels}
     if len(kinds) > 1:  # numbers in one table, texts in the other
         labels = [array.astype(np.str_) for array in labels]
@@ -357,6 +369,10 @@ def _jsonl(path: Path) -> Table:
     return _by_column(path, rows)
 
 
+def _lines(path: Path) -> Table:
+    return {LINES: [line for line in path.read_text("utf-8").splitlines() if line.strip()]}
+
+
 def _by_column(path: Path, rows: Iterable[dict[str, Any]]) -> Table:
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -388,4 +404,5 @@ READERS: dict[str, Callable[[Path], Table]] = {
     ".tsv": _csv,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
+    ".txt": _lines,
 }

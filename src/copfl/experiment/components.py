@@ -25,7 +25,7 @@ from copfl.data import datasets
 from copfl.data.federation import Federation
 from copfl.data.hub import PREFIX
 from copfl.data.partition import Partition
-from copfl.data.samples import CLASSIFICATION, Dataset
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
@@ -356,9 +356,18 @@ def _usual_model(table: Table, name: str, value: object) -> str:
     """The model where none is given: by the form of the samples where it is known, else ResNet-18."""
     if isinstance(value, Dataset) and not isinstance(value.train.x, dict):
         x = value.train.x
+        if value.kind == NEXT_TOKEN:
+            return "causal_cnn"
         return "embedding" if x.dtype.kind in "US" else {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
+    if _of_tokens(table, name):
+        return "causal_cnn"
     usual = "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
     return str(DEFAULTS.get(name, {}).get("model", {}).get("name", usual))
+
+
+def _of_tokens(table: Table, name: str) -> bool:
+    """Whether a file has texts whose next token is predicted."""
+    return str(table.get("kind", NEXT_TOKEN if name.endswith(".txt") else "")) == NEXT_TOKEN
 
 
 def _usual_partition(table: Table, name: str, value: object) -> str:
@@ -367,4 +376,5 @@ def _usual_partition(table: Table, name: str, value: object) -> str:
         usual = "classes" if value.kind == CLASSIFICATION else "iid"
         return "by_group" if value.natural else usual
     usual = DEFAULTS.get(name, {}).get("partition", {}).get("name", "classes")
+    usual = "iid" if table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table, name) else usual
     return "by_group" if table.get("client") else usual

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from copfl import models
-from copfl.data.samples import Dataset
+from copfl.core.criteria import PADDING
+from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Component, Table, without
@@ -130,11 +131,13 @@ def adapted(
     return model
 
 
-def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer | text.HashedWords:
+def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer | text.HashedWords | text.Bytes:
     """The tokenizer of the model that the table describes."""
     name = str(table.get("name", ""))
     if name == "embedding" and "tokenizer" not in table:
         return text.HashedWords(table["words"], table.get("max_length", 0))
+    if name == "causal_cnn" and "tokenizer" not in table:
+        return text.Bytes(table.get("max_length", 0))
     model = Path(pretrained.base_of(name, "none").name) if name.startswith("hf:") else None
     folder = Path(table["tokenizer"]) if "tokenizer" in table else model
     if folder is None:
@@ -152,9 +155,26 @@ def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
     if not all(isinstance(split.x, np.ndarray) and split.x.dtype.kind in "UO" for split in splits):
         return dataset
     texts = [str(sentence) for split in splits for sentence in split.x]
-    arrays: dict[str, Any] = dict(tokenizer_of(table).cached(texts))
+    tokenizer = tokenizer_of(table)
+    arrays: dict[str, Any] = dict(tokenizer.cached(texts))
+    targets, classes = np.concatenate([split.y for split in splits]), dataset.classes
+    if dataset.kind == NEXT_TOKEN:
+        if not hasattr(tokenizer, "vocabulary"):
+            raise UsageError(
+                f"the model {table['name']} does not predict the next token; take --model causal_cnn, or a causal "
+                "language model of transformers, such as --model hf:FOLDER"
+            )
+        ids, seen = arrays["input_ids"], arrays["attention_mask"]
+        if ids.shape[1] < 2:
+            raise UsageError(
+                f'no text of "{dataset.name}" has two tokens, so there is no next token to predict'
+            )
+        targets = np.where(seen[:, 1:] > 0, ids[:, 1:], PADDING)
+        arrays = {name: array[:, :-1] for name, array in arrays.items()}
+        classes = tuple(map(str, range(tokenizer.vocabulary)))
     train = len(dataset.train)
-    rows = (slice(0, train), slice(train, None))
-    inputs: list[Any] = [{name: a[some] for name, a in arrays.items()} for some in rows]
-    parts = [dataclasses.replace(split, x=x) for split, x in zip(splits, inputs, strict=True)]
-    return dataclasses.replace(dataset, train=parts[0], test=parts[1])
+    parts = [
+        dataclasses.replace(split, x={name: a[some] for name, a in arrays.items()}, y=targets[some])
+        for split, some in zip(splits, (slice(0, train), slice(train, None)), strict=True)
+    ]
+    return dataclasses.replace(dataset, train=parts[0], test=parts[1], classes=classes)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import inspect
 import json
 import os
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, one_of
+from copfl.models.attention import additive_mask, mask_of
 
 SOURCES = ("hf", "torchvision", "timm")
 TASKS = {
@@ -71,7 +73,9 @@ class Pretrained(nn.Module):
         self.net = net
         self.head = head  # over the mean of the tokens; None: the model has its own
         self.size = size  # images are resized to this many pixels; 0: they stay as they are
+        self.dtype = _dtype_of(net)  # kept here: the batched form of a model has no parameters
         self.mask = "plain"  # or "all", "causal": see additive_mask
+        self.positions = "position_ids" in inspect.signature(net.forward).parameters
         self.fresh: tuple[str, ...] = ()  # parameters without pretrained values
         self.normalization: Normalization | None = None  # None: that of the data set
         self.trains_head = True  # beside an adapter; that of a language model stays as it is
@@ -81,7 +85,14 @@ class Pretrained(nn.Module):
             return _logits(self.net(self._image(x)))
         seen, inputs = x.get("attention_mask"), dict(x)
         if seen is not None and self.mask != "plain":
-            inputs["attention_mask"] = additive_mask(seen, self._dtype(), causal=self.mask == "causal")
+            inputs["attention_mask"] = additive_mask(seen, self.dtype, causal=self.mask == "causal")
+        if (
+            self.mask == "causal" and self.positions
+        ):  # of every sample: clients are batched along the first axis
+            ids = x["input_ids"]
+            inputs.setdefault(
+                "position_ids", torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)
+            )
         output = self.net(**inputs)
         if self.head is None:
             return _logits(output)
@@ -96,17 +107,14 @@ class Pretrained(nn.Module):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
         return x
 
-    def _dtype(self) -> torch.dtype:
-        return next(p.dtype for p in self.net.parameters() if p.is_floating_point())
+    def _apply(self, fn: Any, recurse: bool = True) -> Pretrained:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.dtype = _dtype_of(self.net)
+        return self
 
 
-def additive_mask(seen: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
-    """[b, 1, 1 or length, length]: 0 where a token may be attended to, the lowest number elsewhere."""
-    allowed = seen[:, None, None, :] > 0
-    if causal:
-        length = seen.shape[1]
-        allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+def _dtype_of(net: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _logits(output: Any) -> Tensor:
@@ -125,39 +133,8 @@ def wrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, Pretrained) or not modules & {"transformers", "peft"}:
         return model
     result = Pretrained(model)
-    result.mask = _mask_of(result)
+    result.mask = mask_of(result)
     return result
-
-
-@torch.no_grad()
-def _mask_of(model: Pretrained) -> str:
-    """The mask that gives the outputs of the library's own; "plain" where none does."""
-    embeddings = getattr(model.net, "get_input_embeddings", lambda: None)()
-    if not isinstance(embeddings, nn.Embedding):
-        return "plain"
-    ids = torch.arange(3, 11).view(2, 4) % embeddings.num_embeddings
-    seen = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    sample = {
-        "input_ids": ids.to(embeddings.weight.device),
-        "attention_mask": seen.to(embeddings.weight.device),
-    }
-    training = model.training
-    model.eval()
-    try:
-        expected = _valid(model(sample), seen)
-        for model.mask in ("all", "causal"):
-            with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):
-                if torch.allclose(_valid(model(sample), seen), expected, rtol=1e-4, atol=1e-5):
-                    return model.mask
-        return "plain"
-    finally:
-        model.mask = "plain"
-        model.train(training)
-
-
-def _valid(logits: Tensor, seen: Tensor) -> Tensor:
-    """The logits of tokens that are no padding; those of whole sequences unchanged."""
-    return logits[seen.to(logits.device) > 0] if logits.dim() == 3 else logits
 
 
 # Bases: files and their hash
@@ -357,7 +334,7 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
     if task == "image" and base.weights and "image_mean" in pixels and "image_std" in pixels:
         model.normalization = Normalization(tuple(pixels["image_mean"]), tuple(pixels["image_std"]))
     if task != "image":
-        model.mask = _mask_of(model)
+        model.mask = mask_of(model)
     return model
 
 

@@ -65,9 +65,10 @@ class CausalCNN(nn.Module):
         )
         self.head = nn.Linear(width, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        steps = x.shape[-1]
-        features = self.embedding(x).transpose(-1, -2)  # [b, width, t]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """A place depends on earlier ones alone, so padding at the end needs no mask."""
+        steps = input_ids.shape[-1]
+        features = self.embedding(input_ids).transpose(-1, -2)  # [b, width, t]
         for layer in self.body:
             features = features + torch.relu(layer(features)[..., :steps])
         logits: Tensor = self.head(features.transpose(-1, -2))

@@ -98,6 +98,28 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "copfl"
 
 
+class Bytes:
+    """The tokens of the model `causal_cnn`: the bytes of a text in UTF-8."""
+
+    vocabulary = 256
+
+    def __init__(self, max_length: int = 0) -> None:
+        self.max_length = max_length or 128
+
+    def __call__(self, texts: Sequence[str]) -> Arrays:
+        """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length."""
+        rows = [text.encode("utf-8", "replace")[: self.max_length] for text in texts]
+        ids = np.zeros((len(rows), max([1, *map(len, rows)])), np.int64)
+        mask = np.zeros_like(ids)
+        for row, content in enumerate(rows):
+            ids[row, : len(content)], mask[row, : len(content)] = list(content), 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def cached(self, texts: Sequence[str]) -> Arrays:
+        """As `__call__`, which is fast."""
+        return self(texts)
+
+
 class HashedWords:
     """The tokens of the model `embedding`: 1 + a hash of each word; 0 is padding.
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copfl import __version__
-from copfl.charts import figure
+from copfl.charts import Chart, Dots, Heat, Value, figure
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import UsageError
 from copfl.experiment.progress import span
 from copfl.report.run_data import RunData
-from copfl.report.sections import Runs, gains, sections, table_of
+from copfl.report.sections import Runs, gains, sections
 from copfl.stats import Numbers, over_clients
 from copfl.tables import Table, number, size
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MISSING = "a report needs {}, which is not installed; `pip install 'copfl[report]'` installs it"
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
+TABLE_ROWS = 60  # a table of more rounds contains some of them
 EQUAL = 1e-7  # points; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
@@ -253,3 +254,31 @@ def _template() -> Template:
         raise UsageError(MISSING.format("jinja2")) from error
     loader = PackageLoader("copfl.report")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+
+
+def table_of(chart: Chart) -> Table:
+    """The numbers of a chart; of many rounds, some."""
+
+    def cell(values: Sequence[Value], place: int) -> str:
+        known = values[place] if place < len(values) else None
+        return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
+
+    if isinstance(chart, Dots):
+        head = [chart.row_title, *(series.name for series in chart.series)]
+        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
+        return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
+    count = len(chart.columns if isinstance(chart, Heat) else chart.x)
+    places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
+    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
+    notes = [left_out] if len(places) < count else []
+    if isinstance(chart, Heat):
+        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
+        named = zip(chart.rows, chart.values, strict=True)
+        return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
+    curves: dict[str, Sequence[Value]] = {}
+    for line in chart.lines:
+        curves[line.name] = line.y
+        if line.low:
+            curves |= {f"{line.name}, lowest tenth": line.low, f"{line.name}, highest tenth": line.high}
+    rows = [[f"{chart.x[place]:g}", *(cell(y, place) for y in curves.values())] for place in places]
+    return Table(chart.title, [chart.x_title, *curves], rows, notes)

@@ -14,7 +14,6 @@ from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.gains import Gains, similar_first
 from copfl.report.run_data import RunData
 from copfl.stats import Numbers, mean_of_known, ranked
-from copfl.tables import Table, number
 
 Runs = Sequence[RunData]
 
@@ -37,7 +36,6 @@ CONTRIBUTIONS = {  # in audit.json, see copfl.audit
     "shapley_personal": "Shapley: personal",
 }
 BAND = "The band reaches from the lowest to the highest tenth of the clients."
-TABLE_ROWS = 60  # a table of more rounds contains some of them
 
 
 class Section(NamedTuple):
@@ -425,31 +423,3 @@ def _percent(fractions: Sequence[Value] | Numbers) -> list[Value]:
 
 def _shown(metric: MetricInfo, values: Numbers) -> list[Value]:
     return values_of(metric.factor * values)
-
-
-def table_of(chart: Chart) -> Table:
-    """The numbers of a chart; of many rounds, some."""
-
-    def cell(values: Sequence[Value], place: int) -> str:
-        known = values[place] if place < len(values) else None
-        return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
-
-    if isinstance(chart, Dots):
-        head = [chart.row_title, *(series.name for series in chart.series)]
-        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
-        return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
-    count = len(chart.columns if isinstance(chart, Heat) else chart.x)
-    places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
-    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
-    notes = [left_out] if len(places) < count else []
-    if isinstance(chart, Heat):
-        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
-        named = zip(chart.rows, chart.values, strict=True)
-        return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
-    curves: dict[str, Sequence[Value]] = {}
-    for line in chart.lines:
-        curves[line.name] = line.y
-        if line.low:
-            curves |= {f"{line.name}, lowest tenth": line.low, f"{line.name}, highest tenth": line.high}
-    rows = [[f"{chart.x[place]:g}", *(cell(y, place) for y in curves.values())] for place in places]
-    return Table(chart.title, [chart.x_title, *curves], rows, notes)

@@ -114,7 +114,7 @@ def predict(
     out: Annotated[Path | None, options.out("An .npz file for the predictions; default: print them.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict samples with one client's model: a line each with its class and probability, labels or values."""
+    """Predict samples with one client's model: a line each with its class, labels or values."""
     import numpy as np
 
     from copfl.errors import UsageError

@@ -96,7 +96,7 @@ def on_host_arrays(task: Task, predictions: Tensor, y: Tensor) -> tuple[Array, A
 
 
 def primary_metric(task: Task, personal: Personal, data: Data) -> float:
-    """The primary metric of a model on one client's samples; nan where they, or its outputs, do not define it."""
+    """The primary metric of a model on one client's samples; nan where it is not defined."""
     metric, size = task.metrics[0], int(data.size)
     scores = task.scores(personal, data)
     if not size or not bool(torch.isfinite(scores.loss)):

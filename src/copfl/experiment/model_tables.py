@@ -161,8 +161,8 @@ def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
     if dataset.kind == NEXT_TOKEN:
         if not hasattr(tokenizer, "vocabulary"):
             raise UsageError(
-                f"the model {table['name']} does not predict the next token; take --model causal_cnn, or a causal "
-                "language model of transformers, such as --model hf:FOLDER"
+                f"the model {table['name']} does not predict the next token; take --model causal_cnn, or a "
+                "causal language model of transformers, such as --model hf:FOLDER"
             )
         ids, seen = arrays["input_ids"], arrays["attention_mask"]
         if ids.shape[1] < 2:

@@ -321,8 +321,8 @@ def _similar(run: RunData) -> Iterator[Chart]:
         yield heat(
             "cross",
             "Every model on every client",
-            f"The {metric.title} of the personal model of a row's client on the test samples of a column's client; "
-            "bright is better. Clients whose models do well on each other's samples are next to each other.",
+            f"The {metric.title} of the personal model of a row's client on the test samples of a column's "
+            "client; bright is better. Clients whose models do well on each other's samples are next to each other.",
             table,
             ("model of", "samples of"),
             metric,
@@ -372,8 +372,8 @@ def _audit(run: RunData) -> Iterator[Chart]:
     ]
     about = (
         "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
-        f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the global "
-        "model, gain from the client. Shapley: its Shapley value, summed over the rounds."
+        f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the "
+        "global model, gain from the client. Shapley: its Shapley value, summed over the rounds."
     )
     yield Dots("audit-ranks", "Rank by weight and by contribution", about, rows, "rank", ranks)
     series = [

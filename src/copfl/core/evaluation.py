@@ -67,15 +67,6 @@ def evaluate(
     return metrics
 
 
-def primary_metric(task: Task, personal: Personal, test: Data) -> float:
-    """The task's primary metric of one model on one client's test samples."""
-    scores, metric = task.scores(personal, test), task.metrics[0]
-    if metric not in on_host(task):
-        return float(scores.score)
-    size = int(test.size)
-    return metric.of(*on_host_arrays(task, collected(task, scores.predictions, test.y)[:size], test.y[:size]))
-
-
 def on_host(task: Task) -> list[Metric]:
     """The metrics that are computed from collected predictions."""
     return [m for m in task.metrics if m.name != "accuracy" or task.criterion.correct is None]

@@ -322,7 +322,8 @@ def _similar(run: RunData) -> Iterator[Chart]:
             "cross",
             "Every model on every client",
             f"The {metric.title} of the personal model of a row's client on the test samples of a column's "
-            "client; bright is better. Clients whose models do well on each other's samples are next to each other.",
+            "client; bright is better. Clients whose models do well on each other's samples are next to each "
+            "other.",
             table,
             ("model of", "samples of"),
             metric,

@@ -210,7 +210,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.json", '{"users": []}', 'has no "user_data"'),
         ("t.json", '{"user_data": {"u": {"x": [1], "y": []}}}', "not as many x as y"),
         ("t.json", "{", "not a readable LEAF file"),
-        ("t.xlsx", "", r"not a file of a known kind; give a table \(.csv, .tsv, .jsonl, .parquet\)"),
+        ("t.xlsx", "", r"not a file of a known kind; give a table \(.csv, .tsv, .jsonl, .parquet, .txt\)"),
     ],
 )
 def test_files_that_are_damaged(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:

@@ -311,9 +311,7 @@ def _baseline(e: Experiment) -> Experiment | None:
     settings = dataclasses.replace(e.settings, eval_models="final")
     tables = {title: table for title, table in e.tables.items() if title not in components.WRAPPERS}
     tables |= {"algorithm": {"name": "local", "epochs": local.epochs}, "run": vars(settings)}
-    return dataclasses.replace(
-        e, algorithm=local, engine=renewed(e.engine), settings=settings, tables=tables
-    )
+    return dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings, tables=tables)
 
 
 def execute(

@@ -266,6 +266,22 @@ def test_image_files_are_classified(tmp_path: Path) -> None:
         models.samples(tmp_path / "none", labelled=False)
 
 
+def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.base(tmp_path)
+    here = resolve([{"model": {"name": f"hf:{folder}"}, "partition": {"name": "iid"}}], {})
+    model = {key: here["model"][key] for key in ("sha256", "task")}
+    for name in ("hf:elsewhere", "hf"):  # as an experiment and as its record have it
+        there = resolve([{**here, "model": {"name": name, **model}}], {})
+        assert identity(there) == identity(here)
+    monkeypatch.setenv("COPFL_MODELS", str(folder.parent))
+    options = {**model, "sha256": "0" * 64}
+    with pytest.raises(UsageError, match="but this run is of a base with 0000"):
+        trained(Path(folder.name), model_options=options)
+    assert trained(Path(folder.name), model_options=model).records
+
+
 # Bad input
 
 

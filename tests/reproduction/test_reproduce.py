@@ -593,6 +593,20 @@ def test_holms_correction_counts_every_comparison_of_the_claims() -> None:
     assert (findings.judged(change), corrected(change)) == (findings.HOLDS, findings.OPEN)
 
 
+def test_the_leaders_are_the_highest_mean_and_what_it_is_not_distinguished_from() -> None:
+    best = cell_of("best", {0: [0.9], 1: [0.92], 2: [0.94]})
+    close = cell_of("close", {0: [0.91], 1: [0.90], 2: [0.94]})
+    low = cell_of("low", {0: [0.5], 1: [0.52], 2: [0.541]})
+    partly = cell_of("partly", {0: [0.99], 1: [0.99]})  # not all seeds: not compared
+    assert [cell.row.label for cell in findings.leaders([low, partly, close, best])] == ["best", "close"]
+    assert findings.leaders([partly, best]) == []
+
+
+def test_a_group_of_experiments_has_its_own_page() -> None:
+    assert set(experiments.named("finetuning")).isdisjoint(experiments.named("all"))
+    assert {experiments.read(name).page for name in experiments.named("finetuning")} == {"finetuning"}
+
+
 def test_a_claim_names_rows_that_there_are() -> None:
     with pytest.raises(UsageError, match='row "d"'):
         judged("best", CELLS["mine"], CELLS["low"], row="mine", other=["d"])

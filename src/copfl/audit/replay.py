@@ -99,7 +99,7 @@ class RoundSnapshot:
 
         A global model is evaluated with the client's own batch-norm statistics where those are not shared.
         """
-        e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.task
+        e, algorithm, task = self.experiment, self.experiment.algorithm, self.experiment.training.task
         metric, models = task.metrics[0], ("_global", "")
 
         def evaluations(given: tuple[Any, Any, Any]) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ class RoundSnapshot:
             for part in np.split(np.arange(e.clients), range(chunk, e.clients, chunk)):
                 ids = torch.from_numpy(part).to(task.device)
                 down = tree.concatenate([algorithm.downlink(server, ids) for server in servers])
-                samples = tree.rows(self.clients, ids), e.federation.test.rows(part)
+                samples = tree.rows(self.clients, ids), e.training.federation.test.rows(part)
                 rows, test = tree.concatenate([samples] * len(servers))
                 with torch.no_grad():
                     found = e.engine.over(evaluations, (rows, down, test))

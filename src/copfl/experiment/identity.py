@@ -11,7 +11,7 @@ from copfl.data.partition import Partition
 from copfl.experiment.config import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
-COMPUTING = "device engine chunk threads workers store mkldnn"
+COMPUTING = "device engine chunk threads workers store mkldnn cache_features"
 KEEPING = "checkpoint_every save_models eval_models local_baseline"
 NEUTRAL = {
     "data": {"dir", "code"},

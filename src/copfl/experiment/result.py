@@ -17,6 +17,7 @@ from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.federation import Federation
+from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
@@ -43,6 +44,7 @@ class Experiment:
     engine: Engine
     settings: RunSettings
     tables: Tables  # the same as names and numbers, for run.toml
+    training: Training  # what the rounds train: the task and the samples, or a tail and features
 
     @property
     def clients(self) -> int:
@@ -68,7 +70,9 @@ class Experiment:
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
-            "batched_model": self.task.batched is not None,  # if not, a GPU reaches half the speed at most
+            "batched_model": self.training.task.batched
+            is not None,  # if not, a GPU reaches half the speed at most
+            **self.training.about(),
             "algorithm": repr(self.algorithm),
             **({"attackers": list(attackers)} if attackers else {}),
             "metrics": [metric.as_json() for metric in self.task.metrics],

@@ -21,7 +21,7 @@ from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition, hold_out
-from copfl.engine import autotune, ranks, simulate
+from copfl.engine import autotune, features, ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
@@ -103,20 +103,22 @@ def prepare(
     check_task(tables.get("task", {}), task, first)
     if public := getattr(algorithm, "public", 0):
         task = dataclasses.replace(task, public=federation.unassigned(public))
+    own_cut = getattr(algorithm, "cut", "")  # of split learning, which may lie in the front
     algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
-    load = autotune.Workload(
-        algorithm, task, federation, settings.batch, settings.participants, settings.rounds
-    )
+    training = features.training_of(task, federation, "off" if own_cut else settings.cache_features)
+    load = autotune.Workload(algorithm, *training[:2], settings.batch, settings.participants, settings.rounds)
     engine = autotune.choose_engine(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
     if engine.name != "sequential":
-        task = task.with_batching(torch.bfloat16 if precision == "bf16" else None, first)
-    if precision == "bf16" and task.batched is None:
+        products, own = torch.bfloat16 if precision == "bf16" else None, training.federation.train.rows([0])
+        training = training._replace(task=training.task.with_batching(products, tree.row(own, 0)))
+        task = training.task if training.front is None else task
+    if precision == "bf16" and training.task.batched is None:
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
     if not workers and threads == 1:
         states = federation.clients if settings.store == "memory" else 0
-        workers = autotune.processes(load._replace(task=task), engine, states)
+        workers = autotune.processes(load._replace(task=training.task), engine, states)
     settings = dataclasses.replace(
         settings,
         device=str(device),
@@ -125,8 +127,10 @@ def prepare(
         precision=precision,
         mkldnn="on" if autotune.mkldnn_enabled() else "off",
         workers=workers or 1,
+        cache_features="off" if training.front is None else "on",
     )
-    return Experiment(algorithm, task, federation, engine, settings, {**tables, "run": vars(settings)})
+    tables = {**tables, "run": vars(settings)}
+    return Experiment(algorithm, task, federation, engine, settings, tables, training)
 
 
 def _check_ranks(settings: RunSettings) -> None:
@@ -228,7 +232,8 @@ def _warned(result: Result) -> Result:
 
 def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all."""
-    layers = [folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
+    before: Tables = {"run": {"cache_features": "off"}}  # as it was where a folder has no such setting
+    layers = [before, folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
     if ranks.joined():
         layers.append({"run": {"workers": 1}})
     experiment = prepare(layers, partition=folder.partition(), **values)
@@ -280,7 +285,7 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
     result = execute(experiment, folder, after)
     if experiment.settings.local_baseline:
         e = experiment
-        cross = gains.cross_evaluation(e.algorithm, e.task, e.federation, result.state)
+        cross = gains.cross_evaluation(e.algorithm, e.training.task, e.training.federation, result.state)
         result.analysis = Analysis(_alone(result), cross)
         if path is not None:
             gains.write(result.analysis, path)
@@ -368,7 +373,8 @@ def _trained(
 
 def setting_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
-    return simulate.Simulation(e.algorithm, e.task, e.federation, e.engine, e.settings.seed, e.settings.batch)
+    task, federation = e.training[:2]
+    return simulate.Simulation(e.algorithm, task, federation, e.engine, e.settings.seed, e.settings.batch)
 
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
@@ -384,8 +390,8 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
     ) as executor:
         rounds = simulate.simulate(
             e.algorithm,
-            e.task,
-            e.federation,
+            e.training.task,
+            e.training.federation,
             e.engine,
             state,
             rounds=settings.rounds,

@@ -16,6 +16,7 @@ CHOICES = {
     "eval_models": tuple(EVAL_MODELS),
     "store": ("memory", "disk"),
     "mkldnn": ("auto", "on", "off"),
+    "cache_features": ("auto", "on", "off"),
     # In tf32 and bf16 only the matrix products are short; "auto" is tf32 on a GPU and fp32 elsewhere.
     "precision": ("auto", "fp32", "tf32", "bf16", "fp64"),
 }
@@ -54,6 +55,8 @@ class RunSettings:
     workers: int = 1  # processes that train clients, on a CPU; 0: the fastest number by a short measurement
     store: str = "memory"  # where client states are between rounds: "memory", or "disk" for many clients
     mkldnn: str = "auto"  # kernels of a CPU: "on", "off", or the faster by a short measurement
+    # The outputs of a frozen front, computed once: "on", "off", or where they take little memory.
+    cache_features: str = "auto"
     local_baseline: bool = False  # train each client alone as well, on the same batches; see gains.json
     save_models: bool = True  # whether every client's personal model is written when the run ends
 

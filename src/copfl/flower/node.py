@@ -18,10 +18,11 @@ from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, received
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metric
-from copfl.core.task import Data, Plan
+from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
+from copfl.engine import features
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import model_tables, user_code
 from copfl.flower.private_node import SecretNoise, with_key
@@ -39,6 +40,11 @@ class NodeData(NamedTuple):
 
     train: Data
     test: Data
+    task: Task | None = None  # the tail of the model, where the samples are features of its frozen front
+
+    def trained(self, settings: Settings) -> Task:
+        """What is trained on the samples."""
+        return settings.task if self.task is None else self.task
 
 
 LoadData = Callable[[Settings, NodeConfig], NodeData]
@@ -57,7 +63,11 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
     dataset = model_tables.tokenized(dataset, settings.tables["model"])
-    return NodeData(*(_fitted(settings, dataset, split) for split in (dataset.train, dataset.test)))
+    train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
+    if settings.config.augment or getattr(settings.algorithm, "cut", None):
+        return NodeData(train, test)
+    task, (train, test) = features.of_one_client(settings.task, (train, test))
+    return NodeData(train, test, task)
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
@@ -133,7 +143,7 @@ class Trained(NamedTuple):
 def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data: LoadData) -> Trained:
     """The client's local update for one round."""
     (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
-    algorithm, task = settings.algorithm, settings.task
+    algorithm, task = settings.algorithm, data.trained(settings)
     records, counted = ClientRecords(state_dir(node_config), head.run), int(about.get(Field.COUNTED, -1))
     client, note = _start(settings, records, head, counted)
     if isinstance(algorithm, SecretNoise):
@@ -189,7 +199,7 @@ def _plan(settings: Settings, head: Head, data: NodeData) -> Plan:
         batch=settings.config.batch,
         epochs=settings.algorithm.total_epochs,
         augment=settings.config.augment,
-        random=settings.task.probed(data.train).random,
+        random=data.trained(settings).probed(data.train).random,
     )
     return tree.row(order, 0)
 
@@ -217,7 +227,7 @@ def personalise(
     if (client := known_client(node_config, "")) >= 0:
         raise WireError(f"this node is client {client}; only a new client, without a number, can join")
     (head, down, about), data = decode(settings, node_config, packet), load_data(settings, node_config)
-    algorithm, task = settings.algorithm, settings.task
+    algorithm, task = settings.algorithm, data.trained(settings)
     record = algorithm.client_init(task)
     with torch.no_grad():
         initial = trained = algorithm.personal_model(task, record, down)

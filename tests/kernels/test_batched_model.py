@@ -255,3 +255,18 @@ def test_it_is_tried_in_float64_whatever_the_run_computes_in() -> None:
     assert task.with_batching(data=samples(torch.randn(4, 3))).batched is not None
     assert set(seen) == {torch.float64}
     assert task.initial.dtype == torch.float32
+
+
+def test_a_partly_frozen_model_in_bf16_trains_whole_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.LayerNorm(16), nn.Linear(16, 8), nn.Tanh())
+    body[:3].requires_grad_(False)
+    task = task_of(nn.Sequential(body, nn.Linear(8, 2)), 2)
+    x, y = torch.randn(CLIENTS, BATCH, 3), torch.randint(0, 2, (CLIENTS, BATCH))
+    w = task.initial.expand(CLIENTS, -1)
+    whole = step(task.with_batching(), (w, x, y), None)
+    monkeypatch.setattr("copfl.kernels.batched_model.SHORT_DEVICES", {"cpu"})
+    short = step(task.with_batching(torch.bfloat16), (w, x, y), None)
+    assert {t.dtype for t in (*task.module.parameters(), short[0])} == {torch.float32}
+    error = float((whole[0] - short[0]).norm() / whole[0].norm())
+    assert 1e-4 < error < 0.05

@@ -17,7 +17,8 @@ CHOICES = {
     "store": ("memory", "disk"),
     "mkldnn": ("auto", "on", "off"),
     "cache_features": ("auto", "on", "off"),
-    # In tf32 and bf16 only the matrix products are short; "auto" is tf32 on a GPU and fp32 elsewhere.
+    # In tf32 and bf16 only the matrix products are short; "auto" is tf32 on a GPU and fp32 elsewhere. Beside
+    # frozen parameters, bf16 on a GPU shortens the activations too; what is trained stays fp32.
     "precision": ("auto", "fp32", "tf32", "bf16", "fp64"),
 }
 LIMITS = {  # the least and the most of each number

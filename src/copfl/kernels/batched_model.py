@@ -25,6 +25,10 @@ from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import aligned_like, over_rows
 from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_plain, logits_of
 
+# Where short products are faster. There, a model of which a part is frozen computes with short activations,
+# too: its frozen weights are short, and the trained ones are rounded in every pass.
+SHORT_DEVICES = {"cuda"}
+
 
 class Layout(Protocol):
     """How vectors are split into tensors by name: core.layout.Layout."""
@@ -47,7 +51,12 @@ class BatchedModule:
     """A model's forward pass over batched clients."""
 
     def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
-        shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+        frozen = any(name not in layout.names for name, _ in module.named_parameters())
+        self.short = products if frozen and _device(module) in SHORT_DEVICES else None
+        self.whole = self.short if _without_statistics(module, layout) else None
+        shared = {id(t): _rounded(t, self.whole) for t in (*module.parameters(), *module.buffers())}
+        norms = [m for m in module.modules() if isinstance(m, BatchNorm)]  # their statistics stay as they are
+        shared |= {id(t): t for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.module, self.layout = copy.deepcopy(module, shared), layout  # the tensors are not copied
         self.layers: dict[str, Batched] = {}
         uses = _uses(self.module, set(layout.names))
@@ -61,9 +70,6 @@ class BatchedModule:
         ]
         sources = [place.source for place in self.places]
         self.tied = {source for source in sources if sources.count(source) > 1}
-        # The frozen layers' products: without a cache, as a recorded program must not keep its tensors.
-        frozen = any(name not in layout.names for name, _ in module.named_parameters())
-        self.short = products if frozen else None
         for name, layer in self.layers.items():
             layer.products = products
             if isinstance(layer, BatchedAny):
@@ -86,10 +92,11 @@ class BatchedModule:
         for layer in self.layers.values():
             layer.valid = valid
         for layer, name, source in self.places:
-            layer.values[name] = tensors[source]
+            layer.values[name] = _rounded(tensors[source], self.whole)
             if gradients and source in gradients and source not in self.tied:  # autograd adds those
                 layer.gradients[name] = gradients[source]
-        samples = {name: _one_batch(t) for name, t in x.items()} if isinstance(x, dict) else _one_batch(x)
+        arrays = {name: _one_batch(_rounded(t, self.whole)) for name, t in _arrays(x).items()}
+        samples = arrays if isinstance(x, dict) else arrays[""]
         positional, keywords = arguments_of(self.module, samples)
         features: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
@@ -100,7 +107,7 @@ class BatchedModule:
                 layer.like[0].train(training)
         try:
             self.module.train(training)
-            with draws or contextlib.nullcontext(), self._short_products(parameter.device):
+            with draws or contextlib.nullcontext(), self._short_products():
                 logits = logits_of(self.module(*positional, **keywords)).to(parameter.dtype)
         finally:
             hook.remove()
@@ -110,10 +117,11 @@ class BatchedModule:
         seen = features[-1].to(parameter.dtype)
         return logits.reshape(*rows, *logits.shape[1:]), seen.reshape(*rows, -1), after
 
-    def _short_products(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        if self.short is None or device.type != "cuda":
+    def _short_products(self) -> contextlib.AbstractContextManager[object]:
+        """Short products of the frozen layers: without a cache, as a recorded program must not keep its tensors."""
+        if self.short is None or self.whole is not None:
             return contextlib.nullcontext()
-        return torch.autocast(device.type, self.short, cache_enabled=False)
+        return torch.autocast(_device(self.module), self.short, cache_enabled=False)
 
     def forward(
         self, parameters: Tensor, buffers: Tensor, x: Inputs | Keyed, valid: Tensor | None, training: bool
@@ -167,6 +175,28 @@ class Place(NamedTuple):
     layer: Batched
     name: str  # within the layer
     source: str  # in the vector
+
+
+def _device(module: nn.Module) -> str:
+    return next(p.device.type for p in module.parameters())
+
+
+def _without_statistics(module: nn.Module, layout: Layout) -> bool:
+    """Whether all activations may be short: where no trained layer is a convolution or has statistics."""
+    layers = [module.get_submodule(name.rpartition(".")[0]) for name in layout.names]
+    return not any(isinstance(layer, nn.Conv2d | BatchNorm) for layer in layers)
+
+
+def _rounded(t: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The tensor in this dtype, if it has numbers; None: as it is."""
+    if dtype is None or not t.is_floating_point():
+        return t
+    return nn.Parameter(t.detach().to(dtype), t.requires_grad) if isinstance(t, nn.Parameter) else t.to(dtype)
+
+
+def _arrays(x: Inputs) -> dict[str, Tensor]:
+    """The arrays of a batch; the only one has no name."""
+    return x if isinstance(x, dict) else {"": x}
 
 
 def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:

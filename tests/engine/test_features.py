@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import copfl
 from copfl.core import tree
+from copfl.core.front import MEMORY, front_of
 from copfl.core.task import Data, task_of
 from copfl.engine import features
 
@@ -74,18 +75,18 @@ def data() -> Data:
 )
 def test_the_cut_is_before_the_first_trained_or_random_module(model: nn.Module, cut: str | None) -> None:
     task = task_of(model, 10)
-    found = features.front_of(task.probed(data()), data())
+    found = front_of(task.probed(data()), data())
     assert (found and found.cut) == cut
 
 
 def test_no_random_numbers_are_in_the_front() -> None:
     model = Network()
     model.first.insert(2, nn.Dropout(0.1))
-    found = features.front_of(task_of(trained(model, "classifier"), 10), data())
+    found = front_of(task_of(trained(model, "classifier"), 10), data())
     assert found is not None
     assert found.cut == "first.2"
     model.first.insert(0, nn.Dropout(0.1))
-    assert features.front_of(task_of(trained(model, "classifier"), 10), data()) is None
+    assert front_of(task_of(trained(model, "classifier"), 10), data()) is None
 
 
 def run(folder: Path, cache: str, **settings: Any) -> copfl.Result:
@@ -124,7 +125,7 @@ def test_features_over_the_limit_are_not_kept(monkeypatch: pytest.MonkeyPatch) -
     task = task_of(trained(Network(), "classifier"), 10)
     federation = copfl.run("local", "digits", rounds=1, clients=2).experiment.federation
     assert features.training_of(task, federation, "auto").front is not None
-    monkeypatch.setitem(features.MEMORY, "cpu", 1000)
+    monkeypatch.setitem(MEMORY, "cpu", 1000)
     assert features.training_of(task, federation, "auto").front is None
     assert features.training_of(task, federation, "on").front is not None
     assert features.training_of(task, federation, "off").front is None

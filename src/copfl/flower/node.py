@@ -18,11 +18,11 @@ from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, received
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metric
+from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
-from copfl.engine import features
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import model_tables, user_code
 from copfl.flower.private_node import SecretNoise, with_key
@@ -66,7 +66,7 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
     train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
     if settings.config.augment or getattr(settings.algorithm, "cut", None):
         return NodeData(train, test)
-    task, (train, test) = features.of_one_client(settings.task, (train, test))
+    task, (train, test) = of_one_client(settings.task, (train, test))
     return NodeData(train, test, task)
 
 

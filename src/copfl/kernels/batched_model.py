@@ -58,6 +58,9 @@ class BatchedModule:
         norms = [m for m in module.modules() if isinstance(m, BatchNorm)]  # their statistics stay as they are
         shared |= {id(t): t for norm in norms for t in (*norm.parameters(), *norm.buffers())}
         self.module, self.layout = copy.deepcopy(module, shared), layout  # the tensors are not copied
+        for part in self.module.modules():
+            if self.whole is not None and "dtype" in vars(part):  # of what it makes itself, such as masks
+                vars(part)["dtype"] = self.whole
         self.layers: dict[str, Batched] = {}
         uses = _uses(self.module, set(layout.names))
         _replace(self.module, "", {use for use, _ in uses}, self.layers)
@@ -118,7 +121,7 @@ class BatchedModule:
         return logits.reshape(*rows, *logits.shape[1:]), seen.reshape(*rows, -1), after
 
     def _short_products(self) -> contextlib.AbstractContextManager[object]:
-        """Short products of the frozen layers: without a cache, as a recorded program must not keep its tensors."""
+        """Short products of the frozen layers, without a cache: a recorded program keeps no tensors."""
         if self.short is None or self.whole is not None:
             return contextlib.nullcontext()
         return torch.autocast(_device(self.module), self.short, cache_enabled=False)

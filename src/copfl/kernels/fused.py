@@ -18,7 +18,7 @@ from torch import Tensor
 COMPILE = True  # False: never compile, to measure the gain of compiling
 LONG = 2**16  # entries from which a vector is worth a kernel of its own
 ALIGN = 32  # entries: rows that start at multiples of this let matrix products read in the widest units
-BLOCK = 2**15  # entries: the intermediate results of a block stay in a core's cache
+BLOCK = 2**16  # entries: the intermediate results of a block stay in a core's cache
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)

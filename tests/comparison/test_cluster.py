@@ -33,7 +33,7 @@ from tests.comparison.small import base, clouds, line, numbers
 from tests.comparison.test_runner import job
 
 slow = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes minutes: set COPFL_SLOW=1")
-ROWS, SEEDS, ROUNDS = "copfl,fedavg,fedper,local", "0,1,2", 30
+ROWS, SEEDS, ROUNDS = "copfl,fedavg,fedper,local", "0,1,2", 200
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def plain(text: str) -> Any:
 
 
 def whole(data: Path, out: Path, *more: str) -> list[str]:
-    words = "-a", ROWS, "--seeds", SEEDS, "--tune", "lr=0.1,0.01", "--rounds", str(ROUNDS), "--json"
+    words = "-a", ROWS, "--seeds", SEEDS, "--no-tune", "--rounds", str(ROUNDS), "--json"
     return command(*line(data, out, *words, *more))
 
 

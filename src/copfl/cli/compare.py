@@ -46,9 +46,12 @@ def compare(
         list[str] | None,
         option(
             TRAINING,
-            "Values to try, as KEY=VALUE,VALUE; repeatable; default: three learning rates.",
+            "Values to try, as KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates.",
             "--tune",
         ),
+    ] = None,
+    trials: Annotated[
+        int | None, option(TRAINING, "Settings that a search in a range tries; default: 20.", "--trials")
     ] = None,
     no_tune: Annotated[bool, option(TRAINING, "Tune nothing; default: off.", "--no-tune")] = False,
     tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
@@ -87,6 +90,7 @@ def compare(
     given = {
         "seeds": seeds and entries.seeds_of(seeds),
         "tune": {} if no_tune else tune and entries.values_of(tune, "--tune"),
+        "trials": trials,
         "tune_seeds": tune_seeds and entries.seeds_of(tune_seeds, "--tune-seeds"),
         "validation": validation,
         "reference": reference,

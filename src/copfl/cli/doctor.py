@@ -24,6 +24,7 @@ EXTRAS = {
     "plots": ("matplotlib",),
     "privacy": ("dp-accounting",),
     "report": ("plotly", "jinja2"),
+    "search": ("optuna",),
     "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),
     "vision": ("torchvision", "timm"),

@@ -8,5 +8,7 @@ executors Slurm and Dask
 results   metrics of finished runs; the rows of a comparison
 tables    the comparison as text, Markdown, CSV and JSON
 plots     curves, clients, heat maps
+search    settings drawn by Optuna, with successive halving
+suitability rows that can train on the task
 compare   all of it, with tuning: `copfl.compare(...)`, `copfl.sweep(...)`
 """

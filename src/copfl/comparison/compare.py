@@ -19,15 +19,29 @@ import numpy as np
 
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison import entries as reading
-from copfl.comparison.entries import Entry, Grid, cells, check_own, check_seeds, described, layers
+from copfl.comparison import search, suitability
+from copfl.comparison.entries import (
+    Entry,
+    Grid,
+    Range,
+    Space,
+    cells,
+    check_own,
+    check_seeds,
+    described,
+    layers,
+)
 from copfl.comparison.jobs import LAST, Job, Starts, accuracies, placed
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
+from copfl.comparison.search import Search
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables, keywords_of
+from copfl.experiment.identity import digest, essential
+from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.stats import Difference, Numbers, difference
 
@@ -35,9 +49,7 @@ BaseTables = Mapping[str, Mapping[str, Any]]
 VALIDATION = 0.2  # of each client's training samples
 OPTIMIZER = "adam"  # of every row, where none is named
 OWN = "own"  # in place of a name: each algorithm's own optimizer
-ELSEWHERE: Tables = {
-    "run": {"device": "cpu", "engine": "sequential", "precision": "auto"}
-}  # a check without the GPU
+TRIALS = 20  # of a search, in each row
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
@@ -47,7 +59,8 @@ def compare(
     base_tables: BaseTables | None = None,
     out: str | Path = "runs/compare",
     *,
-    tune: Mapping[str, Sequence[Any]] | None = None,
+    tune: Mapping[str, Sequence[Any] | str] | None = None,
+    trials: int | None = None,
     tune_seeds: Sequence[int] | None = None,
     validation: float = VALIDATION,
     reference: str | None = None,
@@ -65,40 +78,70 @@ def compare(
     The table and the runs are written to `out`; finished runs there are used again. `base_tables` apply to
     every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has
     the values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
+    With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches; every row has the same number of `trials`.
     With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
-    With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that all its workers
-    share.
+    With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that its workers share.
     """
-    rows = [reading.entry_of(e) if isinstance(e, str) else reading.checked(e) for e in entries]
+    parsed = [reading.entries_of([e]) if isinstance(e, str) else [reading.checked(e)] for e in entries]
+    rows = [row for some in parsed for row in some]
     base, out, log = _with_optimizer(base_tables or {}), Path(out), log or _silent
-    seeds, grid = check_seeds(seeds), reading.grid_of(tune or {}, "--tune")
+    seeds, tried = check_seeds(seeds), reading.space_of(tune or {}, "--tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
-    labels = _checked(rows, base, grid, last, jobs)
-    check_own("--tune", grid)
+    _checked(rows, base, tried, last, jobs)
+    check_own("--tune", tried)
+    searching = _is_search(tried, trials)
+    spaces = [
+        _default_grid(entry, base) if tune is None else _own_space(entry, base, tried) for entry in rows
+    ]
+    for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
+        for cell in cells(own):
+            resolve([*_layers(entry, base), cell], {})
+    checked = [*_layers(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
+    experiment = prepare(checked, validation=validation if any(spaces) else 0.0)
+    rows, left_out = _suitable(rows, base, experiment)
+    spaces = [
+        _default_grid(entry, base) if tune is None else _own_space(entry, base, tried) for entry in rows
+    ]
+    for note in left_out:
+        log(note)
+    labels = [entry.label for entry in rows]
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
         raise unknown("row to be the reference:", chosen, labels)
 
-    def jobs_of(entry: Entry, cell: Tables, tuning: bool) -> list[Job]:
+    def jobs_of(entry: Entry, cell: Tables, tuning: bool, fraction: float = 1.0) -> list[Job]:
         label = f"{entry.label} {described(cell, 'optimizer', entry.name)}" if tuning else entry.label
         folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
         parts = [*_layers(entry, base), cell]
+        if fraction < 1:
+            rounds = max(1, round(fraction * resolve(parts, {})["run"]["rounds"]))
+            label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
         return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
-    grids = [_default_grid(entry, base) if tune is None else _own_grid(entry, base, grid) for entry in rows]
-    trials = [
-        [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
-        for entry, own in zip(rows, grids, strict=True)
-    ]
-    for entry in rows:  # an error now, and not after the tuning
-        resolve(_layers(entry, base), {})
-    tuning = [job for plan in trials for _, tests in plan for job in tests]
-    checked = [*_layers(rows[0], base), {"run": {"seed": seeds[0]}}, ELSEWHERE if executor else {}]
-    prepare(checked, validation=validation if tuning else 0.0)
     run = partial(all_done, processes=jobs, log=log, executor=executor)
-    if tuning:
-        run(tuning, what="tuning runs")
-    found = [_tuned(plan) for plan in trials]
+    tuning_run = partial(run, what="tuning runs")
+    if searching:
+        shared = Search(
+            TRIALS if trials is None else trials,
+            out / "tuning",
+            tune_seeds[0],
+            experiment.task.metrics[0],
+            lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
+            tuning_run,
+        )
+        names = [  # with all that its trials depend on, so that the same search goes on
+            f"{e.label} {digest([essential(resolve(_layers(e, base), {})), str(own), tune_seeds, validation, last])}"
+            for e, own in zip(rows, spaces, strict=True)
+        ]
+        found = search.searched(shared, spaces, names)
+    else:
+        plans = [
+            [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
+            for entry, own in zip(rows, spaces, strict=True)
+        ]
+        if tuning := [job for plan in plans for _, tests in plan for job in tests]:
+            tuning_run(tuning)
+        found = [_tuned(plan) for plan in plans]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
     records = _records(final, run)
     against = records[labels.index(chosen)]
@@ -106,7 +149,7 @@ def compare(
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against), optimizer_of(plan))
         for entry, own, best, plan in zip(rows, records, found, final, strict=True)
     ]
-    notes = _notes(table) + _tuning_notes(table, grids)
+    notes = left_out + _notes(table) + _tuning_notes(table, spaces)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
     write(result, out)
@@ -142,7 +185,7 @@ def sweep(
         [job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s, last=last) for s in seeds]
         for row in rows
     ]
-    prepare([final[0][0].tables, ELSEWHERE if executor else {}])
+    prepare([final[0][0].tables, suitability.CHECK if executor else {}])
     records = _records(final, partial(all_done, processes=jobs, log=log or _silent, executor=executor))
     table = [
         Row(entry, runs, optimizer=optimizer_of(plan))
@@ -178,7 +221,12 @@ def unequal(rows: Sequence[Row]) -> list[str]:
     kinds = {
         repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
     }
-    tried = [{t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None} for row in rows]
+    tried = [
+        {row.tuned.space}
+        if row.tuned.space
+        else {t.settings.get("optimizer", {}).get("lr") for t in row.tuned.trials} - {None}
+        for row in rows
+    ]
     rates = {frozenset(of_row or {row.optimizer["lr"]}) for of_row, row in zip(tried, rows, strict=True)}
     if len(kinds) > 1:
         return ["unequal optimizers"]
@@ -205,7 +253,7 @@ def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
     return result
 
 
-def _default_grid(entry: Entry, base: BaseTables) -> Grid:
+def _default_grid(entry: Entry, base: BaseTables) -> Space:
     """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
     name = reading.applies(entry, base)[1]
     titles = ("optimizer", name)
@@ -215,11 +263,11 @@ def _default_grid(entry: Entry, base: BaseTables) -> Grid:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def _own_grid(entry: Entry, base: BaseTables, grid: Grid) -> Grid:
-    """The grid without the keys of other algorithms, and without those that the entry sets."""
+def _own_space(entry: Entry, base: BaseTables, space: Space) -> Space:
+    """The space without the keys of other algorithms, and without those that the entry sets."""
     return {
         (title, key): values
-        for (title, key), values in grid.items()
+        for (title, key), values in space.items()
         if reading.concerns(entry, base, title) and key not in entry.settings.get(title, {})
     }
 
@@ -228,8 +276,8 @@ def _silent(line: str) -> None:
     """Prints nothing."""
 
 
-def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, jobs: int) -> list[str]:
-    """The labels, if the entries and the settings of all of them make a table."""
+def _checked(rows: Sequence[Entry], base: BaseTables, space: Space, last: int, jobs: int) -> None:
+    """Nothing, if the entries and the settings of all of them make a table."""
     at_least(1, last=last, jobs=jobs)
     labels = [row.label for row in rows]
     twice = [label for label in labels if labels.count(label) > 1]
@@ -243,8 +291,39 @@ def _checked(rows: Sequence[Entry], base: BaseTables, grid: Grid, last: int, job
         raise UsageError("run.seed is for one run; name the seeds with --seeds")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
-    reading.check_titles(rows, base, [*base, *(table for table, _ in grid)])
-    return labels
+    reading.check_titles(rows, base, [*base, *(table for table, _ in space)])
+
+
+def _is_search(space: Space, trials: int | None) -> bool:
+    """Whether there is a range to search in; an error if the rest does not fit that."""
+    if not any(isinstance(values, Range) for values in space.values()):
+        if trials is not None:
+            example = "--tune lr=log:1e-4..1e-1"
+            raise UsageError(f"--trials are those of a search; name a range to search in, such as {example}")
+        return False
+    at_least(1, trials=TRIALS if trials is None else trials)
+    search.check_installed()
+    return True
+
+
+def _suitable(
+    rows: Sequence[Entry], base: BaseTables, experiment: Experiment
+) -> tuple[list[Entry], list[str]]:
+    """The rows that can train on the task, and a note on those that are left out; an error for others."""
+    refused = suitability.refusals(rows, lambda entry: _layers(entry, base), experiment)
+    named = {
+        entry.label: refused[entry.label] for entry in rows if entry.label in refused and not entry.optional
+    }
+    if len(refused) == len(rows):
+        named = refused
+    if named:
+        raise UsageError(f"these rows cannot train on this task; leave them out: {_reasons(named)}")
+    left = [entry for entry in rows if entry.label not in refused]
+    return left, [f"Left out, as they cannot train on this task: {_reasons(refused)}"] if refused else []
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{label} ({reason})" for label, reason in refused.items())
 
 
 def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[list[Record]]:
@@ -304,8 +383,8 @@ def _common_metric(rows: Sequence[Row]) -> MetricInfo:
     return rows[0].metric
 
 
-def _tuning_notes(rows: Sequence[Row], grids: Sequence[Grid]) -> list[str]:
-    ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, grids, strict=True)}
+def _tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
+    ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, spaces, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
     notes = [f"At an end of the values tried, so a wider grid may do better: {at_ends}."] if at_ends else []
     budgets = {row.label: len(row.tuned.trials) for row in rows}
@@ -323,12 +402,16 @@ def _tuned(plan: Sequence[tuple[Tables, list[Job]]]) -> Tuned:
     return Tuned(trials, found[0][1][0].metric) if found else Tuned([])
 
 
-def at_an_end(chosen: Tables, grid: Grid) -> list[str]:
+def at_an_end(chosen: Tables, space: Space) -> list[str]:
     """Chosen values at an end of those tried, such as "lr=0.1"; there may be better ones beyond."""
     found = []
-    for (table, key), values in grid.items():
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    for (table, key), values in space.items():
         value = chosen.get(table, {}).get(key)
-        if len(numbers) > 1 and value in (min(numbers), max(numbers)):
+        if isinstance(values, Range):
+            at_end = value is not None and values.at_an_end(value)
+        else:
+            numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+            at_end = len(numbers) > 1 and value in (min(numbers), max(numbers))
+        if at_end:
             found.append(f"{key}={value:g}")
     return found

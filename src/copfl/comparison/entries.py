@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,8 @@ from copfl.experiment import config
 from copfl.experiment.config import Tables
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
-Grid = dict[tuple[str, str], list[Any]]  # (table, key): the values to try
+Place = tuple[str, str]  # (table, key)
+Grid = dict[Place, list[Any]]  # the values to try
 
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
@@ -27,22 +29,48 @@ COMMON: dict[str, tuple[str, ...] | None] = {
 }
 
 
+class Range(NamedTuple):
+    """Values to search in, such as log:1e-4..1e-1 or 1..5."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool  # whole numbers alone
+
+    def __str__(self) -> str:
+        return f"{'log:' if self.log else ''}{self.low:g}..{self.high:g}"
+
+    @property
+    def ends(self) -> list[Any]:
+        kind = int if self.whole else float
+        return [kind(self.low), kind(self.high)]
+
+    def at_an_end(self, value: float, part: float = 0.05) -> bool:
+        """Whether the value is in the first or last twentieth."""
+        low, high, at = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return not low + part * (high - low) < at < high - part * (high - low)
+
+
+Space = Mapping[Place, list[Any] | Range]  # a grid, or a space to search in
+
+
 class Entry(NamedTuple):
     """A row of the table: an algorithm, and the settings for it alone."""
 
     name: str
     label: str
     settings: Tables
+    optional: bool = False  # left out, if it cannot train on the task
 
 
 def entries_of(texts: Sequence[str]) -> list[Entry]:
     """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001".
 
-    "all" are the algorithms that work with any model.
+    "all" are all algorithms that can train on the task.
     """
+    every = [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
     parts = [part for text in texts for part in split(text)]
-    every = [name for name, algorithm in ALGORITHMS.items() if not getattr(algorithm, "needs", ())]
-    return [entry_of(name) for part in parts for name in (every if part == "all" else (part,))]
+    return [entry for part in parts for entry in (every if part == "all" else [entry_of(part)])]
 
 
 def entry_of(text: str) -> Entry:
@@ -97,24 +125,62 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
 def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
     """The grid of these values; a key is `lr`, `optimizer` or TABLE.KEY."""
     grid: Grid = {}
+    for place, found in space_of(values, option).items():
+        if isinstance(found, Range):
+            raise UsageError(
+                f"{option} {'.'.join(place)}={found} is a range, which is for --tune; name values"
+            )
+        grid[place] = found
+    return grid
+
+
+def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Place, list[Any] | Range]:
+    """The same, in which a range such as "log:1e-4..1e-1" may be in place of the values."""
+    space: dict[Place, list[Any] | Range] = {}
     for path, found in values.items():
         table, _, key = path.partition(".")
         place = SHORT.get(path) or (table, key)
         if not all(place):
             form = f"{', '.join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch"
             raise UsageError(f'{option}: the key "{path}" must be {form}')
+        alone = found if isinstance(found, str) else found[0] if len(found) == 1 else None
+        if isinstance(alone, str) and ".." in alone:
+            space[place] = _range(alone, f"{option} {path}")
+            continue
         if isinstance(found, str) or not found or len(set(map(repr, found))) < len(found):
             raise UsageError(f"{option} {path} must have several values, none of them twice")
-        grid[place] = list(found)
-    return grid
+        space[place] = list(found)
+    return space
 
 
-def cells(grid: Grid) -> list[Tables]:
-    """Every combination of the values, as tables; an empty grid has one cell, in which nothing is set."""
+def _range(text: str, where: str) -> Range:
+    """The range in "log:1e-4..1e-1", "0.1..0.9" or "1..5"."""
+    low, _, high = text.strip().removeprefix("log:").partition("..")
+    log, whole = text.strip().startswith("log:"), all(re.fullmatch(r"[-+]?\d+", end) for end in (low, high))
+    try:
+        found = Range(float(low), float(high), log, whole)
+    except ValueError:
+        found = Range(0.0, 0.0, log, whole)
+    if not -math.inf < found.low < found.high < math.inf or (log and found.low <= 0):
+        form = "LOW..HIGH with LOW < HIGH, or log:LOW..HIGH with LOW > 0, such as log:1e-4..1e-1"
+        raise UsageError(f'{where}: the range "{text}" must be {form}')
+    return found
+
+
+def space_text(space: Space) -> str:
+    """Such as "lr=log:0.0001..0.1"."""
+    return " ".join(f"{key}={values}" for (_, key), values in space.items())
+
+
+def cells(space: Space) -> list[Tables]:
+    """Every combination of the values, as tables; an empty grid has one cell, in which nothing is set.
+
+    The values of a range are its ends.
+    """
     result = []
-    for values in itertools.product(*grid.values()):
+    for values in itertools.product(*(v.ends if isinstance(v, Range) else v for v in space.values())):
         tables: Tables = {}
-        for (table, key), value in zip(grid, values, strict=True):
+        for (table, key), value in zip(space, values, strict=True):
             tables.setdefault(table, {})[key] = value
         result.append(tables)
     return result
@@ -197,6 +263,7 @@ class File(NamedTuple):
 OPTIONS = {
     "seeds": list,
     "tune": dict,
+    "trials": int,
     "tune_seeds": list,
     "validation": float,
     "reference": str,

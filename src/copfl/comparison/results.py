@@ -195,19 +195,26 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
 
 
 class Trial(NamedTuple):
-    """One cell of the tuning grid for one entry."""
+    """Settings that an entry tried: a cell of the tuning grid, or a draw of a search."""
 
     settings: Tables
     accuracy: float  # or another primary metric, on the validation parts: mean over clients and tuning seeds
+    fraction: float = 1.0  # of the rounds, that it trained for
 
 
 class Tuned(NamedTuple):
-    """The settings that an entry tried; the best is chosen, of equals the first."""
+    """The settings that an entry tried; the best of those with all rounds is chosen, of equals the first."""
 
     trials: list[Trial]  # none, where nothing in the grid concerns it
     metric: MetricInfo = ACCURACY
+    space: str = ""  # of a search
+
+    @property
+    def complete(self) -> list[Trial]:
+        """Those that trained for all rounds."""
+        return [trial for trial in self.trials if trial.fraction == 1]
 
     @property
     def chosen(self) -> Tables:
-        sign = 1 if self.metric.higher_is_better else -1
-        return max(self.trials, key=lambda trial: sign * trial.accuracy).settings if self.trials else {}
+        best = max(self.complete, key=lambda trial: self.metric.score(trial.accuracy), default=None)
+        return {} if best is None else best.settings

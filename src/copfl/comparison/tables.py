@@ -216,15 +216,22 @@ def _new_clients(comparison: Comparison) -> Table:
 
 def _tuning(comparison: Comparison) -> Table:
     rows, metric = [], comparison.metric
+    searched = any(row.tuned.space for row in comparison.rows)
     for row in comparison.rows:
         silent = "optimizer", row.entry.name
-        tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.trials]
-        rows.append([row.label, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])
-    note = (
-        "No test sample was used; the chosen settings then trained on all training samples. "
-        "--tune KEY=VALUE,VALUE tries others, --no-tune none."
-    )
-    head = ["", "chosen", f"validation {metric.in_unit}"]
+        tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.complete]
+        count = [str(len(row.tuned.trials))] if searched else []
+        rows.append([row.label, *count, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])
+    note = "No test sample was used; the chosen settings then trained on all training samples. "
+    if searched:
+        spaces = ", ".join(dict.fromkeys(row.tuned.space for row in comparison.rows if row.tuned.space))
+        note += (
+            f"tried: settings drawn from {spaces}. They trained for a ninth of the rounds, the best third "
+            "of them for a third, and the best third of those for all rounds, which are shown."
+        )
+    else:
+        note += "--tune KEY=VALUE,VALUE tries others, --no-tune none."
+    head = ["", *(["tried"] if searched else []), "chosen", f"validation {metric.in_unit}"]
     return Table("Tuning, on a part of the clients' training samples", head, rows, [note])
 
 
@@ -310,7 +317,11 @@ def _row(row: Row) -> dict[str, Any]:
         "optimizer": row.optimizer,
         "settings": row.entry.settings,
         "chosen": row.tuned.chosen,
-        "trials": [{"settings": t.settings, f"validation_{primary}": t.accuracy} for t in row.tuned.trials],
+        "trials": [
+            {"settings": t.settings, f"validation_{primary}": t.accuracy}
+            | ({"fraction_of_rounds": t.fraction} if row.tuned.space else {})
+            for t in row.tuned.trials
+        ],
         "mean": {name: metric.mean for name, metric in metrics.items()},
         "spread": {name: metric.spread for name, metric in metrics.items()},
         "per_seed": row.per_seed(),

@@ -102,6 +102,10 @@ class MetricInfo:
         """The best of the values; nan of none."""
         return (max if self.higher_is_better else min)(values, default=math.nan)
 
+    def score(self, value: float) -> float:
+        """Larger is better, and what is not defined is worst."""
+        return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
+
     def gain(self, own: Array, other: Array) -> Array:
         """By how much the first is better than the second."""
         return own - other if self.higher_is_better else other - own

@@ -1,0 +1,43 @@
+"""Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from copfl.comparison.entries import Entry
+from copfl.core import tree
+from copfl.core.algorithm import example_output
+from copfl.errors import UsageError
+from copfl.experiment.components import build_wrappers, resolved
+from copfl.experiment.config import Tables
+from copfl.experiment.result import Experiment
+from copfl.experiment.run import prepare
+
+SHARED = ("model", "adapter", "task")  # rows that have these in common have the same task
+CHECK: Tables = {"run": {"device": "cpu", "engine": "sequential", "precision": "auto"}}  # needs no GPU
+
+
+def refusals(
+    rows: Sequence[Entry], layers_of: Callable[[Entry], list[Tables]], experiment: Experiment
+) -> dict[str, str]:
+    """By label, why a row cannot train: one local update on two samples of the prepared experiment."""
+    found = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
+    return {label: reason for label, reason in found.items() if reason is not None}
+
+
+def _refusal(layers: list[Tables], e: Experiment) -> str | None:
+    try:
+        tables, settings, algorithm = resolved(layers, {})
+        task = e.task
+        if any(tables.get(kind) != e.tables.get(kind) for kind in SHARED):
+            e = prepare([*layers, CHECK])
+            task, algorithm = e.task, e.algorithm
+        else:
+            if public := getattr(algorithm, "public", 0):
+                task = dataclasses.replace(task, public=e.federation.unassigned(public))
+            algorithm = build_wrappers(algorithm, tables, task, e.federation, settings)
+        example_output(algorithm, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
+    except UsageError as error:
+        return str(error)
+    return None

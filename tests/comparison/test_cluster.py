@@ -33,7 +33,7 @@ from tests.comparison.small import base, clouds, line, numbers
 from tests.comparison.test_runner import job
 
 slow = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes minutes: set COPFL_SLOW=1")
-ROWS, SEEDS, ROUNDS = "copfl,fedavg,fedper,local", "0,1,2", 200
+ROWS, SEEDS = "copfl,fedavg,fedper,local", "0,1,2"
 
 
 @pytest.fixture
@@ -231,13 +231,15 @@ def plain(text: str) -> Any:
     return content
 
 
-def whole(data: Path, out: Path, *more: str) -> list[str]:
-    words = "-a", ROWS, "--seeds", SEEDS, "--no-tune", "--rounds", str(ROUNDS), "--json"
+def whole(data: Path, out: Path, rounds: int, *more: str) -> list[str]:
+    words = "-a", ROWS, "--seeds", SEEDS, "--no-tune", "--rounds", str(rounds), "--json"
     return command(*line(data, out, *words, *more))
 
 
-def local_numbers(data: Path, out: Path) -> Any:
-    done = subprocess.run(whole(data, out), env=environment(), capture_output=True, text=True, check=True)
+def local_numbers(data: Path, out: Path, rounds: int) -> Any:
+    done = subprocess.run(
+        whole(data, out, rounds), env=environment(), capture_output=True, text=True, check=True
+    )
     return plain(done.stdout)
 
 
@@ -246,15 +248,15 @@ def test_a_dask_worker_that_is_killed_loses_nothing(tmp_path: Path, data: Path) 
     """4 algorithms, 3 seeds, 2 workers, one of which is killed while it trains."""
     out = tmp_path / "there"
     with DaskCluster(tmp_path, workers=2) as cluster:
-        words = whole(data, out, "--on", f"dask:{cluster.address}")
+        words = whole(data, out, 40, "--on", f"dask:{cluster.address}")
         with subprocess.Popen(
             words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             until(lambda: begun(out) >= 3, cluster.processes)
             cluster.processes[-1].send_signal(signal.SIGKILL)
-            output, errors = process.communicate(timeout=600)
+            output, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors
-    assert plain(output) == local_numbers(data, tmp_path / "here")
+    assert plain(output) == local_numbers(data, tmp_path / "here", 40)
 
 
 # Slurm
@@ -353,7 +355,7 @@ def states() -> dict[str, str]:
 def test_a_job_of_slurm_that_is_cancelled_is_done_again(slurm: Path, tmp_path: Path, data: Path) -> None:
     """4 algorithms, 3 seeds, in a folder that the jobs share; one job is cancelled while it trains."""
     out = tmp_path / "there"
-    words = whole(data, out, "--on", "slurm:main")
+    words = whole(data, out, 200, "--on", "slurm:main")  # a job ignores SIGTERM, and has a second left
     with subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -361,11 +363,11 @@ def test_a_job_of_slurm_that_is_cancelled_is_done_again(slurm: Path, tmp_path: P
         until(lambda: "RUNNING" in states().values(), [])
         cancelled = max((id for id, state in states().items() if state == "RUNNING"), key=int)  # the youngest
         subprocess.check_call(["scancel", cancelled])
-        output, errors = process.communicate(timeout=1200)
+        output, errors = process.communicate(timeout=1800)
     assert process.returncode == 0, errors
     assert f"its worker was lost (Slurm ended job {cancelled}" in errors
     assert states()[cancelled] == "CANCELLED"
-    assert plain(output) == local_numbers(data, tmp_path / "here")
+    assert plain(output) == local_numbers(data, tmp_path / "here", 200)
 
 
 @slow

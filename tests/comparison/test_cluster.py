@@ -300,7 +300,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -308,6 +308,7 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=1
+MinJobAge=36000
 NodeName={node} NodeAddr=127.0.0.1 CPUs=2
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """)
@@ -355,7 +356,7 @@ def states() -> dict[str, str]:
 def test_a_job_of_slurm_that_is_cancelled_is_done_again(slurm: Path, tmp_path: Path, data: Path) -> None:
     """4 algorithms, 3 seeds, in a folder that the jobs share; one job is cancelled while it trains."""
     out = tmp_path / "there"
-    words = whole(data, out, 200, "--on", "slurm:main")  # a job ignores SIGTERM, and has a second left
+    words = whole(data, out, 150, "--on", "slurm:main")  # a job ignores SIGTERM, and has a second left
     with subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -367,7 +368,7 @@ def test_a_job_of_slurm_that_is_cancelled_is_done_again(slurm: Path, tmp_path: P
     assert process.returncode == 0, errors
     assert f"its worker was lost (Slurm ended job {cancelled}" in errors
     assert states()[cancelled] == "CANCELLED"
-    assert plain(output) == local_numbers(data, tmp_path / "here", 200)
+    assert plain(output) == local_numbers(data, tmp_path / "here", 150)
 
 
 @slow

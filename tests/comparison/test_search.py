@@ -136,7 +136,7 @@ def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
     assert again == log
 
 
-@pytest.mark.parametrize("stop_after", [0, 5, 10, 20, 40])
+@pytest.mark.parametrize("stop_after", [0, 10, 40])
 def test_an_interrupted_search_goes_on_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
 ) -> None:

@@ -24,9 +24,10 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
     with pytest.raises(UsageError) as error:
         compare(rows, [0], DIABETES, tmp_path / "a", tune={})
     assert str(error.value) == (
-        "these rows cannot train on this task; leave them out: fedpac (fedpac aligns the features of classes; "
-        "this task is regression. Choose another algorithm); ktpfl epochs=2 (ktpfl exchanges probabilities of "
-        "classes; this task is regression. Choose another algorithm)"
+        "these rows cannot train on this task; leave them out: "
+        "fedpac (fedpac aligns the features of classes; this task is regression. Choose another algorithm); "
+        "ktpfl epochs=2 (ktpfl exchanges probabilities of classes; this task is regression. Choose another "
+        "algorithm)"
     )
     assert not (tmp_path / "a").exists()
 

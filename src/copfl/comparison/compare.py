@@ -130,8 +130,8 @@ def compare(
             tuning_run,
         )
         names = [  # with all that its trials depend on, so that the same search goes on
-            f"{e.label} {digest([essential(resolve(_layers(e, base), {})), str(own), tune_seeds, validation, last])}"
-            for e, own in zip(rows, spaces, strict=True)
+            f"{entry.label} {digest([_essential(entry, base), str(own), tune_seeds, validation, last])}"
+            for entry, own in zip(rows, spaces, strict=True)
         ]
         found = search.searched(shared, spaces, names)
     else:
@@ -251,6 +251,10 @@ def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
     if phased and "name" in base.get("optimizer", {}) and not resolve(result, {})["optimizer"]["keep"]:
         result.insert(1, {entry.name: {"state_per_phase": True}})
     return result
+
+
+def _essential(entry: Entry, base: BaseTables) -> Tables:
+    return essential(resolve(_layers(entry, base), {}))
 
 
 def _default_grid(entry: Entry, base: BaseTables) -> Space:

@@ -1,8 +1,8 @@
 """A search for settings: Optuna draws them, and successive halving trains the better ones for longer.
 
 All settings of a row train for a ninth of the rounds, the best third of them for a third, and the best third
-of those for all rounds. So every row has the same budget. A setting that is promoted begins again, in a folder
-of its own, as any run does.
+of those for all rounds. So every row has the same budget. A setting that is promoted begins again, in a
+folder of its own, as any run does.
 
 What is drawn depends on the seed and on the results so far, not on the number of processes. Several machines
 may search in one folder: OUT/tuning/search.journal has the trials, and the run folders their results.

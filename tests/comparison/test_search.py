@@ -78,8 +78,8 @@ def test_the_best_third_is_promoted_twice() -> None:
     assert measured[1][1] == [*first[6:], second[0], second[1]]  # of equals, the first
     assert measured[2][1] == [first[8], 0.9]
     assert [len(own) for own in found] == [9, 4, 0]
-    assert found[1][1] == (0.9, pytest.approx(0.91), 1.0)
-    assert found[1][3] == (0.2, pytest.approx(0.2 + 1 / 900), 1 / 9)
+    assert found[1][1] == pytest.approx((0.9, 0.91, 1.0))
+    assert found[1][3] == pytest.approx((0.2, 0.2 + 1 / 900, 1 / 9))
 
 
 def test_where_less_is_better_the_lowest_is_promoted_and_what_is_not_defined_is_not() -> None:

@@ -39,6 +39,7 @@ NOT_RUN = {
     "docs/report.md": 2,
     "docs/tasks.md": 1,
     "docs/reproduction.md": 1,
+    "docs/tour.md": 1,
     "docs/tutorials/deploy.md": 1,
     "docs/tutorials/pretrained.md": 1,
 }

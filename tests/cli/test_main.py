@@ -57,8 +57,19 @@ def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> 
     assert {"run.toml", "rounds.jsonl", "partition.json", "environment.json", "timing.jsonl"} <= files(
         folder
     ).keys()
-    assert len([name for name in files(folder) if name.startswith("models/")]) == 10
+    assert len([name for name in files(folder) if name.startswith("models/")]) == 20
     assert "\x1b" not in answer.out
+    assert re.search(r"The personal models are .* [0-9]+ of 20\s+clients gain", answer.out, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "clients"), [("", 20), ("-a copfl", 10), ("-d digits", 10), ("--preset plus", 10)]
+)
+def test_the_demo_is_what_runs_where_nothing_is_named(
+    here: Path, capsys: Capture, words: str, clients: int
+) -> None:
+    assert called(capsys, "run", *words.split(), "-m", "mlp", "-r", 1, "-o", "out", "-q").code == 0
+    assert f"\nclients = {clients}\n" in (here / "out" / "run.toml").read_text()
 
 
 def test_the_options_and_set_reach_the_run(here: Path, capsys: Capture) -> None:

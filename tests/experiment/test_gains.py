@@ -47,6 +47,13 @@ def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, 
     assert read.alone.tolist() == result.gains.alone.tolist()
 
 
+def test_alone_has_the_add_ons_of_the_run() -> None:
+    addons: dict[str, Any] = {"addons": {"ema": 0.5}}
+    found = copfl.run("fedavg", **TINY, **ADAM, **addons, local_baseline=True).gains
+    assert found is not None
+    assert found.alone.tolist() == copfl.run("local", **TINY, **ADAM, **addons).accuracy[-1].tolist()
+
+
 def test_alone_is_the_last_evaluation_of_clients_that_are_chosen_at_random() -> None:
     how: dict[str, Any] = {**TINY, **ADAM, "clients": 5, "participation": 0.4}
     found = copfl.run("fedavg", **how, local_baseline=True).gains
@@ -85,8 +92,8 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
         capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--new-clients", 0.4, "--clients", 4, "--out", out
     )
     assert answer.code == 0
-    assert answer.out.splitlines()[2].split()[-4:] == ["after", "alone", "gain", "weight"]
-    assert "clients gain; worst tenth" in answer.out
+    assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
+    assert "clients gain over training" in answer.out.replace("\n", " ")
     assert "New clients: accuracy in %" in answer.out
     charts = {c.name: c for s in sections.sections(run_data.read_all([out])) for c in s.charts}
     assert {"gain", "new", "cross", "mask-overlap", "label-overlap"} <= charts.keys()

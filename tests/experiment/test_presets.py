@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+import copfl
 from copfl.algorithms import COPFL
 from copfl.core import Adam
 from copfl.errors import UsageError
@@ -46,3 +47,14 @@ def test_adapters_has_groups_by_held_out_loss_for_a_third_of_the_rounds_and_equa
     made = prepare([presets.preset("adapters"), {"run": {"rounds": 30}}]).algorithm
     growth, contribution = Pwpm(criterion="held_out", until=10), Cowa(score="none")
     assert made == COPFL(Adam(lr=1e-2, keep=True), growth, contribution, training="together")
+
+
+def test_the_demo_is_a_federation_in_which_a_client_has_too_few_samples() -> None:
+    tables = prepare([presets.preset("demo")]).tables
+    assert (tables["data"]["name"], tables["run"]["clients"], tables["algorithm"]["warmup"]) == (
+        "digits",
+        20,
+        20,
+    )
+    assert (tables["partition"]["per_client"], tables["partition"]["train_per_class"]) == (5, 3)
+    assert copfl.run(preset="demo", rounds=1, clients=4, seed=3).accuracy.shape == (1, 4)

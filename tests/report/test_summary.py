@@ -13,6 +13,7 @@ import copfl
 from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
 from copfl.engine.rounds import Round
+from copfl.experiment.gains import Gains
 from copfl.experiment.progress import bar, span
 from copfl.experiment.run import Result
 from copfl.report import summary
@@ -43,13 +44,13 @@ def test_the_table_says_what_each_client_has_and_got(result: Result) -> None:
     lines = text.splitlines()
     assert lines[0].startswith("copfl on digits: accuracy in % on each client's own test samples")
     header = next(line for line in lines if "classes" in line)
-    assert header.split() == ["client", "classes", "train", "test", "global", "before", "after", "weight"]
+    assert header.split() == ["client", "classes", "train", "test", "global", "personal", "weight"]
     row = next(line for line in lines if line.split()[:1] == ["0"])
     held = result.experiment.federation.partition.label_counts(result.experiment.federation.dataset)[0]
     assert ", ".join(str(c) for c in np.flatnonzero(held)) in row
-    figures = [result.accuracy_global, result.accuracy_before, result.accuracy]
+    figures = [result.accuracy_global, result.accuracy]
     numbers = [f"{100 * f[-1, 0]:.1f}" for f in figures]
-    assert row.split()[-6:] == ["15", "45", *numbers, f"{result.weight[-1, 0]:.3f}"]
+    assert row.split()[-5:] == ["15", "45", *numbers, f"{result.weight[-1, 0]:.3f}"]
     mean = next(line for line in lines if line.split()[:1] == ["mean"])
     assert mean.split() == ["mean", *(f"{100 * f[-1].mean():.1f}" for f in figures)]
     assert "2 rounds in 0:0" in lines[-1]
@@ -139,3 +140,19 @@ def test_a_bar_takes_rounds_that_nobody_looked_at() -> None:
 )
 def test_a_span_of_time(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_the_conclusion_names_both_differences_and_who_gains() -> None:
+    alone, personal = np.array([0.5, 0.6, 0.7, np.nan]), np.array([0.6, 0.7, 0.8, 0.9])
+    found = summary.conclusion(Gains(alone, np.array([0.6, 0.8, 0.7, 0.9]), personal))
+    assert found.startswith(
+        "The personal models are 10.0 points [+10.0, +10.0] better than training alone and "
+    )
+    assert "not distinguishable from the global model (+0.0 points [" in found
+    assert "; 3 of 3 clients gain over training alone. " in found
+    assert "10.0 points [-10.0, -10.0] worse than training" in summary.conclusion(
+        Gains(personal, alone, alone)
+    )
+    unknown = np.full(4, np.nan)
+    assert summary.conclusion(Gains(unknown, alone, personal)) == ""
+    assert "global" not in summary.conclusion(Gains(alone, unknown, personal))

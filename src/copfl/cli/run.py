@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.run import Experiment
 
+CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
+
 
 @options.takes_run_options
 def run(
@@ -30,7 +32,11 @@ def run(
     ] = None,
     preset: Annotated[
         str | None,
-        option(TRAINING, "paper: CO-PFL as published; plus: with training add-ons; default: none."),
+        option(
+            TRAINING,
+            "paper: CO-PFL as published; plus: with training add-ons; demo: plus on a small federation of "
+            "digits. Default: demo where neither algorithm, data nor a file is named, else none.",
+        ),
     ] = None,
     local_baseline: Annotated[
         bool | None,
@@ -49,7 +55,7 @@ def run(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a federation; without options, CO-PFL on digits."""
+    """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
     from copfl.engine import ranks
     from copfl.experiment import config as configure
     from copfl.experiment import folder as run_folder
@@ -58,13 +64,16 @@ def run(
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[options.Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
+    line = options.tables_of(algorithm=algorithm, seed=seed)
+    named = [kind for given in (line, tables) for kind in given if kind in CHOICES and "name" in given[kind]]
+    if preset is None and config is None and not named:
+        preset = "demo"
     if preset is not None:
         layers.append(presets.preset(preset))
     if config is not None:
         layers.append(configure.read_file(config))
     if ranks.started():
         layers.append({"run": {"workers": 1}})
-    line = options.tables_of(algorithm=algorithm, seed=seed)
     if local_baseline is not None:
         line.setdefault("run", {})["local_baseline"] = local_baseline
     with ranks.group():

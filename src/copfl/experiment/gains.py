@@ -41,6 +41,11 @@ class Gains(NamedTuple):
         return self.metric.gain(self.personal, self.alone)
 
     @property
+    def over_global(self) -> Numbers:
+        """Positive where the client's model is better than the global one."""
+        return self.metric.gain(self.personal, self.global_model)
+
+    @property
     def share(self) -> float:
         """The fraction of the clients that are better than alone."""
         return share_of(self.gain)

@@ -26,7 +26,16 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
-from copfl.experiment import components, divergence, gains, model_tables, new_clients, records, user_code
+from copfl.experiment import (
+    components,
+    divergence,
+    gains,
+    model_tables,
+    new_clients,
+    presets,
+    records,
+    user_code,
+)
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
@@ -35,6 +44,7 @@ from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
 from copfl.experiment.run_settings import RunSettings, device_of
 from copfl.experiment.task_tables import build_task, check_task
+from copfl.wrappers.addons import with_addons
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
@@ -171,6 +181,7 @@ def run(
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
     on_round: OnRound | None = None,
+    preset: str | None = None,
     **settings: Any,
 ) -> Result:
     """Trains a federation and returns the result; with `out`, also writes a run folder.
@@ -189,6 +200,7 @@ def run(
     `optimizer={"name": "sgd", "momentum": 0.9}`, `partition_options={"per_client": 3}`,
     `model_options={"norm": "batch"}`, `data_options={"severity": 5}`, `task={"metrics": ["auc"]}`,
     `adapter="lora:r=8"`. Of an nn.Module, the parameters with requires_grad=False are not trained.
+    `preset="demo"` has the settings of `copfl run` without options; `settings` override a preset.
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
@@ -206,7 +218,8 @@ def run(
         else:
             table, key = EVERYDAY.get(name, ("run", name))
             tables.setdefault(table, {})[key] = value
-    experiment = prepare([tables], **values)
+    layers = [tables] if preset is None else [presets.preset(preset), tables]
+    experiment = prepare(layers, **values)
     if out is None:
         return _warned(train(experiment, None, on_round))
     with run_folder.claimed(Path(out), new=True) as folder:
@@ -295,8 +308,8 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
 def _alone(result: Result) -> Array:
     """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
-    With the algorithm's optimizer and number of epochs; nan if it has no optimizer. It is a run of its own in
-    the folder baseline/, so that it continues where it was stopped.
+    With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer. It is a
+    run of its own in the folder baseline/, so that it continues where it was stopped.
     """
     e, primary = result.experiment, result.primary.name
     alone = _baseline(e)
@@ -310,7 +323,9 @@ def _alone(result: Result) -> Array:
 
 def _baseline(e: Experiment) -> Experiment | None:
     """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
-    local = new_clients.local_baseline(e.algorithm)
+    local: AnyAlgorithm | None = new_clients.local_baseline(e.algorithm)
+    if local is not None and (addons := e.tables.get("addons")):
+        local = with_addons(local, **{**addons, "server_momentum": 0.0})  # it has no server
     if local is None or local == e.algorithm:
         return None if local is None else e
     settings = dataclasses.replace(e.settings, eval_models="final")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -11,17 +12,19 @@ import numpy as np
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
-from copfl.stats import Numbers, mean_of_known
+from copfl.stats import Numbers, mean_of_known, over_clients
 from copfl.tables import RULE, Table, as_text, number, plain
 
 if TYPE_CHECKING:
+    from copfl.experiment.gains import Gains
     from copfl.experiment.run import Result
 
-MODELS = {"global": "_global", "before": "_before", "after": ""}  # column, suffix of the metric
+MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
+EVALUATED = ("_global", "_before", "")  # before: the personal model before training; it is in the JSON
 GAIN = ("alone", "gain")
-COLUMNS = ("client", "classes", "train", "test", *MODELS, *GAIN, "weight")
+COLUMNS = ("client", "classes", "train", "test", "alone", *MODELS, "gain", "weight")
 # Left out in a narrow terminal, in this order.
-OPTIONAL = ("test", "classes", "train", "before", "global", "weight")
+OPTIONAL = ("test", "classes", "train", "global", "weight")
 ROWS = 30  # of more clients than this, only the worst are shown
 
 
@@ -53,15 +56,14 @@ def show(result: Result, out: IO[str]) -> None:
     """Writes the table, as wide as the terminal or 100 characters."""
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
-    notes = ["global: the global model; before: the personal model before training; after: after training."]
-    if (gains := result.gains) is not None:
-        known = int((~np.isnan(gains.gain)).sum())
-        notes.append(
-            f"alone: local training on the same batches; gain: {_difference(result.primary)}. "
-            f"{round(gains.share * known)} of {known} clients gain; worst tenth "
-            f"{result.primary.text(gains.worst)}{result.primary.unit}, standard deviation over clients "
-            f"{result.primary.text(gains.spread)}."
-        )
+    models = "global: the global model; personal: the client's model after local training."
+    notes, gains = [models], result.gains
+    if gains is not None:
+        worst, spread = (result.primary.text(value) for value in (gains.worst, gains.spread))
+        notes = [
+            f"alone: local training on the same batches; {models} gain: {_difference(result.primary)}. "
+            f"Worst tenth {worst}{result.primary.unit}, standard deviation over clients {spread}."
+        ]
     if experiment.clients > ROWS:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         worst = "lowest" if result.primary.higher_is_better else "highest"
@@ -78,6 +80,8 @@ def show(result: Result, out: IO[str]) -> None:
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
     if result.new_clients is not None:
         print(f"\n{as_text(new_clients_table(result.new_clients, result.primary), width)}\n", file=out)
+    if gains is not None and (found := conclusion(gains)):
+        print(f"\n{textwrap.fill(found, width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
     print(f"{len(result.records)} rounds in {span(sum(result.seconds))}.{folder}", file=out)
 
@@ -121,7 +125,32 @@ def _table(result: Result, width: int) -> Table:
 
 def _difference(metric: MetricInfo) -> str:
     """What a gain is: positive where the client is better than alone."""
-    return "after minus alone" if metric.higher_is_better else "alone minus after"
+    return "personal minus alone" if metric.higher_is_better else "alone minus personal"
+
+
+def conclusion(gains: Gains) -> str:
+    """Who gains, in a sentence: the paired differences with their intervals; "" where nothing is known."""
+    others = {"training alone": gains.gain, "the global model": gains.over_global}
+    found = [_against(gains.metric, name, values) for name, values in others.items()]
+    known = int((~np.isnan(gains.gain)).sum())
+    if not known:
+        return ""
+    return (
+        f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of {known} "
+        "clients gain over training alone. In brackets: 95 % intervals over the clients of this run."
+    )
+
+
+def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
+    """Such as "4.2 points [+2.1, +6.3] above the global model"; "" where nothing is known."""
+    known = gains[~np.isnan(gains)]
+    if not len(known):
+        return ""
+    mean, bounds = float(known.mean()), over_clients([known])
+    unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
+    if not bounds.without_zero:
+        return f"not distinguishable from {other} ({metric.text(mean, sign='+')}{unit} {brackets})"
+    return f"{metric.text(abs(mean))}{unit} {brackets} {'better' if mean > 0 else 'worse'} than {other}"
 
 
 def _others(result: Result) -> list[str]:
@@ -175,7 +204,7 @@ def _listed(names: Sequence[str], room: int) -> str:
 
 def _last(result: Result) -> dict[str, Numbers]:
     """The newest value of each metric for each client."""
-    evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in MODELS.values()]
+    evaluated = [metric.name + of for metric in result.experiment.task.metrics for of in EVALUATED]
     return {name: result.latest(name) for name in (*evaluated, "weight")}
 
 

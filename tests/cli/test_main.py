@@ -301,7 +301,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --set copfl.rate=2", "rate=2.0 must lie between 0 and 1: it is a fraction of the parameters"),
         ("run --set copfl.rte=0.2", 'no copfl option "rte"; did you mean "rate"?'),
         ("run --set rate=0.2", r"must be TABLE\.KEY=VALUE"),
-        ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: adapter, addons, algorithm, .*copfl'),
+        ("run --set fedavg.epochs=2", 'no table "fedavg".* Known: adam, adapter, addons, algorithm, .*copfl'),
         ("run --lr nan", "lr=nan must be a finite number"),
         ("run --lr -1", "lr=-1.0 must be a number above 0"),
         ("run --seed -3", "seed=-3 must be at least 0"),

@@ -89,7 +89,19 @@ def test_neighbours_are_alike() -> None:
 def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     answer = called(
-        capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--new-clients", 0.4, "--clients", 4, "--out", out
+        capsys,
+        "run",
+        "-d",
+        "digits",
+        *TINY_OPTIONS,
+        "--rounds",
+        2,
+        "--new-clients",
+        0.4,
+        "--clients",
+        4,
+        "--out",
+        out,
     )
     assert answer.code == 0
     assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]

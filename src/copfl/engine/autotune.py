@@ -81,11 +81,7 @@ def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Ma
         raise UsageError(
             f"the model cannot be trained in batches of clients ({problem}); use --engine sequential"
         )
-    if problem:
-        shape = list(federation.shape)
-        raise UsageError(
-            f"the model does not fit samples of shape {shape}: {problem}; choose another --model"
-        )
+    check_fit(task, federation, problem)
     if engine != "auto" or cuda:
         return named
     enabled = mkldnn_enabled()
@@ -95,6 +91,16 @@ def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Ma
     chosen = choose(load, choices)
     set_mkldnn(chosen.mkldnn)
     return chosen.engine
+
+
+def check_fit(task: Task, federation: Federation, problem: str | None = None) -> None:
+    """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already."""
+    problem = _problem(task, mapping.sequential(), federation.train.rows([0])) if problem is None else problem
+    if problem:
+        shape = list(federation.shape)
+        raise UsageError(
+            f"the model does not fit samples of shape {shape}: {problem}; choose another --model"
+        )
 
 
 def _problem(task: Task, engine: Mapping, data: Data) -> str:

@@ -27,6 +27,7 @@ from copfl.data.hub import PREFIX
 from copfl.data.partition import Partition
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
+from copfl.engine import autotune
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Component, Table, Tables, without
@@ -177,6 +178,7 @@ def build_wrappers(
     given = {kind: wrapper for kind, wrapper in WRAPPERS.items() if kind in tables}
     if not given:
         return algorithm
+    autotune.check_fit(task, federation)  # before the examples below
     clients, augment = federation.clients, federation.dataset.augment
     samples = tree.row(federation.train.rows([0]), 0)
     context: dict[str, dict[str, Any]] = {

@@ -136,8 +136,8 @@ def conclusion(gains: Gains) -> str:
     if not known:
         return ""
     return (
-        f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of {known} "
-        "clients gain over training alone. In brackets: 95 % intervals over the clients of this run."
+        f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
+        f"{known} clients gain over training alone. In brackets: 95 % intervals over the clients of this run."
     )
 
 

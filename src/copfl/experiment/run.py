@@ -323,15 +323,21 @@ def _alone(result: Result) -> Array:
 
 def _baseline(e: Experiment) -> Experiment | None:
     """The experiment in which each client trains alone; None if the algorithm has no optimizer for it."""
-    local: AnyAlgorithm | None = new_clients.local_baseline(e.algorithm)
-    if local is not None and (addons := e.tables.get("addons")):
-        local = with_addons(local, **{**addons, "server_momentum": 0.0})  # it has no server
-    if local is None or local == e.algorithm:
-        return None if local is None else e
+    local = new_clients.local_baseline(e.algorithm)
+    if local is None:
+        return None
     settings = dataclasses.replace(e.settings, eval_models="final")
     tables = {title: table for title, table in e.tables.items() if title not in components.WRAPPERS}
     tables |= {"algorithm": {"name": "local", "epochs": local.epochs}, "run": vars(settings)}
-    return dataclasses.replace(e, algorithm=local, engine=renewed(e.engine), settings=settings, tables=tables)
+    algorithm: AnyAlgorithm = local
+    if "addons" in e.tables:
+        tables["addons"] = {**e.tables["addons"], "server_momentum": 0.0}  # it has no server
+        algorithm = with_addons(local, **tables["addons"])
+    if algorithm == e.algorithm:
+        return e
+    return dataclasses.replace(
+        e, algorithm=algorithm, engine=renewed(e.engine), settings=settings, tables=tables
+    )
 
 
 def execute(

@@ -482,7 +482,7 @@ def report(data: bytes) -> None:
     original = path.read_bytes()
     try:
         path.write_bytes(data[1:])
-        page.render(run_data.read_all([finished_run()]), plotly=False)
+        page.render(run_data.read_all([finished_run()]))
     finally:
         path.write_bytes(original)
 

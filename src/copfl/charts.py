@@ -1,4 +1,4 @@
-"""Charts as data, and their two drawings: matplotlib for pictures, plotly for the HTML page.
+"""Charts as data. matplotlib draws them as pictures; the HTML page draws them itself.
 
 A chart contains numbers, words and the places of its colours, dashes and symbols, and no drawing library.
 """
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 Value = float | None  # None: not measured
-Figure = dict[str, Any]  # of plotly
+Figure = dict[str, Any]  # for report/templates/draw.js
 
 MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl[plots]'` installs it"
 # Okabe and Ito's colours, which colour-blind people can distinguish. page.css has them as var(--c0) to
 # var(--c7), in a variant for light and one for dark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
-DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))  # matplotlib, plotly
-SHAPES = "circle diamond-open x-thin square-open triangle-up-open cross-thin star-open hexagon-open"
-SYMBOLS = tuple(zip("oDxs^+*v", SHAPES.split(), strict=True))  # open: overlapping dots are visible
+DASHES = ("-", "--", ":", "-.")
+SYMBOLS = "oDxs^+*v"
 
 
 class Line(NamedTuple):
@@ -89,6 +88,8 @@ class Heat(NamedTuple):
     row_title: str = "client"
     zero: bool = False  # whether the colours begin at zero
     low_is_bright: bool = False  # the colours are reversed: of a metric that is better when low
+    centre: Value = None  # where two scales of colours meet
+    centre_title: str = ""
     texts: Sequence[Sequence[str]] = ()  # [rows][columns], written into the cells of a picture
 
 
@@ -109,6 +110,10 @@ Panels = Sequence[Sequence[Chart | Swarm]]  # [rows][columns] of a picture
 def values_of(array: Any) -> list[Value]:
     """The numbers of an array; None for nan."""
     return [None if np.isnan(number) else float(number) for number in array]
+
+
+def percent(fractions: Any) -> list[Value]:
+    return values_of(100 * np.array(fractions, np.float64))  # None becomes nan, and None again
 
 
 # matplotlib
@@ -191,7 +196,7 @@ def _curves(axes: Axes, chart: Lines) -> None:
         seen = ~np.isnan(values)
         x = np.array((line.x or chart.x)[: len(values)], float)[seen]
         colour = COLOURS[line.colour % len(COLOURS)]
-        dash = DASHES[line.dash % len(DASHES)][0]
+        dash = DASHES[line.dash % len(DASHES)]
         marker = "o" if len(x) < 2 else ""
         axes.plot(x, values[seen], dash, color=colour, label=line.name, linewidth=1.4, marker=marker)
         if line.low:
@@ -208,10 +213,14 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
         axes.axvline(0, color="black", linewidth=0.8)
     if isinstance(chart, Dots):
         for place, series in enumerate(chart.series):
-            colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)][0]
+            colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)]
             fill = "none" if place else "full"
             style: Any = {"color": colour, "markersize": 5, "fillstyle": fill, "label": series.name}
             axes.plot(_numbers(series.y), np.arange(len(chart.rows)), symbol, **style)
+            if series.low:
+                axes.hlines(
+                    np.arange(len(chart.rows)), _numbers(series.low), _numbers(series.high), color=colour
+                )
     else:
         _swarm(axes, chart)
     axes.set_yticks(*_ticks(chart.rows, 40))
@@ -238,8 +247,11 @@ def _swarm(axes: Axes, chart: Swarm) -> None:
 def _image(axes: Axes, chart: Heat) -> None:
     values = np.ma.masked_invalid([_numbers(row) for row in chart.values])
     least = 0 if chart.zero else None
-    colours = "cividis_r" if chart.low_is_bright else "cividis"
-    image = axes.imshow(values, cmap=colours, aspect="auto", interpolation="nearest", vmin=least)
+    scale: Any = {"cmap": "cividis_r" if chart.low_is_bright else "cividis", "vmin": least}
+    if chart.centre is not None and values.count():
+        reach = float(np.abs(values - chart.centre).max()) or 1.0
+        scale = {"cmap": "PuOr_r", "vmin": chart.centre - reach, "vmax": chart.centre + reach}
+    image = axes.imshow(values, aspect="auto", interpolation="nearest", **scale)
     middle = (values.min() + values.max()) / 2
     for (i, j), value in np.ndenumerate(values.filled(np.inf)) if chart.texts else ():
         colour = "white" if value < middle else "black"
@@ -249,7 +261,9 @@ def _image(axes: Axes, chart: Heat) -> None:
     axes.set(xlabel=chart.x_title, ylabel=chart.row_title if chart.texts else "")
     if values.count():
         label = f"{chart.what},{chart.unit}" if chart.unit else chart.what
-        axes.figure.colorbar(image, ax=axes, label=label)
+        bar = axes.figure.colorbar(image, ax=axes, label=label)
+        if chart.centre is not None:
+            bar.ax.axhline(chart.centre, color="black")
 
 
 def _ticks(names: Sequence[str], most: int) -> tuple[Sequence[int], Sequence[str]]:
@@ -262,96 +276,15 @@ def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(values, np.float64)  # None becomes nan
 
 
-# plotly
+# The HTML page
 
 
 def figure(chart: Chart) -> Figure:
-    """The record from which plotly.js draws the chart; colours are CSS variables that the page replaces."""
-    layout: Figure = {"xaxis": {"title": {"text": chart.x_title}, "zeroline": False}, "showlegend": True}
-    if isinstance(chart, Lines):
-        layout["xaxis"] |= {"hoverformat": "d"}
-        layout["yaxis"] = {"title": {"text": chart.y_title}, "zeroline": False, "rangemode": "tozero"}
-        traces = [trace for line in chart.lines for trace in _line_traces(chart, line)]
-        return {"data": traces, "layout": {**layout, "hovermode": "x unified", "height": 380}}
-    layout["yaxis"] = {"type": "category", "autorange": "reversed", "automargin": True}
-    layout["height"] = min(900, 160 + 26 * len(chart.rows))
-    if isinstance(chart, Dots):
-        layout["xaxis"] |= {"zeroline": chart.zero, "zerolinewidth": 2}
-        traces = [_dot_trace(chart, place, series) for place, series in enumerate(chart.series)]
-        return {"data": traces, "layout": {**layout, "hovermode": "closest"}}
-    # On a linear axis plotly leaves out ticks that do not fit.
-    linear = all(column.isdecimal() and len(column) < 16 for column in chart.columns)
-    layout["xaxis"] |= {"type": "linear" if linear else "category", "automargin": True, "showgrid": False}
-    layout["xaxis"] |= {"dtick": 1} if len(chart.columns) <= 12 else {}
-    layout["yaxis"] |= {"showgrid": False}
-    return {"data": [_heat_trace(chart, linear)], "layout": layout}
-
-
-def _line_traces(chart: Lines, line: Line) -> list[Figure]:
-    """The curve, after the two invisible edges of its band with the area between them filled."""
-    common = {"type": "scatter", "x": list(line.x or chart.x)[: len(line.y)], "connectgaps": True}
-    curve = {
-        **common,
-        **_named(line, "{}", f"%{{y:.{chart.digits}f}}{chart.unit}"),
-        "mode": "lines+markers" if len(chart.x) < 2 else "lines",
-        "y": list(line.y),
-        "line": {"color": _colour(line), "width": 2, "dash": DASHES[line.dash % len(DASHES)][1]},
+    """The record from which report/templates/draw.js draws the chart."""
+    content = {
+        name: value for name, value in chart._asdict().items() if name not in ("title", "about", "texts")
     }
-    if not line.low:
-        return [curve]
-    hidden = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
-    edge = {**common, **hidden, "line": {"width": 0, "color": _colour(line)}}
-    filled = {"fill": "tonexty", "fillcolor": _colour(line), "meta": "band"}  # page.js makes it translucent
-    return [{**edge, "y": list(line.low)}, {**edge, "y": list(line.high), **filled}, curve]
-
-
-def _dot_trace(chart: Dots, place: int, series: Line) -> Figure:
-    return {
-        **_named(series, "%{{y}}, {}", f"%{{x:.{chart.digits}f}}{chart.unit}"),
-        "type": "scatter",
-        "mode": "markers",
-        "x": list(series.y),
-        "y": list(chart.rows),
-        "marker": {
-            "color": _colour(series),
-            "size": 11 if place else 8,
-            "symbol": SYMBOLS[place % len(SYMBOLS)][1],
-            "line": {"width": 2, "color": _colour(series)},
-        },
-    }
-
-
-def _heat_trace(chart: Heat, linear: bool) -> Figure:
-    highest = max((v for row in chart.values for v in row if v is not None), default=1)
-    value = f"%{{z:.{chart.digits}f}}{chart.unit}"
-    return {
-        "type": "heatmap",
-        "x": [int(column) for column in chart.columns] if linear else list(chart.columns),
-        "y": list(chart.rows),
-        "z": [list(row) for row in chart.values],
-        "colorscale": "Cividis",  # readable for colour-blind people, and in grey
-        "reversescale": chart.low_is_bright,
-        "hoverongaps": False,
-        **({"zmin": 0, "zmax": highest} if chart.zero else {}),
-        "xgap": 1 if len(chart.columns) <= 60 else 0,
-        "ygap": 1 if len(chart.rows) <= 60 else 0,
-        "colorbar": {
-            "title": {"text": chart.what, "side": "right"},
-            "thickness": 12,
-            "ticksuffix": chart.unit.strip(),
-        },
-        "hovertemplate": f"%{{y}}, {chart.x_title} %{{x}}: {value}<extra></extra>",
-    }
-
-
-def _named(line: Line, title: str, value: str) -> Figure:
-    """The name in the legend, and the text at a point, which begins with a title that contains the name."""
-    # Characters that plotly reads as markup are replaced.
-    name = line.name.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
-    remark = "<br>%{customdata}" if line.remarks else ""
-    text = f"{title.format(name)}: {value}{remark}<extra></extra>"
-    return {"name": name, "customdata": list(line.remarks), "hovertemplate": text}
-
-
-def _colour(line: Line) -> str:
-    return f"var(--c{line.colour % len(COLOURS)})"
+    for name in ("lines", "series"):
+        if name in content:
+            content[name] = [line._asdict() for line in content[name]]
+    return {"kind": type(chart).__name__.lower(), **content}

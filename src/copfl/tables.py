@@ -71,6 +71,11 @@ def as_csv(table: Table) -> str:
     return out.getvalue()
 
 
+def capital(title: str) -> str:
+    """The title with a capital first letter, as at the start of a sentence."""
+    return title[:1].upper() + title[1:]
+
+
 def number(value: float | None, digits: str = ".1f") -> str:
     """Such as "65.0"; "-" where nothing was measured. `digits` is a format, "+.1f" shows the sign."""
     return NONE if value is None or math.isnan(value) else f"{value:{digits}}"

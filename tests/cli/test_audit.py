@@ -37,7 +37,6 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
 
 
 def test_the_report_shows_the_audit(run: Path, capsys: Capture) -> None:
-    pytest.importorskip("plotly", reason="the report is an extra")
     assert called(capsys, "audit", run, "--quiet", "--no-retrain", "--baselines", "none").code == 0
     assert called(capsys, "report", run).code == 0
     page = (run / "report.html").read_text()

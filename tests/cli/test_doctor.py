@@ -39,9 +39,9 @@ def test_a_self_test_that_fails(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", {"plotly": "6.0"}.get)
-    assert doctor._extra("report", ("plotly", "jinja2")).endswith(
-        "without jinja2; pip install 'copfl[report]'"
+    monkeypatch.setattr(doctor, "_version", {"transformers": "5.0"}.get)
+    assert doctor._extra("adapters", ("transformers", "peft")).endswith(
+        "without peft; pip install 'copfl[adapters]'"
     )
 
 

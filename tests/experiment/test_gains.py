@@ -14,7 +14,7 @@ from copfl.core.metrics import METRICS
 from copfl.experiment import gains, inference
 from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.experiment.gains import Gains, similar_first
-from copfl.report import run_data, sections
+from copfl.report import page, run_data
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called
 
@@ -78,6 +78,11 @@ def test_every_model_on_every_clients_samples(tmp_path: Path) -> None:
             test = federation.dataset.test.take(federation.partition.test[column])
             answers = models.predict(models.client(row), test.x, test.y)
             assert cross.values[row, column] == pytest.approx(answers.score)
+    y = [federation.dataset.test.take(federation.partition.test[n]).y for n in range(3)]
+    right, tested = np.array(cross.per_class).T
+    assert tested.tolist() == np.bincount(np.concatenate(y), minlength=10).tolist()
+    own = [cross.values[n, n] * len(y[n]) for n in range(3)]
+    assert right.sum() == pytest.approx(sum(own))
 
 
 def test_neighbours_are_alike() -> None:
@@ -107,7 +112,7 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
     assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
     assert "clients gain over training" in answer.out.replace("\n", " ")
     assert "New clients: accuracy in %" in answer.out
-    charts = {c.name: c for s in sections.sections(run_data.read_all([out])) for c in s.charts}
+    charts = {c.name: c for s in page.sections(run_data.read_all([out])) for c in s.charts}
     assert {"gain", "new", "cross", "mask-overlap", "label-overlap"} <= charts.keys()
     without = tmp_path / "without"
     answer = called(capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--no-local-baseline", "--out", without)

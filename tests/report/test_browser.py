@@ -84,23 +84,54 @@ def until(tab: Any, expression: str) -> None:
     raise AssertionError(f"never true: {expression}")
 
 
-def test_a_hover_shows_the_client(opened: Open) -> None:
+def pointed(tab: Any, plot: str, selector: str, place: int, dx: float = 0.5) -> str:
+    """The words that appear where the pointer is on the given element of a chart."""
+    element = tab.locator(f"#plot-{plot} {selector}").nth(place)
+    element.scroll_into_view_if_needed()
+    box = element.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] * dx, box["y"] + box["height"] / 2)
+    return str(tab.locator(f"#plot-{plot} .tip").text_content())
+
+
+def test_a_hover_names_the_client_and_the_round(opened: Open) -> None:
     tab = opened()
-    plot = tab.locator("#plot-clients")
-    plot.scroll_into_view_if_needed()
-    point = tab.locator("#plot-clients .scatterlayer .trace").first.locator(".point").nth(2)
-    box = point.bounding_box()
-    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    label = tab.locator("#plot-clients .hoverlayer .hovertext")
-    label.first.wait_for()
-    assert "client 2" in label.first.text_content()
-    cells = tab.locator("#plot-weight .heatmaplayer image")
-    cells.scroll_into_view_if_needed()
-    box = cells.bounding_box()
-    tab.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9)  # last round, last client
-    label = tab.locator("#plot-weight .hoverlayer .hovertext")
-    label.first.wait_for()
-    assert label.first.text_content().startswith("client 3, round 5: 0.")
+    assert pointed(tab, "clients", ".point:not(.entry *)", 2).startswith("client 2after training: ")
+    assert pointed(tab, "weight", ".cell", 19).startswith("client 3round 5: 0.")  # the last
+    said = pointed(tab, "accuracy", ".curve", 0, dx=0.99)
+    assert said.startswith("round 5after training: ")
+    assert "global model: " in said
+    tab.mouse.move(1, 1)
+    assert tab.locator(".tip").count() == 0
+    tab.locator("#plot-accuracy [data-series='0']").click()  # the legend hides a curve
+    assert tab.locator("#plot-accuracy .curve").count() == 2
+
+
+def test_the_marks_of_the_charts(opened: Open) -> None:
+    tab = opened("one", DESKTOP, "dark")
+    ticks = tab.locator("#plot-accuracy text").all_text_contents()
+    assert [tick for tick in ticks if tick in "12345"][:5] == ["1", "2", "3", "4", "5"]  # whole rounds
+    assert "1.5" not in ticks
+    assert tab.locator("#plot-weight .centre").count() == 1
+    assert "mark: the equal weight 1/4 = 0.250" in tab.locator("#plot-weight").text_content()
+    assert tab.locator("#plot-data .none").count() > 0  # few and none differ by more than a colour
+    assert tab.locator("#plot-accuracy .band").count() == 1
+    several = opened("three")
+    assert several.locator("#plot-accuracy .band").count() == 0  # they would mix
+    assert several.locator("#plot-accuracy .bar").count() >= 3
+
+
+def test_it_prints(opened: Open) -> None:
+    tab = opened("three", PHONE, "dark")
+    content = tab.pdf(format="A4", prefer_css_page_size=True)
+    assert len(content) < 1_000_000
+    assert 5 < content.count(b"/Type /Page\n") < 40
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.plot svg')].every((svg) => svg.viewBox.baseVal.width === 720)"
+    )
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("document.querySelector('.plot svg').viewBox.baseVal.width") < 400
 
 
 def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open) -> None:
@@ -121,8 +152,7 @@ def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open)
     assert tab.locator("#message").text_content().startswith("client 1, after training: ")
     tab.keyboard.press("ArrowRight")
     assert tab.locator("#message").text_content().startswith("client 1, before training: ")
-    shown = tab.locator("#plot-clients .hoverlayer .hovertext").first
-    playwright.expect(shown).to_contain_text("client 1, before training")
+    playwright.expect(tab.locator("#plot-clients .tip")).to_contain_text("client 1before training")
     tab.locator("#plot-weight").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         tab.keyboard.press(key)
@@ -142,7 +172,7 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
         return tuple(
             tab.evaluate(
                 """() => [getComputedStyle(document.body).backgroundColor,
-                    getComputedStyle(document.querySelector("#plot-accuracy .xtick text")).fill]
+                    getComputedStyle(document.querySelector("#plot-accuracy text")).fill]
                     .map((rgb) => Number(rgb.match(/\\d+/)[0]))"""
             )
         )
@@ -155,7 +185,7 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
     light.locator("#theme").click()
     until(
         light,
-        "getComputedStyle(document.querySelector('#plot-accuracy .xtick text')).fill !== 'rgb(26, 29, 33)'",
+        "getComputedStyle(document.querySelector('#plot-accuracy text')).fill !== 'rgb(26, 29, 33)'",
     )
     assert shades(light) == shades(dark)
     assert light.locator("#theme").get_attribute("aria-pressed") == "true"
@@ -172,12 +202,11 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     tab = opened(which, size, scheme)
     drawn = tab.evaluate(
         """() => [...document.querySelectorAll(".plot")].map((plot) => [
-            plot.id, plot.querySelectorAll(".scatterlayer .trace, .heatmaplayer .hm").length, plot.data.length,
-            plot.getBoundingClientRect().width])"""
+            plot.id, plot.querySelectorAll(".curve, .point, .cell").length, plot.getBoundingClientRect().width])"""
     )
     assert len(drawn) >= 12
-    for name, traces, expected, width in drawn:
-        assert traces == expected, name
+    for name, marks, width in drawn:
+        assert marks, name
         assert 250 < width <= size["width"], name
     assert (
         tab.evaluate("document.documentElement.scrollWidth") <= size["width"]
@@ -213,14 +242,17 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
         tab.on("console", lambda message: messages.append(message.text))
         tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
         tab.wait_for_selector("html[data-drawn]", state="attached")
-        tab.evaluate("Plotly.relayout('plot-accuracy', {'yaxis.range': [10, 20]})")
+        tab.locator("#plot-accuracy [data-series='1']").click()
         tab.locator("#figure-weight summary").click()
         tab.evaluate("scrollTo({top: 700, behavior: 'instant'})")
         for name, content in whole.items():
             (run / name).write_bytes(content)
-        until(tab, "document.getElementById('plot-accuracy').data.at(-1).y.length === 5")
+        until(
+            tab,
+            "document.querySelector('#plot-accuracy').drawing.points.some((one) => one.head === 'round 5')",
+        )
         playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 clients")
-        assert tab.evaluate("document.getElementById('plot-accuracy').layout.yaxis.range") == [10, 20]
+        assert tab.locator("#plot-accuracy .curve").count() == 2  # one is still hidden
         assert tab.locator("#part-table-weight table").is_visible()
         assert "round 5" in tab.locator("#part-table-weight thead").text_content()
         assert tab.evaluate("scrollY") == 700

@@ -21,8 +21,8 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import digest
 from copfl.experiment.run import Experiment, OnRound, Result, execute, prepare
 from copfl.files import write_bytes
+from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
-from copfl.report.sections import CONTRIBUTIONS
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import Table, as_markdown, interval, number, plain
 

@@ -23,7 +23,6 @@ EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "plots": ("matplotlib",),
     "privacy": ("dp-accounting",),
-    "report": ("plotly", "jinja2"),
     "search": ("optuna",),
     "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),

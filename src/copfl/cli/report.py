@@ -15,6 +15,10 @@ from copfl.cli import options
 from copfl.cli.options import DATA, MODEL, OUTPUT, TRAINING, AsJson, Quiet, option
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")]
+Folders = Annotated[
+    list[Path],
+    typer.Argument(help="Run folders, the others compared with the first; or the folder of a comparison."),
+]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Client = Annotated[
     int, option(MODEL, "The number of the client whose model is used, from 0; required.", "--client")
@@ -30,24 +34,31 @@ def add_to(app: typer.Typer) -> None:
 
 def report(
     *,
-    runs: Runs,
+    runs: Folders,
     out: Annotated[Path | None, options.out("A file; default: report.html in the run folder.")] = None,
     figures: Annotated[
         Path | None, option(OUTPUT, "Folder for each chart as PNG and SVG; default: none are written.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a report of one or several runs as one HTML file."""
+    """Write a report of one or several runs, or of a comparison, as one HTML file."""
     from copfl import charts
+    from copfl.errors import UsageError
     from copfl.files import write_bytes
-    from copfl.report import page, run_data
-    from copfl.report.sections import sections
+    from copfl.report import comparison_page, document, page, run_data
 
-    found = run_data.read_all(runs)
+    compared = [run for run in runs if comparison_page.is_comparison(run)]
+    if compared and len(runs) > 1:
+        raise UsageError(
+            f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
+        )
+    found = (
+        comparison_page.document_of(compared[0]) if compared else page.document_of(run_data.read_all(runs))
+    )
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    contents = {target: page.render(found).encode()}
+    contents = {target: document.render(found).encode()}
     if figures is not None:
-        for chart in (chart for section in sections(found) for chart in section.charts):
+        for chart in (chart for section in found.sections for chart in section.charts):
             pictures = charts.pictures([[chart]])
             contents |= {figures / f"{chart.name}.{kind}": content for kind, content in pictures.items()}
     for path, content in contents.items():

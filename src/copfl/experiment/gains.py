@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +74,9 @@ class Cross(NamedTuple):
     clients: list[int]
     values: Numbers  # [models, clients]
     metric: str = ACCURACY.name
+    # Of each class, the correctly classified test samples of the models' own clients, and all of them.
+    # () where the task has no classes, and in older files.
+    per_class: Sequence[tuple[int, int]] = ()
 
 
 def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State) -> Cross:
@@ -81,12 +85,18 @@ def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation
     clients = np.unique(np.linspace(0, federation.clients - 1, count).round().astype(np.int64))
     tests = [_first(tree.row(federation.test.rows([int(n)]), 0)) for n in clients]
     table = np.full((count, count), np.nan)
+    per_class = np.zeros((task.classes if task.criterion.kind == "classification" else 0, 2), np.int64)
     for row, n in enumerate(clients.tolist()):
         model = client_model(algorithm, task, state, n)
         for column, data in enumerate(tests):
             with torch.no_grad():
                 table[row, column] = primary_metric(task, model, data)
-    return Cross(clients.tolist(), table, task.metrics[0].name)
+                if row == column and len(per_class) and int(data.size):
+                    right = torch.cat(task.scores(model, data).predictions).argmax(-1) == data.y
+                    per_class[:, 0] += np.bincount(data.y[right].cpu(), minlength=len(per_class))
+                    per_class[:, 1] += np.bincount(data.y.cpu(), minlength=len(per_class))
+    counts = [(right, tested) for right, tested in per_class.tolist()]
+    return Cross(clients.tolist(), table, task.metrics[0].name, counts)
 
 
 def _first(data: Data) -> Data:
@@ -116,8 +126,9 @@ class Analysis(NamedTuple):
 
 def write(found: Analysis, folder: Path) -> None:
     """Writes the file of a run folder."""
-    clients, values, metric = found.cross
+    clients, values, metric, per_class = found.cross
     content = {"alone": found.alone, "clients": clients, "cross": values, "metric": metric}
+    content |= {"per_class": per_class} if per_class else {}
     files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
 
 
@@ -128,5 +139,6 @@ def read(folder: Path) -> Analysis | None:
         return None
     content = json.loads(path.read_text("utf-8"))
     values = np.array(content["cross"], np.float64)
-    cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name))
+    per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
+    cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
     return Analysis(np.array(content["alone"], np.float64), cross)

@@ -1,63 +1,97 @@
-"""The report: one HTML file that opens from disk and makes no network requests."""
+"""The report of one or several runs."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from copfl import __version__
-from copfl.charts import Chart, Dots, Heat, Value, figure
+from copfl.charts import Chart
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.errors import UsageError
+from copfl.experiment.gains import EQUAL
 from copfl.experiment.progress import span
-from copfl.report.run_data import RunData
-from copfl.report.sections import Runs, gains, sections
-from copfl.stats import Numbers, over_clients
-from copfl.tables import Table, number, size
+from copfl.report import document, run_charts, shared_charts
+from copfl.report.conclusion import OVER_CLIENTS, of_runs
+from copfl.report.document import Document, Section, Source
+from copfl.report.run_data import Paired, RunData, Runs, paired
+from copfl.stats import Numbers
+from copfl.tables import Table, capital, number, size
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-MISSING = "a report needs {}, which is not installed; `pip install 'copfl[report]'` installs it"
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
-TABLE_ROWS = 60  # a table of more rounds contains some of them
-EQUAL = 1e-7  # points; smaller differences are rounding
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
-def render(runs: Runs, fingerprint: str = "", plotly: bool = True) -> str:
-    """The whole page. With a fingerprint, it asks its server for updates; an update needs no plotly.js."""
-    shown = sections(runs)
-    charts = [chart for section in shown for chart in section.charts]
-    data = {
-        "figures": {chart.name: figure(chart) for chart in charts},
-        "fingerprint": fingerprint,
-        "ended": all(len(run.records) >= run.planned for run in runs),
-    }
-    return _template().render(
-        version=__version__,
-        live=bool(fingerprint),
+def document_of(runs: Runs) -> Document:
+    """The report of one or several runs."""
+    several, pairs = len(runs) > 1, paired(runs)
+    notes = [f"{run.label}: {note}." if several else f"{note}." for run in runs for note in _notes(run)]
+    if several and not pairs:
+        notes.insert(0, "The runs have different clients or samples, so there are no paired differences.")
+    return Document(
         title=_title(runs),
-        subtitle="; ".join(_progress(run, len(runs) > 1) for run in runs),
+        subtitle="; ".join(_progress(run, several) for run in runs),
+        conclusion=of_runs(runs),
         tiles=_tiles(runs),
+        tables=[_pairs(runs[0], pairs)] if pairs else [],
+        notes=notes,
         facts=_facts(runs),
-        pairs=_pairs(runs),
-        notes=_notes,
-        sections=shown,
-        tables={chart.name: table_of(chart) for chart in charts},
-        runs=runs,
-        commands=[_command(run.environment.get("command", "")) for run in runs],
-        data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        plotly=_plotly() if plotly else "",
+        sections=sections(runs),
+        sources=[
+            Source(run.label, str(run.path), _command(run.environment.get("command", "")), run.toml)
+            for run in runs
+        ],
+        ended=all(len(run.records) >= run.planned for run in runs),
     )
+
+
+def render(runs: Runs, fingerprint: str = "") -> str:
+    """The page of these runs; with a fingerprint, it asks its server for updates."""
+    return document.render(document_of(runs), fingerprint)
+
+
+def sections(runs: Runs) -> list[Section]:
+    """All charts; metrics that no run recorded are left out."""
+
+    def each(charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
+        return _each(runs, charts_of)
+
+    title = capital(runs[0].primary.title)
+    clients = each(lambda run: run_charts.clients(run, runs))
+    accuracy = [*shared_charts.accuracy(runs), *clients, *shared_charts.differences(runs)]
+    gain = [*each(run_charts.gain), *each(run_charts.new)]
+    personal = [*shared_charts.masks(runs), *shared_charts.shared(runs), *each(run_charts.by_layer)]
+    data = list(shared_charts.data(runs))
+    audit = "Do the weights match the clients' contributions?"
+    found = [
+        Section("accuracy", title, "How accurate is each client's model?", accuracy),
+        Section("gain", "Gain", "Does it pay for each client?", gain),
+        Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
+        Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
+        Section("audit", "Audit", audit, each(run_charts.audit)),
+        Section("personal", "Personal parameters", "Which parameters are personal?", personal),
+        Section("data", "Data", "Which data does each client have?", data, shared_charts.per_class(runs)),
+        Section("cost", "Cost", "How many bytes and seconds does a round take?", shared_charts.cost(runs)),
+    ]
+    return [section for section in found if section.charts]
+
+
+def _each(runs: Runs, charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
+    """The charts of every run; of several, their titles and names contain the run."""
+    if len(runs) == 1:
+        return list(charts_of(runs[0]))
+    found: list[Chart] = []
+    for place, run in enumerate(runs, 1):
+        algorithm = re.sub(r"[^a-z0-9]+", "-", run.algorithm.lower()).strip("-")
+        for chart in charts_of(run):
+            name, title = f"{chart.name}-{place}-{algorithm}", f"{chart.title}: {run.label}"
+            found.append(chart._replace(name=name, title=title))
+    return found
 
 
 def fingerprint_of(paths: Sequence[Path]) -> str:
@@ -193,19 +227,24 @@ def _epsilon(run: RunData) -> str:
     return f"{last['epsilon']:.1f}; towards the server {last['epsilon_server']:.1f} (delta {delta})"
 
 
-def _pairs(runs: Runs) -> Table | None:
-    rows, metric = [], runs[0].primary
-    digits = "+.1f" if metric.fraction else "+.3g"
-    for label, gain in gains(runs).items():
-        known = gain[~np.isnan(gain)]
-        low, high = over_clients([known])
-        better, worse = int((known > EQUAL).sum()), int((known < -EQUAL).sum())
-        better, worse = (better, worse) if metric.higher_is_better else (worse, better)
-        counts = map(str, (better, len(known) - better - worse, worse))
-        rows.append([label, number(known.mean(), digits), f"{low:{digits}} to {high:{digits}}", *counts])
-    means = ("mean difference" + ", points" * metric.fraction, "95 % interval over clients")
-    head = ["run", *means, "clients better", "equal", "worse"]
-    return Table("Differences over all clients", head, rows) if rows else None
+def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
+    rows, metric = [], first.primary
+    for pair in pairs:
+        gain = metric.gain(pair.difference, np.zeros(len(pair.difference)))
+        better, worse = int((gain > EQUAL).sum()), int((gain < -EQUAL).sum())
+        counts = map(str, (better, len(gain) - better - worse, worse))
+        mean = float(pair.difference.mean())
+        verdict = metric.verdict("higher" if mean > 0 else "lower")
+        verdict = verdict if pair.distinguishable else "not distinguishable"
+        low, high = (metric.text(end, sign="+") for end in pair.interval)
+        rows.append([pair.label, metric.text(mean, sign="+"), f"{low} to {high}", verdict, *counts])
+    means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
+    head = ["run", *means, "verdict", "clients better", "equal", "worse"]
+    note = "The interval resamples the clients of these runs; it does not cover other seeds"
+    title = (
+        f"Paired differences: each client compared with the same client under {first.label}, last evaluation"
+    )
+    return Table(title, head, rows, [note])
 
 
 def _notes(run: RunData) -> list[str]:
@@ -225,60 +264,3 @@ def _command(text: str) -> str:
     except ValueError:  # environment.json was edited
         return text
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else "–"
-
-
-def _rounded(value: Any) -> Any:
-    """The value with numbers rounded to five digits, which suffice for a chart."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-@cache
-def _plotly() -> str:
-    """plotly.js, for a script element, in which only the end tag and comments have a meaning."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UsageError(MISSING.format("plotly")) from error
-    return str(get_plotlyjs()).replace("</", "<\\/").replace("<!--", "<\\!--")
-
-
-@cache
-def _template() -> Template:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise UsageError(MISSING.format("jinja2")) from error
-    loader = PackageLoader("copfl.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
-
-
-def table_of(chart: Chart) -> Table:
-    """The numbers of a chart; of many rounds, some."""
-
-    def cell(values: Sequence[Value], place: int) -> str:
-        known = values[place] if place < len(values) else None
-        return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
-
-    if isinstance(chart, Dots):
-        head = [chart.row_title, *(series.name for series in chart.series)]
-        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
-        return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
-    count = len(chart.columns if isinstance(chart, Heat) else chart.x)
-    places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
-    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
-    notes = [left_out] if len(places) < count else []
-    if isinstance(chart, Heat):
-        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
-        named = zip(chart.rows, chart.values, strict=True)
-        return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
-    curves: dict[str, Sequence[Value]] = {}
-    for line in chart.lines:
-        curves[line.name] = line.y
-        if line.low:
-            curves |= {f"{line.name}, lowest tenth": line.low, f"{line.name}, highest tenth": line.high}
-    rows = [[f"{chart.x[place]:g}", *(cell(y, place) for y in curves.values())] for place in places]
-    return Table(chart.title, [chart.x_title, *curves], rows, notes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,19 @@ from copfl.experiment import gains, new_clients, records
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.gains import Analysis
+from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Numbers, latest
+from copfl.stats import Interval, Numbers, latest, over_clients
 
 T = TypeVar("T")
 
 AUDIT_FORMAT = "copfl audit 2"
+MODELS = {  # by the suffix of the metric
+    "": ("after training", "after local training"),
+    "_before": ("before training", "with the new global model, before local training"),
+    "_global": ("global model", "with the global model alone, as a new client would have it"),
+}
 RESTORE = "restore it from a copy, or start the run again"
 
 
@@ -83,6 +88,19 @@ class RunData:
         """Each client's newest value, [clients]."""
         return latest(self.metric(name))
 
+    @property
+    def client_names(self) -> list[str]:
+        return [f"client {number}" for number in range(self.clients)]
+
+    @property
+    def gains(self) -> Gains | None:
+        """Each client alone, with the global and with its personal model; None where it was not measured."""
+        name = self.primary.name
+        if self.analysis is None or not self.has(name):
+            return None
+        found = Gains(self.analysis.alone, self.last(f"{name}_global"), self.last(name), self.primary)
+        return None if np.isnan(found.gain).all() else found
+
     def federation(self, name: str) -> list[float | None]:
         """A metric of the whole federation, in every round."""
         return [record["federation"].get(name) for record in self.records]
@@ -98,6 +116,36 @@ class Masks:
     fraction: Numbers  # [clients, layers], of the parameters that are personal
     shared_by_all: Numbers  # [layers], fraction of the parameters that every client shares
     overlap: Numbers  # [clients, clients], the entries that are personal for both, of those for either
+
+
+class Paired(NamedTuple):
+    """A run's difference to the first, over the clients that both evaluated; positive is higher."""
+
+    label: str
+    difference: Numbers  # [clients], without nan
+
+    @property
+    def interval(self) -> Interval:
+        return over_clients([self.difference])
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the interval excludes zero; one client does not tell."""
+        return len(self.difference) > 1 and self.interval.without_zero
+
+
+Runs = Sequence[RunData]
+
+
+def paired(runs: Runs) -> list[Paired]:
+    """The other runs compared with the first, where both have the same samples."""
+    first, *others = runs
+    name, found = first.primary.name, []
+    for run in others:
+        if run.partition == first.partition:
+            difference = run.last(name) - first.last(name)
+            found.append(Paired(run.label, difference[~np.isnan(difference)]))
+    return [pair for pair in found if len(pair.difference)]
 
 
 def algorithm_of(tables: Tables) -> str:

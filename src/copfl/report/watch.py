@@ -18,7 +18,7 @@ def html(paths: Sequence[Path], have: str = "") -> bytes | None:
     fingerprint = page.fingerprint_of(paths)
     if fingerprint == have:
         return None
-    return page.render(run_data.read_all(paths), fingerprint, plotly=not have).encode()
+    return page.render(run_data.read_all(paths), fingerprint).encode()
 
 
 def server(paths: Sequence[Path], port: int) -> ThreadingHTTPServer:

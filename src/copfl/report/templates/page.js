@@ -10,47 +10,37 @@
   probe.hidden = true;
 
   const colour = (name) => {
-    probe.style.color = name;
+    probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
-  const translucent = (rgb) => rgb.replace("rgb(", "rgba(").replace(")", ", 0.16)");
 
-  // The figure with its "var(--name)" colours replaced.
-  const coloured = (value) => {
-    if (typeof value === "string") return value.startsWith("var(--") ? colour(value) : value;
-    if (Array.isArray(value)) return typeof value[0] === "object" && !Array.isArray(value[0]) ? value.map(coloured) : value;
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, coloured(part)]));
+  const draw = (plot, given) => {
+    const width = given || plot.clientWidth;
+    if (!width) return;
+    plot.hidden_series ||= new Set();
+    const style = { colour, family: getComputedStyle(document.body).fontFamily, size: width < 520 ? 11 : 13 };
+    plot.drawing = draw_chart(figures[plot.dataset.chart], width, style, plot.hidden_series);
+    plot.drawing.svg.setAttribute("aria-hidden", "true"); // the table has the numbers
+    plot.replaceChildren(plot.drawing.svg);
+    plot.drawn_width = width;
   };
+  const draw_all = (width = 0) => plots.forEach((plot) => draw(plot, width));
+  const widened = () => plots.length && Math.abs(plots[0].clientWidth - plots[0].drawn_width) > 1;
+  new ResizeObserver(() => { if (!printing && widened()) draw_all(); }).observe(document.body);
 
-  const axis = (given) => ({
-    gridcolor: colour("var(--rule)"), zerolinecolor: colour("var(--faint)"), linecolor: colour("var(--rule)"), ...given,
+  // On paper: light colours, and letters that are legible at the width of a page.
+  let printing = false, kept;
+  addEventListener("beforeprint", () => {
+    [printing, kept] = [true, root.dataset.theme];
+    root.dataset.theme = "light";
+    draw_all(720);
   });
-
-  const layout_of = (given, narrow) => ({
-    ...given,
-    xaxis: axis(given.xaxis),
-    yaxis: axis(given.yaxis),
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colour("var(--ink)"), family: getComputedStyle(document.body).fontFamily, size: narrow ? 11 : 13 },
-    hoverlabel: { bgcolor: colour("var(--raised)"), bordercolor: colour("var(--faint)"), font: { color: colour("var(--ink)") } },
-    legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom" },
-    margin: { l: narrow ? 48 : 64, r: 12, t: 28, b: 48 },
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-    uirevision: "kept", // new data keep the zoom
+  addEventListener("afterprint", () => {
+    printing = false;
+    if (kept) root.dataset.theme = kept;
+    else delete root.dataset.theme;
+    draw_all();
   });
-
-  const draw = (plot) => {
-    const narrow = plot.clientWidth < 520;
-    const figure = coloured(figures[plot.dataset.chart]);
-    for (const trace of figure.data) {
-      if (trace.meta === "band") trace.fillcolor = translucent(trace.fillcolor);
-      if (trace.colorbar && narrow) trace.colorbar = { ...trace.colorbar, orientation: "h", y: 1.02, yanchor: "bottom", title: { text: trace.colorbar.title.text, side: "top" } };
-    }
-    return Plotly.react(plot, figure.data, layout_of(figure.layout, narrow), { responsive: true, displayModeBar: false });
-  };
-  const draw_all = () => Promise.all(plots.map(draw));
 
   // Light and dark: as the system, until the button changes it.
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -64,7 +54,7 @@
     if (theme) root.dataset.theme = theme;
     button.setAttribute("aria-pressed", String(is_dark()));
     button.setAttribute("aria-label", "Dark colours");
-    return draw_all();
+    draw_all();
   };
   button.addEventListener("click", () => {
     const theme = is_dark() ? "light" : "dark";
@@ -73,31 +63,57 @@
   });
   system.addEventListener("change", () => apply_theme());
 
+  // What is said of a point, or of all curves at its round.
+  const show = (plot, point) => {
+    plot.querySelector(".tip")?.remove();
+    plot.querySelector(".here")?.remove();
+    if (!point) return;
+    const { svg, points, unified } = plot.drawing;
+    const said = unified ? points.filter((other) => other.head === point.head && other.known) : [point];
+    const tip = plot.appendChild(document.createElement("div"));
+    tip.className = "tip";
+    tip.append(Object.assign(document.createElement("b"), { textContent: point.head }));
+    for (const { name, value, colour: shade, remark } of said) {
+      const line = tip.appendChild(document.createElement("div"));
+      if (shade) line.appendChild(document.createElement("i")).style.background = shade;
+      line.append(`${name}: ${value}${remark ? `; ${remark}` : ""}`);
+    }
+    const here = document.createElementNS("http://www.w3.org/2000/svg", point.size ? "rect" : "circle");
+    const [w, h] = point.size || [];
+    const place = point.size ? { x: point.x - w / 2, y: point.y - h / 2, width: w, height: h } : { cx: point.x, cy: point.y, r: 8 };
+    for (const [key, value] of Object.entries({ ...place, class: "here", fill: "none", stroke: colour("--ink"), "stroke-width": 2 })) here.setAttribute(key, value);
+    svg.append(here);
+    tip.style.left = `${Math.max(0, Math.min(point.x + 14, plot.clientWidth - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${Math.max(0, point.y - tip.offsetHeight - 12)}px`;
+  };
+  const nearest = (plot, event) => {
+    const box = plot.drawing.svg.getBoundingClientRect(), size = box.width / plot.drawn_width;
+    const [x, y] = [(event.clientX - box.left) / size, (event.clientY - box.top) / size];
+    let found = null, least = plot.drawing.unified ? Infinity : 60;
+    for (const point of plot.drawing.points) {
+      if (!point.known) continue;
+      const [dx, dy] = [Math.abs(point.x - x), Math.abs(point.y - y)];
+      if (point.size && (dx > point.size[0] / 2 || dy > point.size[1] / 2)) continue;
+      const far = plot.drawing.unified ? dx + dy / 1e4 : Math.hypot(dx, dy); // of curves, the round comes first
+      if (far < least) [found, least] = [point, far];
+    }
+    return found;
+  };
+
   // The keyboard: one pair of arrows moves along a series or row, the other across.
-  const seen = (plot) => plot.data.map((trace, number) => [trace, number]).filter(([t]) => t.hoverinfo !== "skip" && t.visible !== "legendonly");
-  const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
   const move = (plot, across, down) => {
-    const at = plot.place || { row: 0, column: -1 };
-    const traces = seen(plot);
-    if (!traces.length) return;
-    const heat = traces[0][0].type === "heatmap", dots = traces[0][0].mode === "markers";
-    let sizes;
-    if (heat) sizes = [traces[0][0].z.length, traces[0][0].x.length];
-    else if (dots) sizes = [traces[0][0].y.length, traces.length];
-    else sizes = [traces.length, traces[0][0].x.length];
-    const first = at.column < 0;
-    at.row = clamp(at.row + (first ? 0 : down), sizes[0]);
-    at.column = first ? 0 : clamp(at.column + across, sizes[1]);
-    plot.place = at;
-    const [trace, curve] = heat ? traces[0] : traces[dots ? at.column : at.row];
-    const point = dots ? at.row : at.column;
-    if (heat) Plotly.Fx.hover(plot, [{ curveNumber: curve, pointNumber: [at.row, at.column] }]);
-    else Plotly.Fx.hover(plot, [{ curveNumber: curve, pointNumber: point }]);
-    const number = (value) => (value === null || value === undefined ? "no value" : Number(value.toPrecision(4)).toString());
-    const remark = trace.customdata && trace.customdata[point] ? ", " + trace.customdata[point] : "";
-    if (heat) message.textContent = `${trace.y[at.row]}, ${plot.layout.xaxis.title.text} ${trace.x[at.column]}: ${number(trace.z[at.row][at.column])}`;
-    else if (dots) message.textContent = `${trace.y[point]}, ${trace.name}: ${number(trace.x[point])}`;
-    else message.textContent = `${plot.layout.xaxis.title.text} ${trace.x[point]}, ${trace.name}: ${number(trace.y[point])}${remark}`;
+    const { points } = plot.drawing;
+    if (!points.length) return;
+    const most = (key) => Math.max(...points.map((point) => point[key]));
+    const at = plot.place;
+    const to = at
+      ? { row: Math.max(0, Math.min(most("row"), at.row + down)), column: Math.max(0, Math.min(most("column"), at.column + across)) }
+      : { row: 0, column: 0 };
+    const point = points.find(({ row, column }) => row === to.row && column === to.column);
+    if (!point) return; // the end of a shorter curve
+    plot.place = to;
+    show(plot, point);
+    message.textContent = `${point.head}, ${point.name}: ${point.value}${point.remark ? `, ${point.remark}` : ""}`;
   };
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   for (const plot of plots) {
@@ -105,18 +121,40 @@
       if (event.key in moves && !event.altKey && !event.ctrlKey && !event.metaKey) {
         event.preventDefault();
         move(plot, ...moves[event.key]);
-      } else if (event.key === "Escape") {
-        Plotly.Fx.unhover(plot);
-        plot.blur();
-      }
+      } else if (event.key === "Escape") plot.blur();
     });
-    plot.addEventListener("blur", () => Plotly.Fx.unhover(plot));
+    plot.addEventListener("blur", () => show(plot));
+    plot.addEventListener("pointermove", (event) => show(plot, nearest(plot, event)));
+    plot.addEventListener("pointerleave", () => show(plot));
+    plot.addEventListener("click", (event) => { // a name of the legend hides its series, or shows it again
+      const entry = event.target.closest("[data-series]");
+      if (!entry) return;
+      const place = Number(entry.dataset.series), hidden = plot.hidden_series;
+      if (!hidden.delete(place)) hidden.add(place);
+      draw(plot);
+    });
   }
 
+  const download = (address, name) => Object.assign(document.createElement("a"), { href: address, download: name }).click();
   for (const save of document.querySelectorAll("[data-save]")) {
     save.addEventListener("click", () => {
-      const plot = document.getElementById(`plot-${save.dataset.of}`);
-      Plotly.downloadImage(plot, { format: save.dataset.save, filename: save.dataset.of, width: 900, height: plot.layout.height, scale: 2 });
+      const { svg } = document.getElementById(`plot-${save.dataset.of}`).drawing;
+      const copy = svg.cloneNode(true);
+      copy.setAttribute("style", `background: ${colour("--paper")}`);
+      const text = new XMLSerializer().serializeToString(copy);
+      const address = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+      if (save.dataset.save === "svg") return download(address, `${save.dataset.of}.svg`);
+      const picture = new Image();
+      picture.addEventListener("load", () => {
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [2 * picture.width, 2 * picture.height];
+        const context = canvas.getContext("2d");
+        context.fillStyle = colour("--paper");
+        context.fillRect(0, 0, canvas.width, canvas.height);
+        context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+        download(canvas.toDataURL("image/png"), `${save.dataset.of}.png`);
+      });
+      picture.src = address;
     });
   }
 
@@ -137,7 +175,7 @@
           part.innerHTML = html;
           if (part.querySelector(".scroll")) Object.assign(part.querySelector(".scroll"), { scrollTop, scrollLeft });
         }
-        await draw_all();
+        draw_all();
         if (ended) return;
       }
     } catch {
@@ -146,8 +184,7 @@
     setTimeout(refresh, wait);
   };
 
-  apply_theme(stored() || undefined).then(() => {
-    root.dataset.drawn = "yes";
-    if (fingerprint && !ended) refresh();
-  });
+  apply_theme(stored() || undefined);
+  root.dataset.drawn = "yes";
+  if (fingerprint && !ended) refresh();
 })();

@@ -1,0 +1,230 @@
+"""The report of a comparison or a sweep, from the table.json in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from copfl.charts import Chart, Dots, Heat, Line, Lines, values_of
+from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.errors import RunError
+from copfl.report.document import Document, Section
+from copfl.tables import Table, capital, size
+
+FILE = "table.json"
+MODELS = {"": "after training", "_before": "before training", "_global": "global model"}
+Row = Mapping[str, Any]
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / FILE).is_file() and not (folder / "run.toml").exists()
+
+
+def document_of(folder: Path) -> Document:
+    """The report of the comparison in this folder."""
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        metric = MetricInfo(**content["metrics"][0]) if "metrics" in content else ACCURACY
+        return _document(content, metric)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise RunError(
+            f"cannot read {path} ({error!r}); `copfl compare` or `copfl sweep` writes it again"
+        ) from error
+
+
+def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
+    rows, seeds, reference = content["rows"], content["seeds"], content["reference"]
+    compared = [row for row in rows if metric.name in row["differences"]]
+    sections = [
+        Section(
+            "accuracy",
+            capital(metric.title),
+            "How accurate are the clients' models?",
+            _accuracy(content, metric),
+        ),
+        Section(
+            "difference",
+            "Differences",
+            "Which differences are distinguishable?",
+            _differences(content, metric),
+        ),
+    ]
+    return Document(
+        title=content["title"],
+        subtitle=f"{len(rows)} rows, {len(seeds)} seed{'s' * (len(seeds) > 1)}; {metric.in_unit}",
+        conclusion=[
+            *(_compared(compared, reference, len(seeds), metric) if compared else _best(rows, metric)),
+            *_gaining(content["share_that_gains"]),
+            _cost(rows),
+        ],
+        tiles=[
+            (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "") for row in rows[:8]
+        ],
+        tables=[_metrics(rows, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
+        notes=content["notes"],
+        facts=None,
+        sections=[section for section in sections if section.charts],
+    )
+
+
+def _mean(row: Row, name: str) -> float:
+    value = row["mean"].get(name)
+    return np.nan if value is None else float(value)
+
+
+# Words
+
+
+def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -> list[str]:
+    """The rows by verdict."""
+    about = f"Mean {metric.title} compared with {reference}, the same client of the same seed under both"
+    if seeds < 2:
+        return [f"{about}: one seed says nothing about the next, so no difference is distinguishable."]
+    texts = []
+    for verdict in ("higher", "lower", "not distinguishable"):
+        of = [
+            f"{row['label']} {_difference(row, metric)}"
+            for row in rows
+            if _gain(row, metric)["verdict"] == verdict
+        ]
+        if of:
+            texts.append(f"{metric.verdict(verdict).capitalize()}: {', '.join(of)}.")
+    return [f"{about} (95 % interval over {seeds} seeds in brackets). {' '.join(texts)}"]
+
+
+def _gain(row: Row, metric: MetricInfo) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row["differences"][metric.name]
+    return found
+
+
+def _difference(row: Row, metric: MetricInfo) -> str:
+    """Such as "+2.1 [+0.4, +3.8]"."""
+    gain = _gain(row, metric)
+    bounds = [np.nan if end is None else end for end in gain["over_seeds"]]
+    return f"{metric.text(gain['mean'], sign='+')} {metric.interval(*bounds)}"
+
+
+def _best(rows: list[Row], metric: MetricInfo) -> list[str]:
+    sign = 1 if metric.higher_is_better else -1
+    best = max(rows, key=lambda row: np.nan_to_num(sign * _mean(row, metric.name), nan=-np.inf))
+    text = f"{metric.text(_mean(best, metric.name))}{metric.unit}"
+    return [f"Best mean {metric.title}: {best['label']}, {text}. It was chosen on test samples."]
+
+
+def _gaining(shares: Mapping[str, list[float]]) -> list[str]:
+    if not shares:
+        return []
+    texts = [f"{label} {100 * float(np.mean(own)):.0f} %" for label, own in shares.items()]
+    return [f"Clients that are better than under local training: {', '.join(texts)}."]
+
+
+def _cost(rows: list[Row]) -> str:
+    texts = []
+    for row in rows:
+        up, down, seconds = (_mean(row, name) for name in ("bytes_up", "bytes_down", "seconds"))
+        texts.append(f"{row['label']} {size(up)} up, {size(down)} down, {seconds:.2g} s")
+    return f"Cost per client and round, and seconds of a round: {'; '.join(texts)}."
+
+
+# Tables
+
+
+def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
+    names = {metric.name + of: title for of, title in MODELS.items()} | {"worst": "worst tenth"}
+    cells = [
+        [row["label"], *(metric.text(_mean(row, name), _spread(row, name)) for name in names)] for row in rows
+    ]
+    return Table(
+        f"{capital(metric.in_unit)}: mean ± standard deviation over seeds", ["row", *names.values()], cells
+    )
+
+
+def _spread(row: Row, name: str) -> float:
+    value = row["spread"].get(name)
+    return np.nan if value is None else float(value)
+
+
+def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
+    cells = [
+        [row["label"], _difference(row, metric), metric.verdict(_gain(row, metric)["verdict"])]
+        for row in rows
+    ]
+    title = f"Difference to {reference}{metric.points}, with its 95 % interval over seeds"
+    return Table(title, ["row", "difference", "verdict"], cells)
+
+
+# Charts
+
+
+def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
+    rows = content["rows"]
+    lines = [_curve(row, metric, place) for place, row in enumerate(rows)]
+    about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
+    curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
+    series = [
+        Line(f"seed {seed}", values_of(metric.factor * _per_seed(rows, metric)[:, place]), colour=place)
+        for place, seed in enumerate(content["seeds"])
+    ]
+    labels = [row["label"] for row in rows]
+    about = "The mean over the clients of each seed."
+    dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")
+    return [curves, dots, *_map(content, metric)]
+
+
+def _per_seed(rows: list[Row], metric: MetricInfo) -> Any:
+    return np.array([row["per_seed"][metric.name] for row in rows], np.float64)
+
+
+def _curve(row: Row, metric: MetricInfo, place: int) -> Line:
+    """The mean over seeds at the rounds that all of them evaluated, with a band of one standard deviation."""
+    common = sorted(set.intersection(*(set(curve["round"]) for curve in row["curves"])))
+    own = [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
+    values = metric.factor * np.array([[one[round] for round in common] for one in own], np.float64)
+    line = Line(row["label"], values_of(values.mean(0)), colour=place, dash=place // 8, x=common)
+    if len(values) < 2 or len(row["curves"]) < 2:
+        return line
+    mean, spread = values.mean(0), values.std(0, ddof=1)
+    return line._replace(low=values_of(mean - spread), high=values_of(mean + spread))
+
+
+def _differences(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
+    """Each row's difference to the reference with its interval over seeds."""
+    rows = [row for row in content["rows"] if metric.name in row["differences"]]
+    if not rows or len(content["seeds"]) < 2:
+        return []
+    gains = [_gain(row, metric) for row in rows]
+    ends = [np.array([gain["over_seeds"][end] for gain in gains], np.float64) for end in (0, 1)]
+    low, high = (values_of(metric.factor * end) for end in ends)
+    means = values_of(metric.factor * np.array([gain["mean"] for gain in gains], np.float64))
+    series = [Line("difference", means, low, high, [metric.verdict(gain["verdict"]) for gain in gains])]
+    about = "An interval that contains zero: the difference is not distinguishable. 95 %, over seeds."
+    unit = " points" if metric.fraction else ""
+    x_title, labels = f"difference to {content['reference']}{metric.points}", [row["label"] for row in rows]
+    title = f"Difference to {content['reference']}"
+    return [Dots("differences", title, about, labels, x_title, series, unit, zero=True, row_title="row")]
+
+
+def _map(content: Mapping[str, Any], metric: MetricInfo) -> Iterator[Chart]:
+    """The cells of a sweep over two keys."""
+    if len(content["over"]) == 2:
+        (down, rows), (across, columns) = content["over"].items()
+        means = metric.factor * np.array([_mean(row, metric.name) for row in content["rows"]])
+        values = [values_of(row) for row in means.reshape(len(rows), len(columns))]
+        names = list(map(str, rows)), list(map(str, columns))
+        title = f"{down} and {across}"
+        yield Heat(
+            "map",
+            title,
+            "The mean of each cell.",
+            *names,
+            values,
+            metric.title,
+            across,
+            metric.unit,
+            row_title=down,
+        )

@@ -1,0 +1,121 @@
+"""A report as a document, and the one HTML file that it becomes. The file makes no network requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from copfl import __version__
+from copfl.charts import Chart, Dots, Heat, Value, figure
+from copfl.tables import Table, number
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TABLE_ROWS = 60  # a table of more rounds contains some of them
+
+
+class Section(NamedTuple):
+    """Charts and tables that answer one question."""
+
+    name: str  # the anchor
+    short: str
+    title: str
+    charts: Sequence[Chart]
+    tables: Sequence[Table] = ()
+
+
+class Source(NamedTuple):
+    """A run that the document shows, and how to repeat it."""
+
+    label: str
+    path: str
+    command: str
+    toml: str
+
+
+class Document(NamedTuple):
+    """The content of a page, in its order."""
+
+    title: str
+    subtitle: str
+    conclusion: Sequence[str]  # paragraphs
+    tiles: Sequence[tuple[str, str, str]]  # what, its value, a remark
+    tables: Sequence[Table]  # results that the conclusion refers to
+    notes: Sequence[str]
+    facts: Table | None  # the settings
+    sections: Sequence[Section]
+    sources: Sequence[Source] = ()
+    ended: bool = True
+
+
+def render(document: Document, fingerprint: str = "") -> str:
+    """The whole page. With a fingerprint, it asks its server for updates."""
+    charts = [chart for section in document.sections for chart in section.charts]
+    data = {
+        "figures": {chart.name: figure(chart) for chart in charts},
+        "fingerprint": fingerprint,
+        "ended": document.ended,
+    }
+    return _template().render(
+        document._asdict(),
+        version=__version__,
+        live=bool(fingerprint),
+        chart_tables={chart.name: table_of(chart) for chart in charts},
+        data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """The value with numbers rounded to five digits, which suffice for a chart."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("copfl.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+
+
+def table_of(chart: Chart) -> Table:
+    """The numbers of a chart; of many rounds, some."""
+
+    def cell(values: Sequence[Value], place: int) -> str:
+        known = values[place] if place < len(values) else None
+        return number(known, f",.{chart.digits}f") + (chart.unit if known is not None else "")
+
+    if isinstance(chart, Dots):
+        head = [chart.row_title, *(series.name for series in chart.series)]
+        columns = [[cell(series.y, place) for place in range(len(chart.rows))] for series in chart.series]
+        return Table(chart.title, head, list(zip(chart.rows, *columns, strict=True)))
+    rounds = [] if isinstance(chart, Heat) else sorted({x for line in chart.lines for x in line.x or chart.x})
+    count = len(chart.columns if isinstance(chart, Heat) else rounds)
+    places = sorted({int(place) for place in np.linspace(0, count - 1, min(count, TABLE_ROWS)).round()})
+    left_out = f"{len(places)} of {count} {chart.x_title}s; rounds.jsonl contains all."
+    notes = [left_out] if len(places) < count else []
+    if isinstance(chart, Heat):
+        head = [chart.row_title, *(f"{chart.x_title} {chart.columns[place]}" for place in places)]
+        named = zip(chart.rows, chart.values, strict=True)
+        return Table(chart.title, head, [[row, *(cell(vs, p) for p in places)] for row, vs in named], notes)
+    curves: dict[str, dict[float, Value]] = {}
+    for line in chart.lines:
+        own = list(line.x or chart.x)
+        curves[line.name] = dict(zip(own, line.y, strict=False))  # a run in progress has fewer values
+        if line.low:
+            curves[f"{line.name}, low end"] = dict(zip(own, line.low, strict=False))
+            curves[f"{line.name}, high end"] = dict(zip(own, line.high, strict=False))
+    rows = [
+        [f"{rounds[place]:g}", *(cell([own.get(rounds[place])], 0) for own in curves.values())]
+        for place in places
+    ]
+    return Table(chart.title, [chart.x_title, *curves], rows, notes)

@@ -1,0 +1,210 @@
+"""The charts of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from copfl.charts import Chart, Dots, Heat, Line, Value, percent, values_of
+from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
+from copfl.experiment.gains import similar_first
+from copfl.report.run_data import MODELS, RunData, Runs
+from copfl.stats import Numbers, ranked
+from copfl.tables import capital
+
+SCORES = {
+    "weight": "The weight of each client in the round's mean",
+    "gradient_score": "1 minus the cosine of a client's update and the server's step without it; "
+    "high: a new direction",
+    "prediction_score": "The loss on a client's data of the global model without it; "
+    "high: the others do not cover its data",
+}
+CONTRIBUTIONS = {  # in audit.json, see copfl.audit
+    "leave_one_out_others": "leave-one-out: others",
+    "leave_one_out_global": "leave-one-out: global",
+    "shapley_global": "Shapley: global",
+    "shapley_personal": "Shapley: personal",
+}
+
+
+def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
+    """A dot per client and model, and one for local training if another run has it."""
+    metric = run.primary
+    names = [of for of in MODELS if run.has(metric.name + of)]
+    local = next((other for other in runs if other.algorithm == "local"), run)
+    if "" not in names or (run is local and len(runs) > 1):
+        return
+    series = [
+        Line(MODELS[of][0], shown(metric, run.last(metric.name + of)), colour=place)
+        for place, of in enumerate(names)
+    ]
+    meanings = ", ".join(MODELS[of][1] for of in names[::-1])
+    about = f"Each client at its last evaluation: {meanings}."
+    if run is not local and local.clients == run.clients and local.has(metric.name):
+        series.append(Line("local training only", shown(metric, local.last(metric.name)), colour=3))
+        about += " Local training only: the same client in the run of the algorithm local."
+    title = f"{capital(metric.title)} per client"
+    yield Dots("clients", title, about, run.client_names, metric.label, series, metric.unit)
+
+
+def gain(run: RunData) -> Iterator[Chart]:
+    """Each client alone and with its personal model, in the order of the gain."""
+    metric, found = run.primary, run.gains
+    if found is None:
+        return
+    order = [int(n) for n in np.argsort(found.gain) if not np.isnan(found.gain[n])]
+    models = {"personal model": found.personal, "global model": found.global_model, "alone": found.alone}
+    series = [
+        Line(name, shown(metric, values[order]), colour=place)
+        for place, (name, values) in enumerate(models.items())
+        if not np.isnan(values[order]).all()
+    ]
+    about = (
+        f"Worst tenth of the clients: {metric.text(found.worst)}{metric.unit}; standard deviation: "
+        f"{metric.text(found.spread)}. Alone: local training on the same batches, with the same optimizer. "
+        "Clients are ordered by their gain."
+    )
+    rows = [f"client {n}" for n in order]
+    yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
+
+
+def new(run: RunData) -> Iterator[Chart]:
+    """Clients that did not train: a dot for each number of their samples, and for training alone."""
+    if run.new is None:
+        return
+    series = [
+        Line(f"{name} sample{'s' * (name != '1')}", shown(run.primary, values), colour=place)
+        for place, (name, values) in enumerate(run.new.accuracy.items())
+    ]
+    series.append(Line("alone, all samples", shown(run.primary, run.new.alone["all"]), colour=len(series)))
+    about = (
+        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
+        "5 or all of their samples. Alone: the same without the federation."
+    )
+    names = [f"client {n}" for n in run.new.clients]
+    yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
+
+
+def similar(run: RunData) -> Iterator[Chart]:
+    """Every model on every client's samples, and the similarity of masks and labels, in one order."""
+    if run.analysis is None or len(run.analysis.cross.clients) < 2:
+        return
+    clients, table, name, _ = run.analysis.cross
+    metric = next((found for found in metrics_of(run.environment) if found.name == name), None)
+    order = similar_first(table, metric or ACCURACY)
+    names = [f"client {clients[place]}" for place in order]
+
+    def heat(
+        name: str, title: str, about: str, table: Numbers, of: tuple[str, str], unit: MetricInfo = ACCURACY
+    ) -> Heat:
+        rows = [shown(unit, row[order]) for row in table[order]]
+        found = Heat(name, title, about, names, names, rows, title, of[1], unit.unit, row_title=of[0])
+        return found._replace(low_is_bright=not unit.higher_is_better)
+
+    # None: an older run with another primary metric, whose matrix is of accuracy or loss.
+    if metric is not None:
+        yield heat(
+            "cross",
+            "Every model on every client",
+            f"The {metric.title} of the personal model of a row's client on the test samples of a column's "
+            "client. Clients whose models do well on each other's samples are next to each "
+            "other.",
+            table,
+            ("model of", "samples of"),
+            metric,
+        )
+    if run.masks is not None and len(run.masks.overlap) > max(clients):
+        about = "The parameters that are personal for both clients, of those that are personal for either."
+        table = run.masks.overlap[np.ix_(clients, clients)]
+        yield heat("mask-overlap", "Similarity of the masks", about, table, ("client", "client"))
+    if run.label_counts is not None and run.label_counts.shape[1]:
+        counts = run.label_counts[clients].astype(np.float64)
+        fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        table = np.minimum(fractions[:, None], fractions[None]).sum(2)
+        about = "The common part of the two clients' distributions of labels, over their training samples."
+        yield heat("label-overlap", "Similarity of the labels", about, table, ("client", "client"))
+
+
+def scores(run: RunData) -> Iterator[Chart]:
+    """Weights over time, and the two scores that determine them."""
+    for metric, meaning in SCORES.items():
+        values, what = run.metric(metric), metric.replace("_", " ")
+        known = values[~np.isnan(values)]
+        if not len(known) or (metric == "weight" and np.ptp(known) < 1e-9):  # all clients have equal weights
+            continue
+        share, equal = (None, "")
+        if metric == "weight":
+            count = int(np.median((~np.isnan(values)).sum(1)))
+            share, equal = 1 / count, f"mark: the equal weight 1/{count} = {1 / count:.3f}"
+        yield Heat(
+            name=metric,
+            title=f"{what.capitalize()} by round",
+            about=f"{meaning}. A stroke where a client did not take part.",
+            rows=run.client_names,
+            columns=[str(number) for number in run.rounds],
+            values=[values_of(row) for row in values.T],
+            what=what,
+            x_title="round",
+            digits=3,
+            centre=share,
+            centre_title=equal,
+        )
+
+
+def audit(run: RunData) -> Iterator[Chart]:
+    """Each client's rank by weight and by contribution, and the contributions, of an audited run."""
+    if run.audit is None:
+        return
+    metric = MetricInfo(**run.audit.get("metric", {}))
+    mean, rows = run.audit["mean"], [str(name) for name in run.audit["clients"]]
+    values = {label: mean["values"][key] for key, label in CONTRIBUTIONS.items() if key in mean["values"]}
+    ranks = [
+        Line(label, values_of(ranked(-np.array(row, np.float64))), colour=colour)
+        for colour, (label, row) in enumerate({"weight": mean["scores"]["weight"], **values}.items())
+    ]
+    about = (
+        "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
+        f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the "
+        "global model, gain from the client. Shapley: its Shapley value, summed over the rounds."
+    )
+    yield Dots("audit-ranks", "Rank by weight and by contribution", about, rows, "rank", ranks)
+    series = [
+        Line(label, shown(metric, np.array(row, np.float64)), colour=place)
+        for place, (label, row) in enumerate(values.items(), 1)
+    ]
+    about = f"In {metric.gains}. {' '.join(run.audit['remarks'])}"
+    title, unit = "Contribution of each client", " points" if metric.fraction else ""
+    yield Dots("audit-values", title, about, rows, f"gain{metric.points}", series, unit, zero=True)
+
+
+def by_layer(run: RunData) -> Iterator[Chart]:
+    """The personal fraction of each layer per client, and the fraction that all clients share."""
+    masks = run.masks
+    if masks is None:
+        return
+    rows = [f"{layer} ({size:,})" for layer, size in zip(masks.layers, masks.sizes, strict=True)]
+    yield Heat(
+        name="where",
+        title="Personal parameters by layer",
+        about=f"After round {masks.round}: the personal fraction of each layer, per client; layers are in "
+        "the order of the model, with their numbers of parameters.",
+        rows=rows,
+        columns=[str(client) for client in range(run.clients)],
+        values=[percent(row) for row in masks.fraction.T],
+        what="personal",
+        x_title="client",
+        unit=" %",
+        row_title="layer",
+    )
+    series = [
+        Line("personal, mean over clients", percent(masks.fraction.mean(0))),
+        Line("shared by all clients", percent(masks.shared_by_all), colour=1),
+    ]
+    about = f"After round {masks.round}. The rest is personal to some clients and shared by others."
+    title = "Shared parameters by layer"
+    yield Dots("layers", title, about, rows, "parameters, %", series, " %", row_title="layer")
+
+
+def shown(metric: MetricInfo, values: Numbers) -> list[Value]:
+    return values_of(metric.factor * values)

@@ -157,7 +157,7 @@ def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     read = gains.read(tmp_path / "run")
     assert read is not None
     assert read.cross.metric == "rmse"
-    charts = {c.name: c for s in sections.sections(run_data.read_all([tmp_path / "run"])) for c in s.charts}
+    charts = {c.name: c for s in page.sections(run_data.read_all([tmp_path / "run"])) for c in s.charts}
     heat = charts["cross"]
     assert isinstance(heat, Heat)
     assert heat.low_is_bright

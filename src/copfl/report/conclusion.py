@@ -40,7 +40,7 @@ def _gain(run: RunData) -> list[str]:
             return ["No client has been evaluated yet."]
         mean = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
         return [
-            f"Mean {metric.title} of the clients: {mean}. Whether they gain over training alone is not known: "
+            f"Mean {metric.title} of the clients: {mean}. Whether they gain is not known: "
             "the run did not train them alone as a baseline."
         ]
     known = np.flatnonzero(~np.isnan(found.gain))

@@ -64,7 +64,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
 def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
     per_class = [(3, 4), *[(0, 0)] * 9]
-    cross = Cross([0], np.ones((1, 1)), per_class)
+    cross = Cross([0], np.ones((1, 1)), per_class=per_class)
     run = dataclasses.replace(run, analysis=Analysis(np.zeros(4), cross))
     (table,) = next(s for s in page.sections([run]) if s.name == "data").tables
     assert table.head == ["class", "clients that have it", "training samples", "accuracy"]

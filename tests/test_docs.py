@@ -33,7 +33,7 @@ NOT_RUN = {
     "docs/compare.md": 2,
     "docs/deploy.md": 8,
     "docs/finetuning.md": 1,
-    "docs/howto.md": 5,
+    "docs/howto.md": 6,
     "docs/performance/cpu.md": 1,
     "docs/performance/ranks.md": 1,
     "docs/report.md": 2,

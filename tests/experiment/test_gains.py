@@ -54,11 +54,14 @@ def test_alone_has_the_add_ons_of_the_run() -> None:
     assert found.alone.tolist() == copfl.run("local", **TINY, **ADAM, **addons).accuracy[-1].tolist()
 
 
-def test_alone_is_the_last_evaluation_of_clients_that_are_chosen_at_random() -> None:
-    how: dict[str, Any] = {**TINY, **ADAM, "clients": 5, "participation": 0.4}
-    found = copfl.run("fedavg", **how, local_baseline=True).gains
+def test_alone_is_the_last_evaluation_of_clients_that_are_chosen_at_random(tmp_path: Path) -> None:
+    how: dict[str, Any] = {**TINY, **ADAM, "clients": 5, "participation": 0.4, "local_baseline": True}
+    found = copfl.run("fedavg", **how).gains
     assert found is not None
     assert (np.isnan(found.alone) == np.isnan(found.personal)).all()
+    on_disk = copfl.run("fedavg", **how, store="disk", out=tmp_path / "run").gains
+    assert on_disk is not None
+    np.testing.assert_array_equal(on_disk.alone, found.alone)
 
 
 def test_local_training_gains_nothing() -> None:

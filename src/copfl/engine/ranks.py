@@ -42,6 +42,7 @@ class _Group:
 
     nccl: Any = None  # for the tensors on GPUs, where every process has its own GPU
     busy = False  # whether the other ranks are in a command of rank 0
+    joined = False
 
 
 def started() -> int:
@@ -55,8 +56,8 @@ def follower() -> bool:
 
 
 def joined() -> bool:
-    """Whether this process is in the group now."""
-    return bool(dist.is_available() and dist.is_initialized())
+    """Whether this process is in the group now; a group that the user's own program made does not count."""
+    return _Group.joined
 
 
 @contextlib.contextmanager
@@ -73,6 +74,7 @@ def group() -> Iterator[None]:
     dist.all_gather_object(own, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus)
     # NCCL refuses two processes on one GPU; gloo sends from the memory of the host.
     _Group.nccl = dist.new_group(backend="nccl", timeout=PATIENCE) if all(own) else None
+    _Group.joined = True
     try:
         yield
     except BaseException:
@@ -82,6 +84,7 @@ def group() -> Iterator[None]:
         raise
     announce("end")
     dist.destroy_process_group()
+    _Group.joined = False
 
 
 @contextlib.contextmanager

@@ -141,4 +141,6 @@ def _from_bytes(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> T
     """The tensor that `_to_bytes` wrote."""
     if like.dtype == torch.bool:
         return unpacked(content, like)
+    if not len(content):  # torch views nothing of another dtype
+        return like.clone()
     return torch.from_numpy(content.copy()).view(like.dtype).view(like.shape)

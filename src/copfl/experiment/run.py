@@ -265,6 +265,7 @@ def follow() -> None:
                 f"the {what} of rank {os.environ['RANK']} are not those of rank 0; every machine needs the "
                 "same version of copfl, the same data under --data-dir, and the same code"
             )
+    e.training.compute()
     ranks.serve(setting_of(e))
     alone = _baseline(e) if e.settings.local_baseline else None
     if alone is not None and alone is not e:

@@ -1,4 +1,4 @@
-"""1,000 and 100,000 clients with 100 of them a round, side by side: `python benchmarks/many_clients.py`
+"""1,000 and 100,000 clients with 100 of them a round at the same time: `python benchmarks/many_clients.py`
 
 CO-PFL on the digits, small CNN, client states on disk, local baseline, one process each. The two run at the
 same time, so that other load on the machine affects both. Prints the median round after the first one, in

@@ -21,7 +21,10 @@ Folders = Annotated[
 ]
 Run = Annotated[Path, typer.Argument(help="A run folder.")]
 Client = Annotated[
-    int, option(MODEL, "The number of the client whose model is used, from 0; required.", "--client")
+    int | None, option(MODEL, "The number of the client whose model is used, from 0.", "--client")
+]
+Global = Annotated[
+    bool, option(MODEL, "The global model instead, as a new client receives it; default: off.", "--global")
 ]
 Format = Annotated[str, option(OUTPUT, "safetensors, torch, onnx or peft; default: safetensors.", "--format")]
 
@@ -99,22 +102,33 @@ def watch(
 def export(
     *,
     run: Run,
-    client: Client,
+    client: Client = None,
+    of_server: Global = False,
     out: Annotated[Path, options.out("The file to write, of peft the folder; required.")],
     format: Format = "safetensors",
 ) -> None:
-    """Write one client's model to a file."""
+    """Write one client's model, or the global model, to a file."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
+    _check_choice(client, of_server)
     found = inference.load(run)
-    print(exporting.write(found, found.client(client), format, out))
+    model = found.new_client() if client is None else found.client(client)
+    print(exporting.write(found, model, format, out))
+
+
+def _check_choice(client: int | None, of_server: bool) -> None:
+    from copfl.errors import UsageError
+
+    if (client is None) != of_server:
+        raise UsageError("name the model: --client NUMBER, or --global, and not both")
 
 
 def predict(
     *,
     run: Run,
-    client: Client,
+    client: Client = None,
+    of_server: Global = False,
     data: Annotated[
         Path | None,
         option(DATA, "An .npz file, a table or .txt of sentences, an image or a folder of them.", "--data"),
@@ -125,7 +139,7 @@ def predict(
     out: Annotated[Path | None, options.out("An .npz file for the predictions; default: print them.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict samples with one client's model: a line each with its class, labels or values."""
+    """Predict samples with one client's or the global model: a line each with its class, labels or values."""
     import numpy as np
 
     from copfl.errors import UsageError
@@ -134,13 +148,14 @@ def predict(
 
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
+    _check_choice(client, of_server)
     found = inference.load(run)
     if data is None:
         x, y = found.tokens(sentence or []), None
     else:
         samples, labelled = found.samples(data, labelled=False)
         x, y = samples.train.x, samples.train.y if labelled else None
-    answers = found.predict(found.client(client), x, y)
+    answers = found.predict(found.new_client() if client is None else found.client(client), x, y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
     if out is not None:

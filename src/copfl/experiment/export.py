@@ -9,8 +9,10 @@ import json
 import logging
 import tempfile
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     """The path, once the model is there.
 
     safetensors   the tensors by name, and as metadata the classes and how samples are normalised
-    torch         a state dict: `net.load_state_dict(torch.load(path))`
+    torch         a state dict: `net.load_state_dict(torch.load(path))`; its attribute `copfl` has the same facts
     onnx          raw samples in, probabilities out; compared with our own before it is written
     peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
 
@@ -50,8 +52,7 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
 def _safetensors(models: RunModels, model: Personal) -> bytes:
     from safetensors.torch import save
 
-    data = models.experiment.federation.dataset
-    about = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
+    about = _about(models)
     # One entry: safetensors writes several in any order, and the same model should be the same bytes.
     content: bytes = save(whole_tensors(models.experiment.task, model), {"copfl": json.dumps(about)})
     return content
@@ -60,9 +61,17 @@ def _safetensors(models: RunModels, model: Personal) -> bytes:
 def _torch(models: RunModels, model: Personal) -> bytes:
     if isinstance(model, Experts):
         raise UsageError("the client predicts with a mixture of models, not with one state dict; use onnx")
-    file = io.BytesIO()
-    torch.save(whole_tensors(models.experiment.task, model), file)
+    file, tensors = io.BytesIO(), OrderedDict(whole_tensors(models.experiment.task, model))
+    tensors.copfl = _about(models)  # type: ignore[attr-defined]
+    torch.save(tensors, file)  # with the attribute, as of `_metadata` in torch's own state dicts
     return file.getvalue()
+
+
+def _about(models: RunModels) -> dict[str, list[Any]]:
+    """The classes, and how samples are normalised: pixels / 255, minus the mean, divided by the deviation."""
+    data, module = models.experiment.federation.dataset, models.experiment.task.module
+    mean, std = (data.mean and getattr(module, "normalization", None)) or (data.mean, data.std)
+    return {"classes": list(data.classes), "mean": list(mean), "std": list(std)}
 
 
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
           models/            each client's personal model
           environment.json   versions and hardware
+          data.npz           the samples, if a Python program passed them as arrays
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from copfl import __version__, files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Experts, Task
+from copfl.data import stored
 from copfl.data.partition import Partition
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
@@ -43,7 +45,7 @@ from copfl.experiment.identity import settings_digest
 
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
-FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json")
+FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json", "data.npz")
 BASELINE = "baseline"  # the folder of the local baseline, a run of its own
 FOLDERS = ("checkpoint", "models", BASELINE, f"{BASELINE}/checkpoint")
 
@@ -68,9 +70,13 @@ class RunFolder:
         """The file of the client states, if they are kept on disk."""
         return self.path / "checkpoint" / "clients.bin"
 
-    def begin(self, tables: Tables, partition: Partition, about: Mapping[str, Any]) -> None:
-        """Writes what is known before the first round."""
+    def begin(
+        self, tables: Tables, partition: Partition, about: Mapping[str, Any], data: bytes | None = None
+    ) -> None:
+        """Writes what is known before the first round; `data`: samples that no name in the tables leads to."""
         partition.save(self.path / "partition.json")
+        if data is not None:
+            files.write_bytes(self.path / "data.npz", data)
         versions = {
             "copfl": __version__,
             "python": platform.python_version(),
@@ -111,6 +117,11 @@ class RunFolder:
     def partition(self) -> Partition:
         """The content of partition.json."""
         return Partition.load(self.path / "partition.json")
+
+    def values(self) -> dict[str, Any]:
+        """The values that a Python program passed to the run and that the folder has: the data."""
+        path = self.path / "data.npz"
+        return {"data": stored.read(path)} if path.is_file() else {}
 
     def append(self, record: dict[str, Any], seconds: float) -> None:
         """Adds a round."""

@@ -252,4 +252,5 @@ def load(path: Path, **values: Any) -> RunModels:
     settings = folder.tables()
     precision = "fp64" if settings["run"].get("precision") == "fp64" else "fp32"
     local = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
-    return RunModels(path, prepare([settings, local], partition=folder.partition(), **values))
+    given = {**folder.values(), **values}
+    return RunModels(path, prepare([settings, local], partition=folder.partition(), **given))

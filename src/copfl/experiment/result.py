@@ -16,12 +16,13 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
+from copfl.data import stored
 from copfl.data.federation import Federation
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
-from copfl.experiment import divergence, records
+from copfl.experiment import divergence, gains, new_clients, records
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.gains import Analysis, Gains
@@ -91,6 +92,10 @@ class Experiment:
         facts = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
         return {"data": facts, "partition": {"sha256": self.federation.partition.fingerprint}}
 
+    def stored_data(self) -> bytes | None:
+        """The samples for the run folder, if a program passed them and they are not too many."""
+        return stored.content(self.federation.dataset) if "value" in self.tables["data"] else None
+
     def fingerprints(self) -> dict[str, str]:
         """Hashes that a checkpoint must share with the run that continues from it."""
         samples = hashlib.sha256()
@@ -120,6 +125,22 @@ class Result:
         mean = f", {metric.title} {metric.text(float(known.mean()))}{metric.unit}" if len(known) else ""
         folder = "" if self.folder is None else f", in {self.folder}"
         return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
+
+    def save(self, path: str | Path) -> Path:
+        """The run as a folder, as `run(..., out=path)` writes it: `report`, `export`, `predict` and `resume` work."""
+        e = self.experiment
+        with run_folder.claimed(Path(path), new=True) as folder:
+            folder.begin(e.tables, e.federation.partition, e.about(), e.stored_data())
+            for record, seconds in zip(self.records, self.seconds, strict=True):
+                folder.append(record, seconds)
+            folder.checkpoint(self.state, e.fingerprints())
+            folder.save_models(e.algorithm, e.task, self.state, e.clients)
+            if self.analysis is not None:
+                gains.write(self.analysis, folder.path)
+            if self.new_clients is not None:
+                new_clients.write(self.new_clients, folder.path)
+        self.folder = Path(path)
+        return self.folder
 
     def model(self, client: int) -> nn.Module:
         """A copy of the network with this client's personal weights; of a mixture, the largest share's."""

@@ -231,7 +231,8 @@ def resume(
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
 
-    Values that were passed to `run` (`algorithm`, `data`, `model`) must be passed again.
+    Of the values that were passed to `run`, `algorithm` and `model` must be passed again. The folder has the
+    data, unless they are larger than half a gigabyte.
     """
     with run_folder.claimed(Path(path), new=False) as folder:
         return _warned(train(reopen(folder, rounds, **values), folder, on_round))
@@ -249,7 +250,7 @@ def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Exper
     layers = [before, folder.tables(), {} if rounds is None else {"run": {"rounds": rounds}}]
     if ranks.joined():
         layers.append({"run": {"workers": 1}})
-    experiment = prepare(layers, partition=folder.partition(), **values)
+    experiment = prepare(layers, partition=folder.partition(), **{**folder.values(), **values})
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
@@ -377,7 +378,7 @@ def _trained(
         result.records, result.seconds = folder.restore(state, fingerprints, e.contents)
         folder.write_tables(e.tables)  # the number of rounds or the device may be new
     elif folder is not None:
-        folder.begin(e.tables, e.federation.partition, e.about())
+        folder.begin(e.tables, e.federation.partition, e.about(), e.stored_data())
     clock = time.perf_counter()
     with contextlib.closing(_rounds(e, state, executor)) as rounds:
         for round in rounds:

@@ -119,7 +119,10 @@ def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str,
     found = inference.load(run)
     path = export.write(found, found.client(1), "torch", tmp_path / "client.pt")
     net = build("mlp", (1, 8, 8), 10, 0, width=8)
-    net.load_state_dict(torch.load(path, weights_only=True))
+    state = torch.load(path, weights_only=True)
+    net.load_state_dict(state)
+    known = found.experiment.federation.dataset
+    assert state.copfl == {"classes": list(known.classes), "mean": list(known.mean), "std": list(known.std)}
     with torch.no_grad():
         ours = net.eval()(found.experiment.task.numbers(torch.from_numpy(data["x"]))).softmax(1)
     assert ours.numpy() == pytest.approx(found.predict(found.client(1), data["x"]).outputs, abs=1e-6)
@@ -181,6 +184,10 @@ def test_the_commands(
 ) -> None:
     np.savez(tmp_path / "x.npz", x=data["x"])
     np.savez(tmp_path / "xy.npz", **data)
+    for both in ([], ["--client", 1, "--global"]):
+        refused = called(capsys, "predict", run, *both, "--data", tmp_path / "x.npz")
+        assert (refused.code, "--client NUMBER, or --global" in refused.err) == (2, True)
+    assert called(capsys, "predict", run, "--global", "--data", tmp_path / "x.npz").code == 0
     answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "x.npz")
     assert (answer.code, answer.err, len(answer.out.splitlines())) == (0, "", len(data["x"]))
     answer = called(

@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 import copfl
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
-from copfl.data import arrays
+from copfl.data import arrays, stored
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
-from copfl.errors import CopflError, RunError, UsageError
+from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import inference
 from copfl.experiment import run as experiment
 from copfl.experiment.run import prepare
@@ -288,3 +288,42 @@ def test_runs_of_our_models_take_the_fast_path_and_say_so(model: dict[str, str])
     assert made.about()["batched_model"] is True
     alone = prepare([{"model": model, "run": {"engine": "sequential"}}])
     assert alone.about()["batched_model"] is False
+
+
+def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)).astype(np.float32), np.array(["red", "blue", "green"])[np.arange(60) % 3]
+    data = {"x": x, "y": y, "group": np.array(["north", "south"])[np.arange(60) // 30]}
+    settings: dict[str, Any] = {"model": "mlp", "epochs": 2, "optimizer": "adam", "lr": 0.01}
+    result = copfl.run("fedper", data, rounds=2, partition="by_group", **settings)
+    assert result.save(tmp_path / "saved") == result.folder
+    copfl.run("fedper", data, rounds=2, partition="by_group", out=tmp_path / "written", **settings)
+    for name in ("rounds.jsonl", "run.toml", "data.npz", "models/client-0001.safetensors"):
+        assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
+    models = inference.load(tmp_path / "saved")
+    assert models.experiment.federation.dataset.groups == ("north", "south")
+    answers = models.predict(models.client(1), x)
+    with torch.no_grad():
+        assert np.allclose(answers.probabilities, result.model(1)(torch.from_numpy(x)).softmax(1), atol=1e-5)
+    longer = copfl.resume(tmp_path / "saved", rounds=3)
+    whole = copfl.run("fedper", data, rounds=3, partition="by_group", **settings)
+    assert longer.records == whole.records
+    with pytest.raises(RunError, match="already contains a run"):
+        result.save(tmp_path / "saved")
+    (tmp_path / "saved" / "data.npz").write_bytes(b"not a file")
+    with pytest.raises(DataError, match=r"data\.npz"):
+        inference.load(tmp_path / "saved")
+
+
+def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -> None:
+    y = np.arange(20) % 2
+    given = arrays.from_arrays({"a": np.ones((20, 2)), "b": np.arange(40).reshape(20, 2)}, y, name="two")
+    content = stored.content(given)
+    assert content is not None
+    (tmp_path / "data.npz").write_bytes(content)
+    found = stored.read(tmp_path / "data.npz")
+    assert (found.name, found.classes, found.note) == (given.name, given.classes, given.note)
+    for own, other in ((found.train, given.train), (found.test, given.test)):
+        assert sorted(own.x) == ["a", "b"]
+        assert (own.x["b"] == other.x["b"]).all()
+        assert (own.y == other.y).all()

@@ -91,8 +91,10 @@ class LeanFolder(RunFolder):
     pause: float = PAUSE
     clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # time of the last checkpoint
 
-    def begin(self, tables: Tables, partition: Partition, about: Mapping[str, Any]) -> None:
-        super().begin(tables, partition, {**about, "start": dict(self.start)})
+    def begin(
+        self, tables: Tables, partition: Partition, about: Mapping[str, Any], data: bytes | None = None
+    ) -> None:
+        super().begin(tables, partition, {**about, "start": dict(self.start)}, data)
 
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
         if state.round == self.rounds:  # the run has ended

@@ -19,7 +19,7 @@ NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", 
 
 def content(dataset: Dataset) -> bytes | None:
     """The file's content; None where the arrays have more than LARGEST bytes."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for side, samples in (("train", dataset.train), ("test", dataset.test)):
         arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
         arrays[f"{side}.y"] = samples.y
@@ -41,7 +41,9 @@ def read(path: Path) -> Dataset:
     try:
         about = json.loads(str(arrays["about"]))
         splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
-        facts = {name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES}
+        facts: dict[str, Any] = {
+            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
+        }
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
     return Dataset(train=splits[0], test=splits[1], **facts)

@@ -304,7 +304,7 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
     assert models.experiment.federation.dataset.groups == ("north", "south")
     answers = models.predict(models.client(1), x)
     with torch.no_grad():
-        assert np.allclose(answers.probabilities, result.model(1)(torch.from_numpy(x)).softmax(1), atol=1e-5)
+        assert np.allclose(answers.outputs, result.model(1)(torch.from_numpy(x)).softmax(1), atol=1e-5)
     longer = copfl.resume(tmp_path / "saved", rounds=3)
     whole = copfl.run("fedper", data, rounds=3, partition="by_group", **settings)
     assert longer.records == whole.records

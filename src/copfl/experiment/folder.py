@@ -73,7 +73,7 @@ class RunFolder:
     def begin(
         self, tables: Tables, partition: Partition, about: Mapping[str, Any], data: bytes | None = None
     ) -> None:
-        """Writes what is known before the first round; `data`: samples that no name in the tables leads to."""
+        """Writes what is known before the first round; `data`: samples that have no name in the tables."""
         partition.save(self.path / "partition.json")
         if data is not None:
             files.write_bytes(self.path / "data.npz", data)

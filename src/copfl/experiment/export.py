@@ -35,7 +35,7 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     """The path, once the model is there.
 
     safetensors   the tensors by name, and as metadata the classes and how samples are normalised
-    torch         a state dict: `net.load_state_dict(torch.load(path))`; its attribute `copfl` has the same facts
+    torch         a state dict: `net.load_state_dict(torch.load(path))`; the same facts as attribute `copfl`
     onnx          raw samples in, probabilities out; compared with our own before it is written
     peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
 

@@ -55,7 +55,6 @@ WORDS = {
     "heard": "received",
     "the broadcast|a broadcast|broadcast alone": "the global model",
     "even share|equal share": "equal weight",
-    "notebook|notebooks": "cache",
     "at home|stays home|stay home": "local",
     "other worlds|five worlds": "settings",
     "this house|the house|rooms": "package, module",

@@ -1,59 +1,131 @@
-"""Pages of the documentation site that are generated from the code; MkDocs calls the functions that begin with `on_`.
+"""Builds the documentation site: `python docs/build.py`, into site/; `serve` shows it.
 
-Generated: the reference of the commands, and a page for each source file that a page links to.
-Links out of docs/, as a reader of the repository needs them, are rewritten to the generated pages.
+The pages are docs/, with some that are generated: the references of Python and of the commands, and a page for
+each source file that a page links to. Links out of docs/, as a reader of the repository needs them, are rewritten to
+these. Zensical builds the site from the result, strictly: a link without a target ends it.
 """
 
 from __future__ import annotations
 
+import argparse
+import functools
+import http.server
+import inspect
+import json
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+FENCED = re.compile(r"(^```.*?^```$|^~~~.*?^~~~$)", re.MULTILINE | re.DOTALL)
+API = re.compile(r"^<!-- api: copfl\.(\w+) -->$", re.MULTILINE)
+LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json"}
+CODE = (".py", ".pyc")  # in docs/, what is no page
 
 
-# -- called by MkDocs --------------------------------------------------------------------------------------------------
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("action", nargs="?", choices=("build", "serve"), default="build")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder of the site")
+    parser.add_argument("--version", help="build into OUT/VERSION, and list it in the selector of versions")
+    parser.add_argument("--port", type=int, default=8000)
+    given = parser.parse_args()
+    build(given.out / given.version if given.version else given.out, bool(given.version))
+    if given.version:
+        list_version(given.out, given.version)
+    if given.action == "serve":
+        handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=given.out)
+        print(f"http://127.0.0.1:{given.port}/  (Ctrl-C stops the server)")
+        http.server.ThreadingHTTPServer(("127.0.0.1", given.port), handler).serve_forever()
 
 
-def on_config(config: Any) -> Any:
-    """Adds a page for each algorithm to the navigation."""
-    pages = [{"Overview": "algorithms/index.md"}]
-    pages += [
-        {title: f"algorithms/{name}.md"}
-        for name, title in titles(Path(config.docs_dir) / "algorithms").items()
-    ]
-    config.nav = [_section(entry, pages) for entry in config.nav]
-    return config
+def build(site: Path, versioned: bool = False) -> None:
+    """Writes the site into a folder; what Zensical complains of ends it with an error."""
+    import tomli_w
+
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        write_pages(stage / "docs")
+        config = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))
+        project = config["project"]
+        project["nav"] = [_section(entry) for entry in project["nav"]]
+        if versioned:
+            project["extra"]["version"] = {"provider": "mike"}  # reads ../versions.json
+        (stage / "zensical.toml").write_text(tomli_w.dumps(config), "utf-8")
+        words = [sys.executable, "-m", "zensical", "build", "--strict"]
+        paths = os.pathsep.join(filter(None, (str(DOCS), os.environ.get("PYTHONPATH"))))  # docs/equations.py
+        done = subprocess.run(
+            words, cwd=stage, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+        )
+        if done.returncode or "rror" in done.stderr:
+            sys.exit(f"{done.stdout}{done.stderr}")
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(stage / "site", site)
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Adds the generated pages."""
-    from mkdocs.structure.files import File
-
-    generated = {"commands.md": commands()}
-    generated |= {
-        page: (ROOT / source).read_text("utf-8") for source, page in ROOT_PAGES.items() if page != "index.md"
-    }
-    written = {
-        file.src_uri: Path(file.abs_src_path).read_text("utf-8") for file in files.documentation_pages()
-    }
-    for page, text in {**written, **generated}.items():
-        for path in linked_sources(folder_of(page), text):
-            generated[source_page(path)] = as_source(path)
-    for page, text in generated.items():
-        files.append(File.generated(config, page, content=text))
-    return files
+def list_version(folder: Path, version: str) -> None:
+    """Adds the version to versions.json, the newest release first; the address of the folder leads to that."""
+    path = folder / "versions.json"
+    known = json.loads(path.read_text("utf-8")) if path.exists() else []
+    others = [entry for entry in known if entry["version"] != version]
+    entries = [{"version": version, "title": version, "aliases": []}, *others]
+    entries.sort(key=lambda entry: entry["version"] == "dev")
+    path.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
+    first = entries[0]["version"]
+    page = f'<!doctype html><title>copfl</title><meta http-equiv="refresh" content="0; url={first}/">\n'
+    (folder / "index.html").write_text(page, "utf-8")
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrites links out of docs/ to their pages in the site."""
-    here = page.file.src_uri
-    return LINK.sub(lambda match: relinked(here, match[1]) + (match[2] or ""), markdown)
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def write_pages(folder: Path) -> None:
+    """All pages and pictures of the site, generated ones included."""
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns(*(f"*{end}" for end in CODE), "__pycache__"))
+    pages = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.md")}
+    pages["api.md"] = API.sub(lambda found: reference(found[1]), pages["api.md"])
+    pages["commands.md"] = commands()
+    for source, page in ROOT_PAGES.items():
+        if page != "index.md":
+            pages[page] = (ROOT / source).read_text("utf-8")
+    sources = {path for page, text in pages.items() for path in linked_sources(folder_of(page), text)}
+    pages |= {source_page(path): as_source(path) for path in sources}
+    for page, text in pages.items():
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
+        (folder / page).write_text(text if page.startswith("source/") else relinked_page(page, text), "utf-8")
+
+
+def _section(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the navigation, with a page for each algorithm inserted."""
+    ((title, inside),) = entry.items()
+    if inside != "algorithms/":
+        return entry
+    pages = [{name: f"algorithms/{page}.md"} for page, name in titles(DOCS / "algorithms").items()]
+    return {title: [{"Overview": "algorithms/index.md"}, *pages]}
+
+
+def titles(folder: Path) -> dict[str, str]:
+    """The heading of every algorithm's page, CO-PFL's first."""
+    pages = sorted(set(folder.glob("*.md")) - {folder / "index.md"})
+    found = {page.stem: page.read_text("utf-8").splitlines()[0].lstrip("# ") for page in pages}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != "copfl", name))}
+
+
+def as_source(path: str) -> str:
+    """A page that shows a file."""
+    text = (ROOT / path).read_text("utf-8")
+    language = LANGUAGES.get(Path(path).suffix, "text")
+    return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n````{language}\n{text}````\n"
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
@@ -74,12 +146,22 @@ def linked_sources(folder: PurePosixPath, text: str) -> Iterator[str]:
     """The files outside docs/ that a page links to, without those that are pages themselves."""
     for link, _ in LINK.findall(text):
         target = target_of(folder, link)
-        if not target.startswith("docs") and target not in ROOT_PAGES and (ROOT / target).is_file():
+        if not target.startswith("docs/") and target not in ROOT_PAGES and (ROOT / target).is_file():
             yield target
 
 
 def source_page(path: str) -> str:
     return f"source/{path}.md"
+
+
+def relinked_page(page: str, text: str) -> str:
+    """The page with the links of the site; code is left alone."""
+
+    def rewritten(found: re.Match[str]) -> str:
+        return relinked(page, found[1]) + (found[2] or "")
+
+    parts = FENCED.split(text)
+    return "".join(part if place % 2 else LINK.sub(rewritten, part) for place, part in enumerate(parts))
 
 
 def relinked(page: str, link: str) -> str:
@@ -93,25 +175,47 @@ def relinked(page: str, link: str) -> str:
     elif (ROOT / target).is_file():
         place = source_page(target)
     else:
-        return link  # MkDocs reports it
+        return link  # Zensical reports it
     return os.path.relpath(place, PurePosixPath(page).parent)
 
 
-# -- generated pages ---------------------------------------------------------------------------------------------------
+# -- references --------------------------------------------------------------------------------------------------------
 
 
-def titles(folder: Path) -> dict[str, str]:
-    """The heading of every algorithm's page, CO-PFL's first."""
-    pages = sorted(set(folder.glob("*.md")) - {folder / "index.md"})
-    found = {page.stem: page.read_text("utf-8").splitlines()[0].lstrip("# ") for page in pages}
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != "copfl", name))}
+def reference(name: str) -> str:
+    """The signature and the docstring of a public name; of a class, those of its public members too."""
+    import copfl
+
+    found = getattr(copfl, name)
+    if not callable(found):
+        return ""
+    text = f"{_signature(name, found)}{_docstring(found)}"
+    if inspect.isclass(found):
+        members = inspect.getmembers(found, lambda one: inspect.isfunction(one) or isinstance(one, property))
+        rows = [_member(name, member) for name, member in members if not name.startswith("_")]
+        text += "\n\n| member | result |\n| --- | --- |\n" + "\n".join(rows)
+    return text
 
 
-def as_source(path: str) -> str:
-    """A page that shows a file."""
-    text = (ROOT / path).read_text("utf-8")
-    language = {".py": "python", ".toml": "toml", ".json": "json"}.get(Path(path).suffix, "text")
-    return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n````{language}\n{text}````\n"
+def _signature(name: str, found: Any) -> str:
+    if inspect.isclass(found):
+        return ""
+    lines = [
+        f"    {parameter},".replace("'", "") for parameter in inspect.signature(found).parameters.values()
+    ]
+    return f"```text\ncopfl.{name}(\n" + "\n".join(lines) + "\n)\n```\n\n"
+
+
+def _docstring(found: Any) -> str:
+    """Its paragraphs; sessions of the interpreter as code."""
+    paragraphs = (inspect.getdoc(found) or "").split("\n\n")
+    return "\n\n".join(f"```pycon\n{text}\n```" if text.startswith(">>>") else text for text in paragraphs)
+
+
+def _member(name: str, member: Any) -> str:
+    arguments = "" if isinstance(member, property) else "()"
+    first = _docstring(member).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+    return f"| `{name}{arguments}` | {first} |"
 
 
 def commands() -> str:
@@ -138,24 +242,39 @@ def _command(command: Any, name: str) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"\n```text\n{name} {usage}\n```\n"
     rows = [
-        _row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)
+        row_of(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)
     ]
-    yield "\n| | | default |\n| --- | --- | --- |\n" + "".join(rows) if rows else ""
+    cells = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    yield f"\n| name | meaning | default |\n| --- | --- | --- |\n{cells}" if rows else ""
 
 
-def _row(parameter: Any, context: Any) -> str:
-    if parameter.param_type_name == "argument":
-        names, default = f"`{parameter.make_metavar(context)}`", ""
-    else:
-        kind = "" if parameter.is_flag else f" `{parameter.make_metavar(context)}`"
-        names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts]) + kind
-        default = parameter.default
-        default = "" if default in (None, False, (), []) or callable(default) else f"`{default}`"
+def row_of(parameter: Any, context: Any) -> tuple[str, str, str]:
+    """The names of a parameter, what it does, and its default, which is never empty."""
     text = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
-    return f"| {names} | {text} | {default} |\n"
+    text, default = _with_default(text, parameter)
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.make_metavar(context)}`", text, default
+    kind = "" if parameter.is_flag else f" `{parameter.make_metavar(context)}`"
+    names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts]) + kind
+    return names, text, default
 
 
-def _section(entry: Any, pages: list[dict[str, str]]) -> Any:
-    """An entry of the navigation, with the pages of the algorithms inserted."""
-    ((title, inside),) = entry.items()
-    return {title: pages} if inside == "algorithms/" else entry
+def _with_default(text: str, parameter: Any) -> tuple[str, str]:
+    """The help without its last words, "; default: ...", and these; or the default of the code."""
+    said = re.fullmatch(r"(.*?)[;,] default: (.+?)\.?", text)
+    if said:
+        return f"{said[1].rstrip('.')}.", said[2]
+    if text.endswith("; required."):
+        return f"{text.removesuffix('; required.')}.", "required"
+    if parameter.required:
+        return text, "required"
+    default = parameter.default
+    if parameter.is_flag if hasattr(parameter, "is_flag") else False:
+        return text, "on" if default else "off"
+    if default in (None, (), []) or callable(default):
+        return text, "none"
+    return text, f"`{default}`"
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ SOURCES = [
     *sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".toml", ".html", ".js")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    ROOT / "mkdocs.yml",
+    ROOT / "zensical.toml",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "docs" / "build.py",
 ]

@@ -25,7 +25,9 @@ UNITS = sorted((ROOT / "deploy").glob("*.service"))
 
 
 def services() -> dict[str, Any]:
-    yaml: Any = pytest.importorskip("yaml", reason="mkdocs, which brings it, is not installed")
+    yaml: Any = pytest.importorskip(
+        "yaml", reason="PyYAML, which the site's generator brings, is not installed"
+    )
     return dict(yaml.safe_load((ROOT / "compose.yaml").read_text())["services"])
 
 

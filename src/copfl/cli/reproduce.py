@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,9 @@ NAMES = (
 
 
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"{NAMES}, or a TOML file of your own.")],
+    experiment: Annotated[
+        str, typer.Argument(help=f"{NAMES}, or a TOML file of your own; with --check, a file of records.")
+    ],
     *,
     device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
     chunk: Annotated[int, option(TRAINING, "Clients in one batch on a GPU; default: 0, as many as fit.")] = 0,
@@ -52,6 +55,12 @@ def reproduce(
     docs: Annotated[Path, option(OUTPUT, f"Folder that --from-records writes to; default: {DOCS}.")] = DOCS,
     from_records: Annotated[
         bool, option(OUTPUT, "Run nothing; write the pages from the records.", "--from-records")
+    ] = False,
+    check: Annotated[
+        bool, option(OUTPUT, "Run nothing; check a file of records that somebody submits.", "--check")
+    ] = False,
+    repeat: Annotated[
+        bool, option(TRAINING, "With --check: train its shortest run again, and compare.", "--repeat")
     ] = False,
     plan: Annotated[bool, option(OUTPUT, "Run nothing; print how many runs are missing.", "--plan")] = False,
     quiet: options.Quiet = False,
@@ -87,6 +96,10 @@ def reproduce(
         place["run"]["device"] = device_of(device).type
     if data_dir is not None:
         place["data"] = {"dir": str(data_dir.absolute())}
+    if repeat and not check:
+        raise UsageError("--repeat trains a run of a file again; it needs --check")
+    if check:
+        return _check(Path(experiment), store, runs if repeat else None, place, log)
     cuda = place["run"]["device"].startswith("cuda")
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
     end = math.inf if minutes is None else clock + 60 * minutes
@@ -128,6 +141,27 @@ def reproduce(
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:
         log(f"copfl: {left} runs are left; the same command continues: copfl {shlex.join(sys.argv[1:])}")
+
+
+def _check(
+    path: Path, store: Any, runs: Path | None, place: dict[str, dict[str, Any]], log: Callable[[str], None]
+) -> None:
+    """Prints the row of submitted records for docs/results.md; a RunError if something speaks against them."""
+    from copfl.errors import RunError
+    from copfl.reproduction import submission
+    from copfl.tables import as_markdown
+
+    checked = submission.check(path, store)
+    problems = [f"{one.record.title}: {problem}" for one in checked for problem in one.problems]
+    if runs is not None and not problems:
+        record = min((one.record for one in checked), key=lambda found: found.length)
+        far = submission.distance(record, submission.repeated(record, runs, place, log))
+        log(f"{record.title}: run again, a client differs by {100 * far:.2f} points at most")
+        if far > submission.FAR:
+            problems.append(f"{record.title}: run again, a client differs by {100 * far:.1f} points")
+    if problems:
+        raise RunError(f"{path} cannot be used. {'; '.join(problems)}")
+    print(as_markdown(submission.table_of(checked)))
 
 
 def _seeds(given: str | None, first: int) -> list[int]:

@@ -62,7 +62,7 @@ class Store:
             self.refresh()
             self.found[self.id_of(record)] = record
             path = self.folder / f"{experiment}{SUFFIX}"
-            known = dict(self._lines(path)) if path.exists() else {}
+            known = dict(self.lines(path)) if path.exists() else {}
             write(path, {**known, self.id_of(record): record})
             self._seen(path)
 
@@ -71,7 +71,7 @@ class Store:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if self._seen(path):
                 continue
-            for id, record in self._lines(path):
+            for id, record in self.lines(path):
                 if id in self.found and not record.evaluated() > self.found[id].evaluated():
                     continue
                 try:
@@ -102,7 +102,8 @@ class Store:
         self.read[path.name] = state.st_mtime_ns, state.st_size
         return before == self.read[path.name]
 
-    def _lines(self, path: Path) -> Iterator[tuple[str, Record]]:
+    def lines(self, path: Path) -> Iterator[tuple[str, Record]]:
+        """The records of a file with their identities; what cannot be read is added to `unusable`."""
         try:
             lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         except (OSError, EOFError, ValueError) as error:

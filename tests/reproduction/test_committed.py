@@ -50,7 +50,7 @@ def test_every_committed_record_is_read_quickly_and_stored_once() -> None:
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
-    found = dict(records.Store(RECORDS)._lines(RECORDS / "fig-mamo.jsonl.gz"))
+    found = dict(records.Store(RECORDS).lines(RECORDS / "fig-mamo.jsonl.gz"))
     for name, order in (("a", found), ("b", dict(reversed(found.items())))):
         records.write(tmp_path / name, order)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from copfl.reproduction import batch, records, submission
 from tests.commands import called
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "reproduction"
-TABLES = {
+TABLES: dict[str, dict[str, Any]] = {
     "algorithm": {"name": "local"},
     "data": {"name": "digits"},
     "model": {"name": "mlp", "width": 8},

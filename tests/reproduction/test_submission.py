@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from copfl.comparison.jobs import Job
-from copfl.comparison.results import Record
+from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.experiment.components import resolve
-from copfl.reproduction import batch, records, submission
+from copfl.reproduction import records, submission
 from tests.commands import called
 
 COMMITTED = Path(__file__).resolve().parents[2] / "results" / "reproduction"
@@ -31,7 +31,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
     folder = tmp_path_factory.mktemp("mine")
     job = Job("mine", resolve([TABLES], {}), folder / "run")
     all_done([job], 1, lambda line: None)
-    record = batch.record_of(job)
+    record = record_of(job)
     records.write(folder / "mine.jsonl.gz", {"one": record})
     return folder / "mine.jsonl.gz", record
 

@@ -146,7 +146,7 @@ def reproduce(
 def _check(
     path: Path, store: Any, runs: Path | None, place: dict[str, dict[str, Any]], log: Callable[[str], None]
 ) -> None:
-    """Prints the row of submitted records for docs/results.md; a RunError if something speaks against them."""
+    """Prints the row of submitted records for docs/results.md; a RunError if they cannot be used."""
     from copfl.errors import RunError
     from copfl.reproduction import submission
     from copfl.tables import as_markdown

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.comparison.jobs import Job, placed
-from copfl.comparison.results import Record
+from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.errors import CopflError, UsageError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
-from copfl.reproduction.batch import record_of
 from copfl.reproduction.experiments import joined
 from copfl.reproduction.records import SUFFIX, Store
 from copfl.tables import Table, percent, percent_with_spread
@@ -110,10 +109,10 @@ def table_of(checked: Sequence[Checked]) -> Table:
         spread = float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
         where = own[0].record.where
         known = sum(one.here is not None for one in own)
-        rows.append([
-            title, str(own[0].record.length), str(len(own)), percent_with_spread(float(np.mean(means)), spread),
-            percent(float(np.mean([one.record.worst for one in own]))),
-            f"{where.get('device', '-')}, torch {where.get('torch', '-')}", f"{known} of {len(own)}",
-        ])  # fmt: skip
+        mean, worst = float(np.mean(means)), float(np.mean([one.record.worst for one in own]))
+        values = [percent_with_spread(mean, spread), percent(worst)]
+        place = f"{where.get('device', '-')}, torch {where.get('torch', '-')}"
+        counts = [str(own[0].record.length), str(len(own))]
+        rows.append([title, *counts, *values, place, f"{known} of {len(own)}"])
     head = ["run", "rounds", "seeds", "accuracy, %", "worst tenth, %", "where", "also here"]
     return Table("", head, rows, numeric=False)

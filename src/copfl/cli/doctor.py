@@ -18,11 +18,12 @@ from copfl.cli.options import TRAINING, option
 EXTRAS = {
     "adapters": ("transformers", "peft"),
     "cluster": ("submitit", "distributed"),
-    "flower": ("flwr", "httpx"),
+    "flower": ("flwr", "httpx", "prometheus-client"),
     "hf": ("datasets",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "plots": ("matplotlib",),
     "privacy": ("dp-accounting",),
+    "report": ("jinja2",),
     "search": ("optuna",),
     "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),

@@ -13,6 +13,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
+    from copfl.comparison.choose import choose
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.tables import Comparison
     from copfl.experiment.run import Result, resume, run
@@ -24,6 +25,7 @@ _MODULES = {
     "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
     "check_algorithm": "copfl.testing",
+    "choose": "copfl.comparison.choose",
     "compare": "copfl.comparison.compare",
     "resume": "copfl.experiment.run",
     "run": "copfl.experiment.run",
@@ -36,6 +38,7 @@ __all__ = [
     "Result",
     "__version__",
     "check_algorithm",
+    "choose",
     "compare",
     "resume",
     "run",

@@ -157,7 +157,7 @@ def _merged(first: options.Tables, second: options.Tables) -> options.Tables:
     return result
 
 
-def _jobs(run: dict[str, Any]) -> int:
+def default_jobs(run: dict[str, Any]) -> int:
     """One process per core that a run leaves free; on a GPU one, for start-up is paid once."""
     from copfl.engine.autotune import processors
 
@@ -192,7 +192,7 @@ def _carry_out(
     if where.jobs is not None and where.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})
-    processes = _jobs(own) if where.jobs is None else where.jobs
+    processes = default_jobs(own) if where.jobs is None else where.jobs
     cpus = max(int(own.get(key, 1)) for key in ("workers", "threads"))
     with stoppable(AGAIN), executors.opened(where.on, folder, cpus) as executor:
         found: tables.Comparison = run(

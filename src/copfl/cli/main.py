@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
+from copfl.cli import audit, choose, compare, data, doctor, federate, options, report, reproduce, run
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -134,7 +134,7 @@ def list_(
 
 
 # After the commands that every user needs.
-for command in (compare.compare, compare.sweep, reproduce.reproduce):
+for command in (compare.compare, compare.sweep, choose.choose, reproduce.reproduce):
     app.command(cls=options.Command)(command)
 report.add_to(app)
 for command in (audit.audit, doctor.doctor):

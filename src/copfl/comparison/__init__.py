@@ -10,5 +10,7 @@ tables    the comparison as text, Markdown, CSV and JSON
 plots     curves, clients, heat maps
 search    settings drawn by Optuna, with successive halving
 suitability rows that can train on the task
+ranking   the result of a race
+choose    the best method by a race: `copfl.choose(...)`
 compare   all of it, with tuning: `copfl.compare(...)`, `copfl.sweep(...)`
 """

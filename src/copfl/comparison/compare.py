@@ -84,7 +84,7 @@ def compare(
     """
     parsed = [reading.entries_of([e]) if isinstance(e, str) else [reading.checked(e)] for e in entries]
     rows = [row for some in parsed for row in some]
-    base, out, log = _with_optimizer(base_tables or {}), Path(out), log or _silent
+    base, out, log = with_optimizer(base_tables or {}), Path(out), log or _silent
     seeds, tried = check_seeds(seeds), reading.space_of(tune or {}, "--tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
     _checked(rows, base, tried, last, jobs)
@@ -95,8 +95,8 @@ def compare(
     ]
     for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
         for cell in cells(own):
-            resolve([*_layers(entry, base), cell], {})
-    checked = [*_layers(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
+            resolve([*layers_of(entry, base), cell], {})
+    checked = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(checked, validation=validation if any(spaces) else 0.0)
     rows, left_out = _suitable(rows, base, experiment)
     spaces = [
@@ -112,7 +112,7 @@ def compare(
     def jobs_of(entry: Entry, cell: Tables, tuning: bool, fraction: float = 1.0) -> list[Job]:
         label = f"{entry.label} {described(cell, 'optimizer', entry.name)}" if tuning else entry.label
         folder, tested, used = ("tuning", validation, tune_seeds) if tuning else ("runs", 0.0, seeds)
-        parts = [*_layers(entry, base), cell]
+        parts = [*layers_of(entry, base), cell]
         if fraction < 1:
             rounds = max(1, round(fraction * resolve(parts, {})["run"]["rounds"]))
             label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
@@ -233,7 +233,7 @@ def unequal(rows: Sequence[Row]) -> list[str]:
     return ["unequal learning rates"] if len(rates) > 1 else []
 
 
-def _with_optimizer(base: BaseTables) -> Tables:
+def with_optimizer(base: BaseTables) -> Tables:
     """The tables with one optimizer for every row, or with none for each algorithm's own."""
     table = {"name": OPTIMIZER, **base.get("optimizer", {})}
     if table["name"] == OWN:
@@ -241,7 +241,7 @@ def _with_optimizer(base: BaseTables) -> Tables:
     return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
 
 
-def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
+def layers_of(entry: Entry, base: BaseTables) -> list[Tables]:
     """The layers of an entry. With one optimizer for every row, each phase has a new state.
 
     A state that two phases share makes the steps of the second one smaller.
@@ -254,7 +254,7 @@ def _layers(entry: Entry, base: BaseTables) -> list[Tables]:
 
 
 def _essential(entry: Entry, base: BaseTables) -> Tables:
-    return essential(resolve(_layers(entry, base), {}))
+    return essential(resolve(layers_of(entry, base), {}))
 
 
 def _default_grid(entry: Entry, base: BaseTables) -> Space:
@@ -314,7 +314,7 @@ def _suitable(
     rows: Sequence[Entry], base: BaseTables, experiment: Experiment
 ) -> tuple[list[Entry], list[str]]:
     """The rows that can train on the task, and a note on those that are left out; an error for others."""
-    refused = suitability.refusals(rows, lambda entry: _layers(entry, base), experiment)
+    refused = suitability.refusals(rows, lambda entry: layers_of(entry, base), experiment)
     named = {
         entry.label: refused[entry.label] for entry in rows if entry.label in refused and not entry.optional
     }

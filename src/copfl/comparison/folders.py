@@ -61,7 +61,7 @@ def finished(job: Job) -> bool:
         raise damaged(job, error) from error
     fitted = job.tables["run"].get("new_clients") and not job.validation
     missing = fitted and not (job.path / new_clients.FILE).is_file()
-    return bool(done == job.tables["run"]["rounds"]) and not missing
+    return bool(done >= job.rounds) and not missing
 
 
 def damaged(job: Job, error: CopflError) -> RunError:
@@ -88,6 +88,7 @@ class LeanFolder(RunFolder):
 
     start: Mapping[str, str] = field(default_factory=dict)
     rounds: int = 0
+    until: int = 0  # the round that it may go on from
     pause: float = PAUSE
     clock: list[float] = field(default_factory=lambda: [time.monotonic()])  # time of the last checkpoint
 
@@ -100,7 +101,8 @@ class LeanFolder(RunFolder):
         if state.round == self.rounds:  # the run has ended
             shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
             return
-        if importlib.util.find_spec("safetensors") and time.monotonic() - self.clock[0] >= self.pause:
+        due = state.round == self.until or time.monotonic() - self.clock[0] >= self.pause
+        if due and importlib.util.find_spec("safetensors"):
             super().checkpoint(state, fingerprints)
             self.clock[0] = time.monotonic()
 

@@ -35,10 +35,16 @@ class Job(NamedTuple):
     path: Path = Path()
     validation: float = 0.0  # fraction of the training samples that it is tested on; 0: on the test samples
     last: int = LAST
+    until: int = 0  # the round after which it stops, with a checkpoint to go on from; 0: the last one
 
     @property
     def seed(self) -> int:
         return int(self.tables["run"]["seed"])
+
+    @property
+    def rounds(self) -> int:
+        """That it has when it is finished."""
+        return self.until or int(self.tables["run"]["rounds"])
 
     @property
     def title(self) -> str:

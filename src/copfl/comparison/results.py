@@ -100,8 +100,8 @@ class Record(NamedTuple):
 
 def record_of(job: Job) -> Record:
     """The record of a finished run; a RunError if its metrics cannot be right."""
-    lines = records.read(job.path / "rounds.jsonl")
-    timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")]
+    lines = records.read(job.path / "rounds.jsonl")[: job.rounds]
+    timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
     folder = RunFolder(job.path)
     partition, ran = folder.partition(), folder.tables()["run"]
     tested = np.array([len(part) > 0 for part in partition.test])

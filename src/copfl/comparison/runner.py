@@ -58,6 +58,10 @@ class TimeIsUp(Exception):
     """The time limit is reached, or the next run would not end before it."""
 
 
+class Paused(Exception):
+    """The run has the rounds that it should have for now."""
+
+
 class CannotBatch(Exception):
     """These jobs cannot train as one batch."""
 
@@ -179,7 +183,8 @@ class Runner:
         prepared = [self._prepared(job, locks) for job in jobs]
         if len(jobs) == 1 and prepared[0] is not None:
             try:
-                execute(*prepared[0])
+                with contextlib.suppress(Paused):
+                    execute(*prepared[0])
             except RunError as error:
                 raise damaged(jobs[0], error) from error
         if len(jobs) == 1:
@@ -205,8 +210,8 @@ class Runner:
         experiment = self._experiment(job, folder)
         start, rounds = started_with(experiment), experiment.settings.rounds
         self.check(job, start, experiment.federation.dataset.note)
-        lean = LeanFolder(job.path, start=start, rounds=rounds, pause=self.pause)
-        return Prepared(experiment, lean, _stop_at(self.end, rounds))
+        lean = LeanFolder(job.path, start=start, rounds=rounds, until=job.rounds, pause=self.pause)
+        return Prepared(experiment, lean, _stop_at(self.end, rounds, job.rounds))
 
     def _experiment(self, job: Job, folder: RunFolder) -> Experiment:
         """The experiment of the job, on a data set that is loaded once for many jobs."""
@@ -245,8 +250,10 @@ def _kind(jobs: Sequence[Job]) -> str:
     return f"{t['data']['name']} {t['run']['clients']} {t['algorithm']['name']} {len(jobs)}"
 
 
-def _stop_at(end: float, rounds: int) -> OnRound:
+def _stop_at(end: float, rounds: int, until: int = 0) -> OnRound:
     def watch(round: Round, seconds: float) -> None:
+        if 0 < until <= round.number + 1 < rounds:
+            raise Paused
         if time.monotonic() > end and round.number + 1 < rounds:
             raise TimeIsUp
 

@@ -1,0 +1,361 @@
+"""Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
+
+Every candidate trains for a few rounds. Those that are distinguishably worse than the best, and those beyond
+the best third, are dropped; the others go on, until two have all rounds. A run that goes on continues from
+its checkpoint. Test samples never enter the race. Local training is always in it.
+
+OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
+    ranking.txt, .md, .json
+    curves                   .png and .svg, of the validation samples
+    run.toml                 the choice, for `copfl run -c`
+    chosen/                  the choice, trained on all training samples and tested
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from copfl.comparison import entries as reading
+from copfl.comparison.compare import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
+from copfl.comparison.entries import Entry, cells, check_own, check_seeds, described
+from copfl.comparison.folders import finished
+from copfl.comparison.jobs import LAST, Job
+from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
+from copfl.comparison.results import Record, record_of
+from copfl.comparison.runner import Log, all_done
+from copfl.core.metrics import MetricInfo
+from copfl.errors import RunError, UsageError
+from copfl.experiment.components import resolve
+from copfl.experiment.config import Tables
+from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.run import Result, prepare, reopen, train
+from copfl.experiment.run_settings import RunSettings
+from copfl.stats import LEVEL, Difference, difference
+
+FINALISTS = 2  # are trained for all rounds
+ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
+
+
+class Rung(NamedTuple):
+    """A stage of the race."""
+
+    rounds: int  # that its runs have at its end
+    runs: int  # candidates that take part
+
+
+class Candidate(NamedTuple):
+    """A method in the race: a job per seed, of all rounds."""
+
+    entry: Entry
+    layers: list[Tables]
+    jobs: list[Job]
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+
+def choose(
+    entries: Sequence[str | Entry] = ("all",),
+    budget: str | int = "",
+    seeds: Sequence[int] = (0,),
+    base_tables: BaseTables | None = None,
+    out: str | Path = "runs/choose",
+    *,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    addons: bool = False,
+    validation: float = VALIDATION,
+    retrain: bool = True,
+    jobs: int = 1,
+    log: Log | None = None,
+) -> Choice:
+    """The best method for this federation by a race on validation samples, and the ranking.
+
+    >>> import copfl
+    >>> found = copfl.choose(["fedavg", "fedper", "copfl"], budget=300, out="runs/mine")  # doctest: +SKIP
+    >>> print(found.chosen, found)  # doctest: +SKIP
+
+    `budget` is a number of rounds of all runs together, or a time such as "10m"; by default, a third of what
+    the full comparison takes. `tune` has values such as {"lr": [0.1, 0.01]}: each method races with each of
+    them. With `addons` the last candidates also race with the training add-ons. The choice is trained again
+    on all training samples, in `out`/chosen, unless `retrain` is off. Finished runs in `out` are used again.
+    """
+    out, log = Path(out), log or (lambda line: None)
+    given = base_tables or {}
+    base = with_optimizer({**given, "run": {**given.get("run", {}), **KEPT}})
+    seeds = check_seeds(seeds)
+    race = Race(out, base, seeds, validation, jobs, log)
+    candidates = race.candidates(_entries(entries), tune or {})
+    prepare([*candidates[0].layers, {"run": {"seed": seeds[0]}}], validation=validation)
+    rounds = int(candidates[0].jobs[0].tables["run"]["rounds"])
+    limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
+    standing = race.run(candidates, rounds, limit, addons)
+    best = standing.best
+    settings = best.jobs[0].tables
+    result = Choice(
+        f"{Path(str(settings['data'].get('name'))).name}, {settings['run']['clients']} clients",
+        best.label,
+        race.ranking(standing),
+        standing.metric,
+        race.spent,
+        race.notes,
+        out,
+    )
+    usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
+    tables = resolve([*best.layers, {"run": usual}], {})
+    write(result, race.curves, tables)
+    if retrain:
+        log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
+        return dataclasses.replace(result, tested=str(_retrained(tables, out / "chosen")))
+    return result
+
+
+KEPT = {"checkpoint_every": 1}  # a rung may end after any round
+
+
+def limit_of(budget: str | int, usual: float) -> Limit:
+    """A number of rounds, or a time such as 90s, 10m or 2h."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
+    if not str(budget).strip():
+        return Limit(usual, usual=True)
+    if found is None or not float(found[1]):
+        raise UsageError(
+            f'--budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
+        )
+    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[found[2]]
+    return Limit(float(found[1]) * (seconds or 1), bool(seconds))
+
+
+class Limit(NamedTuple):
+    """What the race may cost."""
+
+    amount: float
+    seconds: bool = False  # of training, or else rounds
+    usual: bool = False  # not the user's
+
+
+def plan(rounds: int, candidates: int, limit: float) -> list[Rung]:
+    """The stages of the race, whose cost is within the limit, in rounds of one seed.
+
+    Each stage keeps a third of the candidates, until there are FINALISTS. The rounds grow in proportion; the
+    first stage, which drops most, is as long as the limit allows.
+    """
+    runs = [candidates]
+    while runs[-1] > FINALISTS:
+        runs.append(max(FINALISTS, math.ceil(runs[-1] / 3)))
+
+    def stages(first: int) -> list[Rung]:
+        steps = max(1, len(runs) - 1)
+        return [
+            Rung(round(first * (rounds / first) ** (stage / steps)) if len(runs) > 1 else rounds, count)
+            for stage, count in enumerate(runs)
+        ]
+
+    fitting = [first for first in range(1, rounds + 1) if cost(stages(first)) <= limit]
+    return stages(max(fitting, default=1))
+
+
+def cost(rungs: Sequence[Rung]) -> int:
+    """The rounds of all runs, each of which continues where the stage before ended."""
+    before = [0, *(rung.rounds for rung in rungs)]
+    return sum(rung.runs * (rung.rounds - start) for rung, start in zip(rungs, before, strict=False))
+
+
+class Standing(NamedTuple):
+    """The candidates after a stage, the best first."""
+
+    order: list[Candidate]
+    records: dict[str, list[Record]]  # by label
+    rounds: int
+
+    @property
+    def metric(self) -> MetricInfo:
+        return self.records[self.order[0].label][0].metric
+
+    @property
+    def best(self) -> Candidate:
+        return self.order[0]
+
+    def value(self, label: str) -> float:
+        return float(np.mean([record.mean() for record in self.records[label]]))
+
+    def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
+        """The paired difference of two candidates over the same clients and seeds."""
+        name = self.metric.name
+        own, others = (
+            [np.array(run.clients[name]) for run in self.records[which]] for which in (label, other)
+        )
+        return difference(own, others, level)
+
+    def worse(self, label: str) -> bool:
+        """Whether it is distinguishably worse than the best, corrected for the number of candidates."""
+        level = 1 - (1 - LEVEL) / max(1, len(self.order) - 1)
+        found = self.gap(label, self.best.label, level).clients
+        return found.high < 0 if self.metric.higher_is_better else found.low > 0
+
+
+@dataclass(eq=False)
+class Race:
+    """A race in a folder."""
+
+    out: Path
+    base: Tables
+    seeds: list[int]
+    validation: float
+    processes: int
+    log: Log
+
+    def __post_init__(self) -> None:
+        self.spent, self.notes = 0.0, list[str]()
+        self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
+        self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
+        self.known: dict[str, Candidate] = {}
+
+    def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
+        """Every entry with every value of the grid that concerns it."""
+        grid = reading.grid_of(tune, "--tune")
+        check_own("--tune", grid)
+        found = []
+        for entry in rows:
+            own = {
+                place: values
+                for place, values in grid.items()
+                if reading.concerns(entry, self.base, place[0])
+            }
+            for cell in cells(own):
+                label = f"{entry.label} {described(cell, 'optimizer', entry.name)}".strip()
+                found.append(self.candidate(entry._replace(label=label), cell))
+        return found
+
+    def candidate(self, entry: Entry, more: Tables) -> Candidate:
+        layers = [*layers_of(entry, self.base), more]
+        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
+        made = Candidate(entry, layers, [make(seed) for seed in self.seeds])
+        self.known[entry.label] = made
+        return made
+
+    def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
+        """The stages of the race, up to all rounds."""
+        extra = FINALISTS if addons else 0
+        amount = limit.amount / len(self.seeds)
+        if limit.seconds:  # the first stage tells what a round costs
+            first = self.stage(candidates, max(1, rounds // 16), rounds)
+            candidates = self.kept(first, len(candidates))
+            seconds = np.mean([run.cost["seconds"] for runs in first.records.values() for run in runs])
+            amount = amount / max(float(seconds), 1e-6) - first.rounds * len(candidates)
+        stages = plan(rounds, len(candidates), amount - extra * rounds)
+        if cost(stages) + extra * rounds > amount and not limit.usual:
+            shortest = (cost(stages) + extra * rounds) * len(self.seeds)
+            self.note(f"The budget is less than the shortest race takes: {shortest:,} rounds.")
+        for place, rung in enumerate(stages):
+            standing = self.stage(candidates, rung.rounds, rounds)
+            if place + 1 < len(stages):
+                candidates = self.kept(standing, stages[place + 1].runs)
+        if addons:
+            plus = [self.candidate(*_with_addons(one)) for one in standing.order[:FINALISTS]]
+            standing = self.stage([*standing.order, *plus], rounds, rounds)
+        return standing
+
+    def stage(self, candidates: Sequence[Candidate], until: int, rounds: int) -> Standing:
+        """Trains the candidates up to this round; those that cannot run are left out."""
+        last = max(1, min(LAST, until // 3))
+        stop = 0 if until >= rounds else until
+        runs = {one.label: [job._replace(until=stop, last=last) for job in one.jobs] for one in candidates}
+        before = {label: self.last[label].rounds if label in self.last else 0 for label in runs}
+        self.log(f"{len(candidates)} candidates to round {until} of {rounds}")
+        try:
+            all_done([job for jobs in runs.values() for job in jobs], self.processes, self.log)
+        except RunError as error:
+            self.note(str(error))
+        ready = [one for one in candidates if all(_finished(job) for job in runs[one.label])]
+        if not ready:
+            raise RunError(f"no candidate could run. {' '.join(self.notes)}")
+        records = {one.label: [record_of(job) for job in runs[one.label]] for one in ready}
+        self.spent += sum((until - before[one.label]) * len(self.seeds) for one in ready)
+        for one in candidates:
+            if one not in ready:
+                self.left[one.label] = "could not run"
+        sign = 1 if records[ready[0].label][0].metric.higher_is_better else -1
+        scores = {label: sign * float(np.mean([r.mean() for r in own])) for label, own in records.items()}
+        order = sorted(ready, key=lambda one: -np.nan_to_num(scores[one.label], nan=-math.inf))
+        standing = Standing(order, records, until)
+        self.last |= {one.label: standing for one in ready}
+        return standing
+
+    def kept(self, standing: Standing, most: int) -> list[Candidate]:
+        """Those that go on: the best ones, without what is distinguishably worse.
+
+        Local training has the last place if it is not distinguishably worse.
+        """
+        at = f"at round {standing.rounds}"
+        worse = [one for one in standing.order if standing.worse(one.label)]
+        alike = [one for one in standing.order if one not in worse]
+        result = alike[:most]
+        local = [one for one in alike[most:] if one.entry.name == LOCAL]
+        result = [*result[:-1], local[0]] if local else result
+        for one in standing.order:
+            if one not in result:
+                self.left[one.label] = f"worse, {at}" if one in worse else f"dropped for the budget, {at}"
+        return result
+
+    def ranking(self, final: Standing) -> list[Ranked]:
+        """Every candidate: those of the last stage by value, then the others, the later dropped first."""
+        rows = []
+        for one in final.order:
+            gap = None if one is final.best else final.gap(one.label, final.best.label)
+            status = CHOSEN if gap is None else "worse" if final.worse(one.label) else ALIKE
+            rows.append(Ranked(one.label, final.rounds, final.value(one.label), gap, status))
+        dropped = [label for label in self.last if label not in final.records]
+        for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
+            at = self.last[label]
+            other = final.best.label if final.best.label in at.records else at.best.label
+            rows.append(Ranked(label, at.rounds, at.value(label), at.gap(label, other), self.left[label]))
+        unable = [label for label in self.left if label not in self.last]
+        return rows + [Ranked(label, 0, math.nan, None, self.left[label]) for label in unable]
+
+    @property
+    def curves(self) -> dict[str, list[Record]]:
+        """The records of the last stage of each candidate."""
+        return {label: at.records[label] for label, at in self.last.items()}
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.log(text)
+
+
+def _finished(job: Job) -> bool:
+    return RunFolder(job.path).begun and finished(job)
+
+
+def _entries(given: Sequence[str | Entry]) -> list[Entry]:
+    """The entries, and local training."""
+    rows = list[Entry]()
+    for one in given:
+        rows += reading.entries_of([one]) if isinstance(one, str) else [reading.checked(one)]
+    if not any(row.name == LOCAL for row in rows):
+        rows.append(reading.entry_of(LOCAL))
+    labels = [row.label for row in rows]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise UsageError(f'two candidates are called "{twice[0]}"; remove one')
+    return rows
+
+
+def _with_addons(one: Candidate) -> tuple[Entry, Tables]:
+    entry = one.entry._replace(label=f"{one.label} + add-ons")
+    return entry, {**one.layers[-1], **ADDONS}
+
+
+def _retrained(tables: Tables, path: Path) -> Result:
+    """The choice on all training samples; one that was stopped continues."""
+    begun = RunFolder(path).begun
+    with claimed(path, new=not begun) as folder:
+        return train(reopen(folder) if begun else prepare([tables]), folder)

@@ -1,0 +1,117 @@
+"""The ranking of a race: its rows, its table and its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from copfl import charts
+from copfl.comparison.plots import axis, curve
+from copfl.comparison.results import Record
+from copfl.core.metrics import MetricInfo
+from copfl.experiment import config
+from copfl.experiment.config import Tables
+from copfl.files import write_bytes
+from copfl.stats import Difference
+from copfl.tables import Table, as_markdown, as_text, plain
+
+LOCAL = "local"
+CHOSEN, ALIKE = "chosen", "not distinguishable"
+FILES = ("ranking.txt", "ranking.md", "ranking.json", "run.toml")
+
+
+class Ranked(NamedTuple):
+    """A row of the ranking."""
+
+    label: str
+    rounds: int  # that it was trained for
+    value: float  # the primary metric on the validation samples: mean over clients and seeds
+    gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
+    status: str  # CHOSEN, ALIKE, "worse", or when and why it was dropped
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The result of a race; `print` shows the ranking."""
+
+    title: str
+    chosen: str
+    ranking: list[Ranked]
+    metric: MetricInfo
+    spent: float  # rounds of training, of all runs of the race
+    notes: list[str]
+    folder: Path
+    tested: str = ""  # the choice, trained on all training samples, on the test samples
+
+    def __str__(self) -> str:
+        return as_text(table_of(self), 110)
+
+
+def table_of(found: Choice) -> Table:
+    """The ranking."""
+    metric, rows = found.metric, []
+    for row in found.ranking:
+        gap = ["", ""]
+        if row.gap is not None:
+            gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
+        rows.append([row.label, f"{row.rounds}", metric.text(row.value), *gap, row.status])
+    head = ["", "rounds", metric.label, "to the best", "95 % over clients", ""]
+    alike = [row.label for row in found.ranking if row.status == ALIKE]
+    equal = f" Not distinguishable from it: {', '.join(alike)}." if alike else ""
+    notes = [f"{found.chosen} is chosen.{equal}"]
+    local = next((row for row in found.ranking if row.label.split()[0] == LOCAL), None)
+    if found.chosen.split()[0] == LOCAL:
+        notes.append("No method does better than training alone: do not federate these clients.")
+    elif local is not None and local.status == ALIKE:
+        notes.append(
+            "Training alone is not distinguishable from it: the race does not show that to federate pays."
+        )
+    notes.append(
+        f"On validation samples of each client, no test sample; {found.spent:,.0f} rounds in all. to the "
+        "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
+        "worse if its interval excludes 0 when corrected for the number of candidates."
+    )
+    return Table(f"Which method for {found.title}?", head, rows, [*notes, *found.notes])
+
+
+def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> None:
+    """Writes the ranking, the curves and run.toml into the folder."""
+    table, out = table_of(found), found.folder
+    content = {
+        "chosen": found.chosen,
+        "metric": found.metric.as_json(),
+        "spent": found.spent,
+        "ranking": [row._asdict() for row in found.ranking],
+        "curves": {
+            label: [{"rounds": run.rounds, found.metric.name: run.curves[found.metric.name]} for run in runs]
+            for label, runs in curves.items()
+        },
+        "notes": found.notes,
+    }
+    texts = (
+        as_text(table, 110),
+        as_markdown(table),
+        json.dumps(plain(content), indent=1),
+        config.as_toml(tables),
+    )
+    for name, text in zip(FILES, texts, strict=True):
+        write_bytes(out / name, f"{text}\n".encode())
+    if charts.available():
+        for kind, picture in charts.pictures([[_curves(found, curves)]], found.title).items():
+            write_bytes(out / f"curves.{kind}", picture)
+
+
+def _curves(found: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
+    name, lines = found.metric.name, []
+    for place, row in enumerate(one for one in found.ranking if one.rounds):
+        runs = curves[row.label]
+        common = sorted(set.intersection(*(set(run.rounds) for run in runs)))
+        values = [dict(zip(run.rounds, run.curves[name], strict=True)) for run in runs]
+        numbers = found.metric.factor * np.array([[own[r] for r in common] for own in values])
+        lines.append(curve(row.label, common, numbers, place))
+    return charts.Lines("curves", found.title, "", [], f"validation: {axis(found.metric)}", lines)

@@ -1,0 +1,160 @@
+"""The race: its stages by hand, its dropping, its resuming, and that no test sample enters it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.comparison import choose as racing
+from copfl.comparison.choose import Limit, Rung, cost, limit_of, plan
+from copfl.comparison.jobs import Job
+from copfl.comparison.results import record_of
+from copfl.comparison.runner import all_done
+from copfl.errors import RunError, UsageError
+from copfl.experiment.folder import RunFolder
+from tests.commands import called
+
+BASE: dict[str, Any] = {
+    "model": {"name": "mlp", "width": 4},
+    "optimizer": {"name": "adam", "lr": 0.01},
+    "run": {"rounds": 6, "clients": 4, "batch": 16, "engine": "sequential"},
+}
+
+
+def test_the_stages_by_hand() -> None:
+    assert plan(16, 12, 64) == [Rung(2, 12), Rung(6, 4), Rung(16, 2)]
+    assert cost(plan(16, 12, 64)) == 12 * 2 + 4 * 4 + 2 * 10
+    assert plan(40, 2, 1000) == [Rung(40, 2)]  # two candidates: nothing is dropped
+    assert plan(10, 9, 10**6)[0] == Rung(10, 9)  # enough for the full comparison
+    assert plan(10, 9, 1)[0] == Rung(1, 9)  # the shortest race
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("", Limit(7.0, usual=True)), ("300", Limit(300)), (300, Limit(300)), ("10m", Limit(600, True))],
+)
+def test_budgets(text: str | int, limit: Limit) -> None:
+    assert limit_of(text, 7.0) == limit
+
+
+@pytest.mark.parametrize("text", ["ten", "0", "-3", "5d", "m"])
+def test_budgets_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a number of rounds"):
+        limit_of(text, 7.0)
+
+
+def uninterrupted(job: Job, tmp_path: Path) -> bytes:
+    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], 1, lambda line: None)
+    return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
+
+
+def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer stages continue the runs of shorter ones, and the same command repeats nothing."""
+    jobs, trained = list[Job](), list[str]()
+    append = RunFolder.append
+
+    def counted(folder: RunFolder, record: dict[str, Any], seconds: float) -> None:
+        trained.append(folder.path.parent.name)
+        append(folder, record, seconds)
+
+    def seen(some: list[Job], *options: Any) -> None:
+        jobs.extend(some)
+        all_done(some, *options)
+
+    monkeypatch.setattr(RunFolder, "append", counted)
+    monkeypatch.setattr(racing, "all_done", seen)
+    how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 24}
+    found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
+    assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
+    assert found.ranking[0].status == "chosen"
+    assert found.ranking[0].rounds == 6
+    assert any(row.rounds < 6 for row in found.ranking)
+    assert trained.count("race") == found.spent  # no round is trained twice
+    assert all(job.validation == 0.2 for job in jobs)
+    best = next(job for job in jobs if job.label == found.chosen and job.rounds == 6)
+    assert (best.path / "rounds.jsonl").read_bytes() == uninterrupted(best, tmp_path)
+    chosen = copfl.run(found.chosen, **_flat(), local_baseline=False)
+    path = tmp_path / "out" / "chosen" / "rounds.jsonl"
+    assert [json.loads(line) for line in path.read_text().splitlines()] == chosen.records
+    assert found.tested is not None
+    count = len(trained)
+    again = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
+    assert len(trained) == count
+    assert again.ranking[1:] == found.ranking[1:]
+    content = json.loads((tmp_path / "out" / "ranking.json").read_text())
+    assert content["chosen"] == found.chosen
+    assert set(content["curves"]) == {row.label for row in found.ranking}
+    assert "no test sample" in (tmp_path / "out" / "ranking.txt").read_text().replace("\n", " ")
+
+
+def _flat() -> dict[str, Any]:
+    run = {key: value for key, value in BASE["run"].items() if key != "clients"}
+    return {"model": "mlp", "mlp": {"width": 4}, "optimizer": BASE["optimizer"], "clients": 4, **run}
+
+
+def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
+    base = {**BASE, "run": {**BASE["run"], "rounds": 1}}
+    copfl.choose(["fedavg"], base_tables=base, out=tmp_path, retrain=False)
+    data = copfl.run("local", **{**_flat(), "rounds": 1}).experiment.federation.partition
+    for folder in (tmp_path / "race").iterdir():
+        partition = RunFolder(folder).partition()
+        assert partition.test_from == "train"
+        for own, whole in zip(partition.test, data.train, strict=True):
+            assert set(own.tolist()) <= set(whole.tolist())
+
+
+def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
+    race = racing.Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    (one,) = race.candidates(racing._entries(["local"]), {})
+    race.stage([one], 2, 6)
+    assert (one.jobs[0].path / "checkpoint").is_dir()
+    early = record_of(one.jobs[0]._replace(until=2))
+    race.stage([one], 6, 6)
+    assert not (one.jobs[0].path / "checkpoint").exists()
+    assert record_of(one.jobs[0]._replace(until=2)) == early
+    assert len(record_of(one.jobs[0]).rounds) == 6
+
+
+def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
+    base = {**BASE, "data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 3, "engine": "sequential"}}
+    found = copfl.choose(["fedavg", "fedpac"], base_tables=base, out=tmp_path, retrain=False)
+    row = next(row for row in found.ranking if row.label == "fedpac")
+    assert row.status == "could not run"
+    assert np.isnan(row.value)
+    assert "aligns the features of classes" in " ".join(found.notes)
+    with pytest.raises(RunError, match="no candidate could run"):
+        racing.Race(tmp_path, base, [0], 0.2, 1, print).run(
+            racing.Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),
+            1,
+            Limit(9),
+            False,
+        )
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line: list[Any] = [
+        "-a",
+        "fedavg",
+        "--model",
+        "mlp",
+        "--set",
+        "mlp.width=4",
+        "--clients",
+        3,
+        "--rounds",
+        2,
+    ]
+    line += ["--tune", "lr=0.01,0.001", "--no-retrain", "--jobs", 1, "--out", tmp_path]
+    answer = called(capsys, "choose", *line)
+    assert answer.code == 0
+    assert "Which method for digits, 3 clients?" in answer.out
+    assert "fedavg lr=0.01" in answer.out
+    assert "is chosen" in answer.out
+    assert (tmp_path / "run.toml").exists()
+    wrong = called(capsys, "choose", "--budget", "soon")
+    assert (wrong.code, "neither a number of rounds" in wrong.err) == (2, True)

@@ -59,7 +59,7 @@ def choose(
     """
     from copfl.comparison import choose as racing
     from copfl.comparison import entries
-    from copfl.comparison.compare import VALIDATION
+    from copfl.comparison.layers import VALIDATION
     from copfl.errors import AGAIN, stoppable
 
     def log(text: str) -> None:

@@ -1,6 +1,7 @@
 """Several algorithms, or several settings of one, on the same clients, with paired differences.
 
 entries   rows, grids and seeds as people write them
+layers    the settings of a row, and its jobs
 jobs      one run as data: settings, identity, folder
 folders   run folders: locked, finished, damaged
 runner    runs jobs, in this process, in several or on an executor; a finished job is not run again

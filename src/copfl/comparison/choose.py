@@ -1,8 +1,8 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for a few rounds. Those that are distinguishably worse than the best, and those beyond
-the best third, are dropped; the others go on, until two have all rounds. A run that goes on continues from
-its checkpoint. Test samples never enter the race. Local training is always in it.
+Every candidate trains for a few rounds. Those beyond the best third are dropped, and from half of the rounds
+on also those that are distinguishably worse than the best. The others go on, until two have all rounds. A run
+that goes on continues from its checkpoint. Test samples never enter the race. Local training is always in it.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.comparison import entries as reading
-from copfl.comparison.compare import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
 from copfl.comparison.entries import Entry, cells, check_own, check_seeds, described
 from copfl.comparison.folders import finished
 from copfl.comparison.jobs import LAST, Job
+from copfl.comparison.layers import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import Log, all_done
@@ -215,7 +215,7 @@ class Race:
     log: Log
 
     def __post_init__(self) -> None:
-        self.spent, self.notes = 0.0, list[str]()
+        self.spent, self.notes, self.rounds = 0.0, list[str](), 0
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
         self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
         self.known: dict[str, Candidate] = {}
@@ -245,6 +245,7 @@ class Race:
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
         """The stages of the race, up to all rounds."""
+        self.rounds = rounds
         extra = FINALISTS if addons else 0
         amount = limit.amount / len(self.seeds)
         if limit.seconds:  # the first stage tells what a round costs
@@ -252,10 +253,12 @@ class Race:
             candidates = self.kept(first, len(candidates))
             seconds = np.mean([run.cost["seconds"] for runs in first.records.values() for run in runs])
             amount = amount / max(float(seconds), 1e-6) - first.rounds * len(candidates)
-        stages = plan(rounds, len(candidates), amount - extra * rounds)
-        if cost(stages) + extra * rounds > amount and not limit.usual:
-            shortest = (cost(stages) + extra * rounds) * len(self.seeds)
-            self.note(f"The budget is less than the shortest race takes: {shortest:,} rounds.")
+        locals_ = sum(one.entry.name == LOCAL for one in candidates)
+        extra += locals_  # local training stays, beside the others
+        stages = plan(rounds, max(1, len(candidates) - locals_), amount - extra * rounds)
+        total = (cost(stages) + extra * rounds) * len(self.seeds)
+        if total > amount * len(self.seeds) and not limit.usual:
+            self.note(f"The budget is less than the shortest race takes: {total:,} rounds.")
         for place, rung in enumerate(stages):
             standing = self.stage(candidates, rung.rounds, rounds)
             if place + 1 < len(stages):
@@ -292,16 +295,13 @@ class Race:
         return standing
 
     def kept(self, standing: Standing, most: int) -> list[Candidate]:
-        """Those that go on: the best ones, without what is distinguishably worse.
-
-        Local training has the last place if it is not distinguishably worse.
-        """
+        """Those that go on: the best ones and local training, without what is distinguishably worse."""
         at = f"at round {standing.rounds}"
-        worse = [one for one in standing.order if standing.worse(one.label)]
+        late = 2 * standing.rounds >= self.rounds  # earlier, methods that begin slowly would be lost
+        worse = [one for one in standing.order if late and standing.worse(one.label)]
         alike = [one for one in standing.order if one not in worse]
-        result = alike[:most]
-        local = [one for one in alike[most:] if one.entry.name == LOCAL]
-        result = [*result[:-1], local[0]] if local else result
+        others = [one for one in alike if one.entry.name != LOCAL][:most]
+        result = [one for one in alike if one in others or one.entry.name == LOCAL]
         for one in standing.order:
             if one not in result:
                 self.left[one.label] = f"worse, {at}" if one in worse else f"dropped for the budget, {at}"

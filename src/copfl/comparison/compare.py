@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from copfl.algorithms import ALGORITHMS
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
 from copfl.comparison.entries import (
@@ -31,7 +30,8 @@ from copfl.comparison.entries import (
     described,
     layers,
 )
-from copfl.comparison.jobs import LAST, Job, Starts, accuracies, placed
+from copfl.comparison.jobs import LAST, Job, Starts, accuracies
+from copfl.comparison.layers import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Search
@@ -39,16 +39,12 @@ from copfl.comparison.tables import Comparison, Row, write
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
-from copfl.experiment.config import Tables, keywords_of
+from copfl.experiment.config import Tables
 from copfl.experiment.identity import digest, essential
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.stats import Difference, Numbers, difference
 
-BaseTables = Mapping[str, Mapping[str, Any]]
-VALIDATION = 0.2  # of each client's training samples
-OPTIMIZER = "adam"  # of every row, where none is named
-OWN = "own"  # in place of a name: each algorithm's own optimizer
 TRIALS = 20  # of a search, in each row
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
@@ -197,20 +193,6 @@ def sweep(
     return result
 
 
-def job_of(
-    folder: Path,
-    label: str,
-    layers: Sequence[Tables],
-    seed: int,
-    *,
-    validation: float = 0.0,
-    last: int = LAST,
-) -> Job:
-    """The run of these layers of settings and this seed."""
-    tables = resolve([*layers, {"run": {"seed": seed}}], {})
-    return placed(Job(label, tables, validation=validation, last=last), folder)
-
-
 def optimizer_of(jobs: Sequence[Job]) -> dict[str, Any]:
     """The optimizer of these runs of one row, with every option."""
     return dict(jobs[0].tables["optimizer"])
@@ -231,26 +213,6 @@ def unequal(rows: Sequence[Row]) -> list[str]:
     if len(kinds) > 1:
         return ["unequal optimizers"]
     return ["unequal learning rates"] if len(rates) > 1 else []
-
-
-def with_optimizer(base: BaseTables) -> Tables:
-    """The tables with one optimizer for every row, or with none for each algorithm's own."""
-    table = {"name": OPTIMIZER, **base.get("optimizer", {})}
-    if table["name"] == OWN:
-        del table["name"]
-    return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
-
-
-def layers_of(entry: Entry, base: BaseTables) -> list[Tables]:
-    """The layers of an entry. With one optimizer for every row, each phase has a new state.
-
-    A state that two phases share makes the steps of the second one smaller.
-    """
-    result = layers(entry, base)
-    phased = "state_per_phase" in keywords_of(ALGORITHMS[entry.name])
-    if phased and "name" in base.get("optimizer", {}) and not resolve(result, {})["optimizer"]["keep"]:
-        result.insert(1, {entry.name: {"state_per_phase": True}})
-    return result
 
 
 def _essential(entry: Entry, base: BaseTables) -> Tables:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl import charts
-from copfl.comparison.plots import axis, curve
 from copfl.comparison.results import Record
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import config
@@ -107,6 +106,8 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
 
 
 def _curves(found: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
+    from copfl.comparison.plots import axis, curve  # only pictures need it
+
     name, lines = found.metric.name, []
     for place, row in enumerate(one for one in found.ranking if one.rounds):
         runs = curves[row.label]

@@ -134,7 +134,7 @@ def main() -> None:
         content.append(one)
     if rows:
         head = ["setting", "chosen", "test, %", "best in hindsight", "test, %", "regret, points", "cost"]
-        head.append("not told apart")
+        head.append("not distinguishable")
         mean = [float(np.mean([row[key] for row in content])) for key in ("regret", "cost")]
         rows.append(["mean", "", "", "", "", f"{mean[0]:.2f}", f"{mean[1]:.2f}", ""])
         text = as_markdown(Table("Regret of copfl choose", head, rows))

@@ -32,12 +32,13 @@ from copfl.comparison.layers import VALIDATION, BaseTables, job_of, layers_of, w
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import Log, all_done
+from copfl.comparison.suitability import refusals
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
-from copfl.experiment.run import Result, prepare, reopen, train
+from copfl.experiment.run import Experiment, Result, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
 from copfl.stats import LEVEL, Difference, difference
 
@@ -95,7 +96,9 @@ def choose(
     seeds = check_seeds(seeds)
     race = Race(out, base, seeds, validation, jobs, log)
     candidates = race.candidates(_entries(entries), tune or {})
-    prepare([*candidates[0].layers, {"run": {"seed": seeds[0]}}], validation=validation)
+    local = next(one for one in candidates if one.entry.name == LOCAL)
+    experiment = prepare([*local.layers, {"run": {"seed": seeds[0]}}], validation=validation)
+    candidates = race.suitable(candidates, experiment)
     rounds = int(candidates[0].jobs[0].tables["run"]["rounds"])
     limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
     standing = race.run(candidates, rounds, limit, addons)
@@ -242,6 +245,15 @@ class Race:
         made = Candidate(entry, layers, [make(seed) for seed in self.seeds])
         self.known[entry.label] = made
         return made
+
+    def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
+        """Those that can train on the task; the others are named."""
+        layers = {one.label: one.layers for one in candidates}
+        refused = refusals([one.entry for one in candidates], lambda entry: layers[entry.label], experiment)
+        self.left |= dict.fromkeys(refused, "could not run")
+        if refused:
+            self.note(f"These cannot train on the task: {', '.join(refused)}.")
+        return [one for one in candidates if one.label not in refused]
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
         """The stages of the race, up to all rounds."""

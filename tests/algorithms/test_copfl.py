@@ -395,10 +395,8 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         ({"epochs": 0}, "epochs=0 must be a number of at least 1"),
         ({"rate": 2.0}, "rate=2.0 must lie between"),
         ({"score": "all"}, 'no score "all"'),
-        (
-            {"candidates": "reselect", "merge": "union"},
-            'candidates="reselect" shares personal entries again, merge="union" does not',
-        ),
+        ({"candidates": "reselect", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
+        ({"criterion": "held_out", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

@@ -13,7 +13,8 @@ from copfl.parts.averaging import PartlyPersonal
 class FedSALoRA(PartlyPersonal):
     """FedAvg of A and of what else is trained; B and the head are personal, and all are trained."""
 
-    # The released program's configuration has a personal head too; personal=("*.lora_B",) shares it.
+    # Paper: it describes A and B. The head is personal as in the released program's configuration;
+    # personal=("*.lora_B",) shares it.
     personal: tuple[str, ...] = (B, "head")  # type: ignore[misc]
 
     needs = (A, B)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from copfl.algorithms import ALGORITHMS, FedAvg
-from copfl.core import tree
+from copfl.core import Task, task_of, tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine.mapping import vmap
 from copfl.engine.rounds import Round, State
@@ -129,3 +130,19 @@ def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
     before = torch.get_rng_state()
     run_batched(simulations, [partial(simulated, simulation) for simulation in simulations])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_with_different_frozen_layers_are_not_one_batch() -> None:
+    def task_with(front: float) -> Task:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+        nn.init.constant_(model[0].weight, front)
+        model[0].requires_grad_(False)
+        return task_of(model, 2, head="1")
+
+    _, federation = small_federation("batch", SIZES)
+
+    def alike(*fronts: float) -> bool:
+        return can_batch([Simulation(FedAvg(), task_with(f), federation, vmap(), 0, 4) for f in fronts])
+
+    assert alike(0.5, 0.5)
+    assert not alike(0.5, 0.25)

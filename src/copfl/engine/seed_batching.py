@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+import torch
+
 from copfl.core import tree
 from copfl.core.evaluation import EvalModels
+from copfl.core.task import Task
 from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
 from copfl.engine.rounds import Ids, State
 from copfl.engine.simulate import Executor, Simulation, chunk_input
@@ -26,7 +29,17 @@ def can_batch(simulations: Sequence[Simulation]) -> bool:
     """Whether these simulations have the same program, and their clients fit in one chunk."""
     programs = {_program(simulation) for simulation in simulations}
     clients = sum(simulation.federation.clients for simulation in simulations)
-    return len(programs) == 1 and clients <= simulations[0].mapping.chunk
+    fits = len(programs) == 1 and clients <= simulations[0].mapping.chunk
+    return fits and _same_frozen([simulation.task for simulation in simulations])
+
+
+def _same_frozen(tasks: Sequence[Task]) -> bool:
+    """Whether what is not trained has the same values: the batch has it once. Random layers may differ."""
+    first, *others = [
+        {name: t for name, t in task.module.state_dict().items() if name not in task.layout.names}
+        for task in tasks
+    ]
+    return all(torch.equal(t, other[name]) for other in others for name, t in first.items())
 
 
 def _program(simulation: Simulation) -> tuple[object, ...]:

@@ -45,7 +45,20 @@ from copfl.engine import checkpoint
 from copfl.errors import RunError
 from copfl.experiment import records
 
-TINY = ("--model", "mlp", "--clients", "4", "--rounds", "5", "--batch", "64", "--set", "mlp.width=4")
+TINY = (
+    "--dataset",
+    "digits",
+    "--model",
+    "mlp",
+    "--clients",
+    "4",
+    "--rounds",
+    "5",
+    "--batch",
+    "64",
+    "--set",
+    "mlp.width=4",
+)
 EXACT = (  # no choice that depends on measured times
     "--set",
     "run.checkpoint_every=1",

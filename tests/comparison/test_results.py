@@ -42,7 +42,7 @@ def run(
     (path / "environment.json").write_text('{"start": {}}')
     kinds = ("algorithm", "data", "partition", "model", "run")
     (path / "run.toml").write_text("".join(f"[{kind}]\n" for kind in kinds))
-    return Job("toy", {"algorithm": {}, "run": {"seed": 0}}, path, last=last)
+    return Job("toy", {"algorithm": {}, "run": {"seed": 0, "rounds": len(lines)}}, path, last=last)
 
 
 def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:

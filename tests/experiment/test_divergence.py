@@ -37,7 +37,8 @@ def test_a_run_of_one_round_diverges_too() -> None:
 
 
 def test_the_command_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = called(capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--lr", "1e30", "--out", tmp_path / "run")
+    words = ("--dataset", "digits", *TINY_OPTIONS, "--rounds", 2, "--lr", "1e30", "--out", tmp_path / "run")
+    done = called(capsys, "run", *words)
     assert done.code == 2
     assert "training diverged" in done.err
     assert (tmp_path / "run" / "run.toml").exists()

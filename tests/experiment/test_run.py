@@ -123,7 +123,7 @@ def test_one_seed_one_result_and_the_global_generator_is_left_alone() -> None:
 def test_augmentation_can_be_switched_off() -> None:
     image = dataclasses.replace(load("digits"), augment=True)
     for augment in (True, False):
-        made = prepare([{"run": {"clients": 2, "augment": augment}}], data=image)
+        made = prepare([{"run": {"clients": 2, "augment": augment}, "model": {"name": "mlp"}}], data=image)
         assert made.federation.dataset.augment == augment
 
 
@@ -298,7 +298,8 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
     result = copfl.run("fedper", data, rounds=2, partition="by_group", **settings)
     assert result.save(tmp_path / "saved") == result.folder
     copfl.run("fedper", data, rounds=2, partition="by_group", out=tmp_path / "written", **settings)
-    for name in ("rounds.jsonl", "run.toml", "data.npz", "models/client-0001.safetensors"):
+    assert not (tmp_path / "written" / "data.npz").exists()  # samples are stored only where `save` is called
+    for name in ("rounds.jsonl", "run.toml", "models/client-0001.safetensors"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
     models = inference.load(tmp_path / "saved")
     assert models.experiment.federation.dataset.groups == ("north", "south")

@@ -69,7 +69,7 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
     for name in ("ca.key", "server.key", "node-0", "node-1"):
         assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
     assert read_app(folder)["secure"]
-    assert "--enable-supernode-auth" in (folder / "README.md").read_text()
+    assert "--root-certificates ca.pem --key node-0" in (folder / "README.md").read_text()
 
 
 def test_nothing_but_code_is_bundled(tmp_path: Path) -> None:

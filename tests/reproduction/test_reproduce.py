@@ -285,7 +285,7 @@ def test_a_run_is_stopped_at_the_time_limit_but_not_in_its_last_round() -> None:
 def test_a_run_that_was_stopped_in_the_middle_is_finished_in_its_folder(
     whole: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def soon(end: float, rounds: int) -> Any:
+    def soon(end: float, rounds: int, until: int) -> Any:
         def watch(round: Any, seconds: float) -> None:
             if round.number == 1:
                 raise TimeIsUp

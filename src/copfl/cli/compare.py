@@ -15,9 +15,7 @@ from copfl.cli import options
 from copfl.cli.options import OUTPUT, TRAINING, option
 
 Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
-Last = Annotated[
-    int | None, option(OUTPUT, "Average each metric over the last N evaluations; default: 5.", "--last")
-]
+Last = Annotated[int | None, option(OUTPUT, "Average over the last N evaluations; default: 5.", "--last")]
 Jobs = Annotated[
     int | None, option(TRAINING, "Runs in parallel; default: one per core, on a GPU one.", "--jobs", "-j")
 ]
@@ -46,12 +44,12 @@ def compare(
         list[str] | None,
         option(
             TRAINING,
-            "Values to try, as KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates.",
+            "KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates.",
             "--tune",
         ),
     ] = None,
     trials: Annotated[
-        int | None, option(TRAINING, "Settings that a search in a range tries; default: 20.", "--trials")
+        int | None, option(TRAINING, "Settings tried in a range; default: 20.", "--trials")
     ] = None,
     no_tune: Annotated[bool, option(TRAINING, "Tune nothing; default: off.", "--no-tune")] = False,
     tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
@@ -59,9 +57,7 @@ def compare(
         float | None,
         option(TRAINING, "Fraction of the training samples to tune on, between 0 and 1; default: 0.2."),
     ] = None,
-    reference: Annotated[
-        str | None, option(OUTPUT, "The row that the others are compared with; default: the first.")
-    ] = None,
+    reference: Annotated[str | None, option(OUTPUT, "The row to compare with; default: the first.")] = None,
     config: Annotated[
         Path | None,
         option(TRAINING, "A TOML file with [[entry]] and [compare]; options override it.", "--config", "-c"),

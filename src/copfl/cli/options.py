@@ -65,8 +65,8 @@ RUN_OPTIONS = {
             "--dataset -d", "data.name", "A name, file, folder, hf:NAME or module:function; default: digits."
         ),
         Row("--target", "data.target", "The column of a table to predict; several with commas."),
-        Row("--client", "data.client", "The column of a table that names the client; default: none."),
-        Row("--text", "data.text", "The column of a table that has the texts to learn from; default: none."),
+        Row("--client", "data.client", "The column that names the client; default: none."),
+        Row("--text", "data.text", "The column of texts to learn from; default: none."),
         Row(
             "--task",
             "data.kind",
@@ -76,8 +76,7 @@ RUN_OPTIONS = {
         Row(
             "--partition",
             "partition.name",
-            "classes, concept_shift, dirichlet, iid, quantity, by_group or file; default: by_group with "
-            "--client, else classes.",
+            "Of `copfl list partitions`, or a file; default: classes, by_group with --client.",
         ),
     ),
     MODEL: (
@@ -137,7 +136,7 @@ RUN_OPTIONS = {
             "Fraction of the clients that never train and are fitted as new ones afterwards; default: 0.",
             float,
         ),
-        Row("--store", "run.store", "Where client states are kept, memory or disk; default: memory."),
+        Row("--store", "run.store", "Client states in memory or on disk; default: memory."),
     ),
     ROBUSTNESS: (
         Row(

@@ -7,7 +7,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
           models/            each client's personal model
           environment.json   versions and hardware
-          data.npz           the samples, if a Python program passed them as arrays
+          data.npz           the samples, if `Result.save` stored them
 """
 
 from __future__ import annotations

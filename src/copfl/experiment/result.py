@@ -127,7 +127,10 @@ class Result:
         return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
 
     def save(self, path: str | Path) -> Path:
-        """The run as a folder, as `run(..., out=path)` writes it, for reports, export, predict and resume."""
+        """The run as a folder, for reports, export, predict and resume.
+
+        Unlike `run(..., out=path)` it stores the samples that the program passed, so these work without them.
+        """
         e = self.experiment
         with run_folder.claimed(Path(path), new=True) as folder:
             folder.begin(e.tables, e.federation.partition, e.about(), e.stored_data())

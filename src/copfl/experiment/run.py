@@ -378,8 +378,7 @@ def _trained(
         result.records, result.seconds = folder.restore(state, fingerprints, e.contents)
         folder.write_tables(e.tables)  # the number of rounds or the device may be new
     elif folder is not None:
-        data = None if folder.path.name == run_folder.BASELINE else e.stored_data()
-        folder.begin(e.tables, e.federation.partition, e.about(), data)
+        folder.begin(e.tables, e.federation.partition, e.about())
     clock = time.perf_counter()
     with contextlib.closing(_rounds(e, state, executor)) as rounds:
         for round in rounds:

@@ -16,6 +16,7 @@ from copfl.data import datasets
 from copfl.data.samples import Dataset
 from copfl.tables import as_markdown
 from tests.audit.test_replay import snapshots_of
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +65,7 @@ def test_the_audit_of_the_federation() -> None:
     assert found.seeds[0].scores["weight"].sum() == pytest.approx(len(NAMES))
 
 
+@slow
 def test_the_study_from_end_to_end() -> None:
     spec = importlib.util.spec_from_file_location("audit_study", ROOT / "benchmarks" / "audit.py")
     assert spec is not None

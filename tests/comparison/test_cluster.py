@@ -31,8 +31,8 @@ from copfl.experiment.folder import claimed
 from tests.commands import called, command, environment
 from tests.comparison.small import base, clouds, line, numbers
 from tests.comparison.test_runner import job
+from tests.slow import slow
 
-slow = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes minutes: set COPFL_SLOW=1")
 ROWS, SEEDS = "copfl,fedavg,fedper,local", "0,1,2"
 
 

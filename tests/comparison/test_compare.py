@@ -23,6 +23,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
+from tests.slow import slow
 
 
 @pytest.fixture
@@ -316,6 +317,7 @@ def wait_for_free(out: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
+@slow
 def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Path) -> None:
     """In two processes, killed with runs finished, running and to come; then in this one."""
     rows, tables = ["copfl", "fedavg", "local"], base(data, rounds=12)

@@ -18,6 +18,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
 from tests.comparison.small import base, clouds
+from tests.slow import slow
 
 
 def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
@@ -169,6 +170,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
     assert "local, seed 0: done" in said[1]
 
 
+@slow
 def test_a_killed_process_does_not_stop_the_others_and_its_job_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

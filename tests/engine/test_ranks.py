@@ -15,8 +15,8 @@ from copfl.errors import UsageError
 from copfl.experiment.run import _check_ranks
 from copfl.experiment.run_settings import RunSettings
 from tests.commands import TINY, called, command, environment, files, found
+from tests.slow import slow
 
-slow = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes minutes: set COPFL_SLOW=1")
 SETTINGS = (*TINY, "--clients", "7", "--set", "run.chunk=2", "--set", "run.checkpoint_every=2", "--quiet")
 
 

@@ -27,6 +27,7 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import LARGE, Workers, _buffer, _pickled, _unpickled
 from copfl.errors import RunError, UsageError
 from copfl.testing import small_federation
+from tests.slow import slow
 
 SIZES = (5, 9, 3, 12, 4, 6, 7)
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         trained(Inside(), task, federation, 1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=slow)])
 def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tmp_path: Path) -> None:
     words = ["run", "--workers", "2", "--rounds", "100000", "--model", "mlp", "--out", str(tmp_path / "run")]
     run = subprocess.Popen(

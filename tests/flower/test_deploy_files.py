@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.commands import called
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -97,7 +98,7 @@ def place() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="installs torch: set COPFL_SLOW=1")
+@slow  # installs torch
 def test_the_dockerfiles_commands_work_for_an_ordinary_user(place: Path) -> None:
     """In a fresh virtual environment, as in the image but for `useradd`, which needs root."""
     commands = re.findall(r"^RUN (.*)", DOCKERFILE, re.MULTILINE)

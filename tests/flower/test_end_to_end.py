@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
+from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
@@ -61,7 +61,7 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
         assert counted == pytest.approx(run["network-traffic"][flowers], rel=0.05)
 
 
-@pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes a minute: set COPFL_SLOW=1")
+@slow
 def test_a_secure_sum_over_flower_is_the_plain_one(tmp_path: Path) -> None:
     """CO-PFL, one round: three nodes with their workers; the total is that of the simulation within the step."""
     config = CONFIG | {"secure-aggregation": True, "rounds": 1, "deadline": 240}

@@ -22,9 +22,10 @@ from copfl.flower.local import LocalFederation, follow
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
 from tests.flower.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
+from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-pytestmark = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes minutes: set COPFL_SLOW=1")
+pytestmark = slow
 
 
 class Federation:

@@ -12,6 +12,7 @@ from copfl import models
 from copfl.errors import UsageError
 from copfl.kernels import modules
 from copfl.kernels.modules import BatchNorm, Convolution
+from tests.slow import slow
 
 SHAPES = {"flat": (7, 3), "sequence": (7, 3, 5), "maps": (7, 3, 4, 4), "1x1 maps": (7, 3, 1, 1)}
 
@@ -135,6 +136,7 @@ def test_resnet18_has_the_published_number_of_parameters() -> None:
     assert parameters(models.ResNet18((3, 32, 32), 10, stem="cifar")) == 11_181_642 - 64 * 3 * 40
 
 
+@slow
 def test_only_38_percent_of_resnet18_live_on_small_images() -> None:
     model = models.build("resnet18", (3, 32, 32), 10, seed=0)
     alive = torch.zeros(parameters(model), dtype=torch.bool)

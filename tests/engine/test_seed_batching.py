@@ -134,10 +134,9 @@ def test_what_is_drawn_leaves_the_callers_generator_alone() -> None:
 
 def test_models_with_different_frozen_layers_are_not_one_batch() -> None:
     def task_with(front: float) -> Task:
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
-        nn.init.constant_(model[0].weight, front)
-        model[0].requires_grad_(False)
-        return task_of(model, 2, head="1")
+        frozen = nn.Linear(2, 2, bias=False).requires_grad_(False)
+        nn.init.constant_(frozen.weight, front)
+        return task_of(nn.Sequential(frozen, nn.Linear(2, 2)), 2, head="1")
 
     _, federation = small_federation("batch", SIZES)
 

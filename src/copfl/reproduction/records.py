@@ -58,6 +58,7 @@ class Store:
     def add(self, record: Record, experiment: str) -> None:
         """Adds the record to the experiment's file; several processes may do so at once."""
         self._check(record)
+        record = from_json(as_json(record))  # rounded, as others read it: all choose alike
         with self._locked():
             self.refresh()
             self.found[self.id_of(record)] = record

@@ -15,7 +15,7 @@ from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedper import FedPer
 from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
-from copfl.parts import Cowa, Pwpm
+from copfl.parts import Cowa, Phases, Pwpm
 from copfl.parts.averaging import Server, Total
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
 
@@ -38,7 +38,7 @@ def test_variants_obey_the_contract_too() -> None:
     check_algorithm(COPFL(contribution=Cowa(trust="held_out")), rounds=1)
     check_algorithm(COPFL(growth=Pwpm(criterion="benefit", candidates="reselect")), rounds=2)
     by_group = Pwpm(criterion="held_out", until=2)
-    check_algorithm(COPFL(growth=by_group, training="together"), rounds=2)
+    check_algorithm(COPFL(growth=by_group, phases=Phases(training="together")), rounds=2)
 
 
 # -- algorithms that break one law each --------------------------------------------------------------------------------

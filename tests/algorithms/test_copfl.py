@@ -18,6 +18,7 @@ from copfl.engine.mapping import vmap
 from copfl.experiment.config import built
 from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
+from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
 from copfl.testing import small_federation
 from tests.toys import dot, everything, federation_of, loss, rounds_of, sigma, slopes
@@ -380,10 +381,14 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         "count": "all",
     }
     growth |= {"warmup": 3, "interval": 4, "criterion": "benefit"}
-    contribution = {"score": "gradient", "leave_one_out": "paper", "prefer": "agreement", "trust": "held_out"}
-    others: dict[str, Any] = {"optimizer": Mamo(lr=1e-3), "merge": "union", "epochs": 2, "max_weight": 0.5}
-    made = build(**growth, **contribution, **others)
-    assert made == COPFL(growth=Pwpm(**growth), contribution=Cowa(**contribution), **others)
+    contribution: dict[str, Any] = {"score": "gradient", "leave_one_out": "paper", "prefer": "agreement"}
+    contribution |= {"trust": "held_out", "max_weight": 0.5}
+    phases: dict[str, Any] = {"epochs": 2, "training": "in_turn"}
+    others: dict[str, Any] = {"optimizer": Mamo(lr=1e-3), "merge": "union"}
+    made = build(**growth, **contribution, **phases, **others)
+    assert made == COPFL(
+        growth=Pwpm(**growth), contribution=Cowa(**contribution), phases=Phases(**phases), **others
+    )
     assert made.total_epochs == 4
     assert build() == COPFL()
 
@@ -405,7 +410,7 @@ def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> Non
 
 
 def test_two_epochs_go_twice_over_each_half() -> None:
-    algorithm = replace(BY_HAND, epochs=2)
+    algorithm = replace(BY_HAND, phases=Phases(epochs=2))
     _, clients, _ = two_rounds(algorithm, rounds=1)
     once = 0.5
     twice = once + sigma(-once * dot(A, A))  # a = A / 2 after the first pass; a.A = |A|^2 / 2

@@ -13,7 +13,7 @@ from copfl.algorithms import COPFL, FedAvg, FedSelect
 from copfl.algorithms.fedselect import Total
 from copfl.core import Adam, Optimizer, Sgd, tree
 from copfl.errors import UsageError
-from copfl.parts import Mamo
+from copfl.parts import Mamo, Phases
 from copfl.parts.averaging import Server
 from copfl.testing import small_federation
 from tests.algorithms.chain import numbers
@@ -175,4 +175,4 @@ def test_a_state_per_phase_needs_an_optimizer_that_keeps_none() -> None:
     with pytest.raises(UsageError, match="keep=false"):
         FedSelect(Mamo(), state_per_phase=True)
     with pytest.raises(UsageError, match="keep=false"):
-        COPFL(Mamo(), state_per_phase=True)
+        COPFL(Mamo(), phases=Phases(state_per_phase=True))

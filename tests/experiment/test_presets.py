@@ -8,7 +8,7 @@ from copfl.core import Adam
 from copfl.errors import UsageError
 from copfl.experiment import presets
 from copfl.experiment.run import prepare
-from copfl.parts import Cowa, Mamo, Pwpm
+from copfl.parts import Cowa, Mamo, Phases, Pwpm
 
 
 def test_the_paper_as_published() -> None:
@@ -46,7 +46,7 @@ def test_plus_shares_for_three_quarters_of_the_rounds_however_many_there_are() -
 def test_adapters_has_groups_by_held_out_loss_for_a_third_of_the_rounds_and_equal_weights() -> None:
     made = prepare([presets.preset("adapters"), {"run": {"rounds": 30}}]).algorithm
     growth, contribution = Pwpm(criterion="held_out", until=10), Cowa(score="none")
-    assert made == COPFL(Adam(lr=1e-2, keep=True), growth, contribution, training="together")
+    assert made == COPFL(Adam(lr=1e-2, keep=True), growth, contribution, phases=Phases(training="together"))
 
 
 def test_the_demo_is_a_federation_in_which_a_client_has_too_few_samples() -> None:

@@ -17,7 +17,6 @@ from copfl.parts.cowa import (
     Others,
     Scores,
     cosine,
-    initial_bounds,
     leave_one_out,
     whole_without,
 )
@@ -232,9 +231,9 @@ def test_entries_without_one_by_hand() -> None:
 
 
 def test_the_initial_bounds() -> None:
-    assert initial_bounds(1.0, 3, EAST) is None
-    bounds = initial_bounds(0.5, 3, EAST)
+    assert Cowa(max_weight=1.0).initial_bounds(3, EAST) is None
+    bounds = Cowa(max_weight=0.5).initial_bounds(3, EAST)
     assert bounds is not None
     assert bounds.tolist() == [1, 1]
     with pytest.raises(UsageError, match=r"must be at least 0\.333"):
-        initial_bounds(0.3, 3, EAST)
+        Cowa(max_weight=0.3).initial_bounds(3, EAST)

@@ -11,7 +11,7 @@ from torch import nn
 from copfl.core import Adam, Data, Optimizer, Sgd, begin, faster, fresh, task_of, train, tree
 from copfl.core.batches import plan
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import fresh_head, head_then_body, personal_then_shared
+from copfl.parts.phases import Phases, fresh_head, head_then_body
 from copfl.testing import small_federation
 from tests.algorithms.chain import LR, PLAIN, chain, numbers, off, one_at_a_time, samples, vector
 
@@ -70,7 +70,8 @@ def test_with_a_state_per_phase_the_first_adam_step_of_the_shared_phase_is_the_r
     task, mask, adam = chain(1.0, 2.0), torch.tensor([True, False]), Adam(lr=0.01)
     for epochs, step in ((1, 0.1 / 0.19 * math.sqrt(1.999)), (2, 0.1 / 0.271 * math.sqrt(2.997001))):
         order = one_at_a_time([0] * epochs, [1])
-        done = personal_then_shared(task, adam, task.initial, (), DATA, order, mask, state_per_phase)
+        phases = Phases(state_per_phase=state_per_phase)
+        done = phases.train(task, adam, task.initial, (), DATA, order, mask)
         expected = 0.01 if state_per_phase else 0.01 * step
         assert abs(float(done.w[1]) - 2.0) == pytest.approx(expected, rel=1e-6)
 
@@ -88,7 +89,7 @@ def test_both_phases_start_from_the_same_point() -> None:
     """The body is personal: it trains first, and then the head with the initial body."""
     task, mask = chain(1.0, 2.0), torch.tensor([True, False])
     order, state = one_at_a_time([0], [1]), PLAIN.init(task.initial)
-    done = personal_then_shared(task, PLAIN, task.initial, state, DATA, order, mask)
+    done = Phases().train(task, PLAIN, task.initial, state, DATA, order, mask)
     body = 1.0 - LR * off(2.0, 1) * 2.0
     head = 2.0 - LR * off(2.0 * 1.0 * 2.0, 0) * 1.0 * 2.0
     assert done.w.tolist() == numbers(body, head)

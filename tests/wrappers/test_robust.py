@@ -20,7 +20,7 @@ from copfl.engine.simulate import begin, simulate
 from copfl.experiment.components import ROBUST
 from copfl.experiment.run import run
 from copfl.parts import averaging
-from copfl.parts.cowa import bounded, next_bounds
+from copfl.parts.cowa import Cowa, bounded
 from copfl.testing import check_algorithm
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
@@ -151,21 +151,27 @@ def test_nodes_aggregate_robustly_as_in_the_simulation(robust: str, tmp_path: Pa
 # -- CO-PFL's bound on shares -----------------------------------------------------------------------------------------
 
 
+def next_bounds(max_weight: float, score: Tensor, clients: Tensor, before: Tensor) -> Tensor:
+    bounds = Cowa(max_weight=max_weight).next_bounds(score, clients, before)
+    assert bounds is not None
+    return bounds
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-10, 1e9), min_size=2, max_size=12), st.floats(0.01, 1e6), st.floats(0.05, 0.99))
 def test_nobody_gets_more_than_most(claims: list[float], mean: float, most: float) -> None:
     """Whatever is claimed, as long as as many take part as in the round before and claim anything."""
     count = len(claims)
     most = max(most, 1 / count)
-    bounds = next_bounds(tensor(mean * count), tensor(count), most, tensor([1.0, 1.0]))
+    bounds = next_bounds(most, tensor(mean * count), tensor(count), tensor([1.0, 1.0]))
     scores = torch.stack([bounded(tensor(max(reported_weight, 1e-6)), bounds) for reported_weight in claims])
     assert float((scores / scores.sum()).max()) <= most + 1e-9
 
 
 def test_bounds_by_hand() -> None:
-    low, high = next_bounds(tensor(10.0), tensor(5.0), 0.5, tensor([1.0, 1.0])).tolist()
+    low, high = next_bounds(0.5, tensor(10.0), tensor(5.0), tensor([1.0, 1.0])).tolist()
     assert (low, high) == (1.0, 4.0)  # around a mean of 2; one at 4 beside four at 1 has one half
-    assert next_bounds(tensor(0.0), tensor(0.0), 0.5, tensor([3.0, 4.0])).tolist() == [3, 4]
+    assert next_bounds(0.5, tensor(0.0), tensor(0.0), tensor([3.0, 4.0])).tolist() == [3, 4]
     assert [bounded(tensor(s), tensor([1.0, 4.0])).item() for s in (-1.0, 0.0, 0.5, 2.0, 9.0)] == [
         0,
         0,
@@ -187,9 +193,9 @@ def test_a_malicious_client_gets_its_share_and_no_more() -> None:
 
 def test_most_must_leave_room_for_everybody() -> None:
     with pytest.raises(UsageError, match=r"max_weight=1.5"):
-        COPFL(max_weight=1.5)
+        Cowa(max_weight=1.5)
     with pytest.raises(UsageError, match=r"at least 0.333"):
-        COPFL(max_weight=0.2).server_init(slopes(0.0, 0.0), 3)
+        COPFL(contribution=Cowa(max_weight=0.2)).server_init(slopes(0.0, 0.0), 3)
 
 
 def test_without_a_bound_nothing_is_added_to_the_messages() -> None:
@@ -204,7 +210,8 @@ def test_engines_agree_with_a_bound() -> None:
     task, federation = small_federation("none", (5, 9, 3, 12))
     states = []
     for mapping in (sequential(), vmap(3)):
-        state = begin(COPFL(max_weight=0.3), task, 4)
-        list(simulate(COPFL(max_weight=0.3), task, federation, mapping, state, rounds=3, batch=4))
+        algorithm = COPFL(contribution=Cowa(max_weight=0.3))
+        state = begin(algorithm, task, 4)
+        list(simulate(algorithm, task, federation, mapping, state, rounds=3, batch=4))
         states.append(state)
     assert farthest(states[0].server, states[1].server) < 1e-9

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
-from copfl.errors import UsageError, at_least, fraction_of, one_of
+from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import Cowa, LastMean, bounded, initial_bounds, next_bounds
+from copfl.parts.cowa import Cowa, LastMean, bounded
 from copfl.parts.mamo import Mamo
-from copfl.parts.phases import all_together, check_state_per_phase, personal_then_shared
+from copfl.parts.phases import Phases, check_state_per_phase
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
 
 MERGES = ("sharers", "union")
-TRAINING = {"in_turn": personal_then_shared, "together": all_together}
 
 
 class Server(NamedTuple):
@@ -43,7 +42,7 @@ class Client(NamedTuple):
 
 
 class Upload(NamedTuple):
-    shared: Masked  # g_n, and the mask
+    shared: Masked  # g_n and m_n, Eq. (8)
     score: Tensor  # [], Gamma_n
 
 
@@ -59,31 +58,19 @@ class Total(NamedTuple):
 class COPFL:
     """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA).
 
-    merge       "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1,
-                line 6): an entry that is personal for any client is never averaged again
-    epochs      for each phase
-    state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
-                entries, such as Adam, otherwise takes smaller steps in the second phase; MAMO's is per entry
-    training    "in_turn": the personal entries, then the shared ones (Paper). "together": all at once
-    max_weight  the largest weight of a client in the mean; 1: no bound (Paper). The server clips the reported
-                scores too, so it does not depend on honest clients
+    merge  "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1,
+           line 6): an entry that is personal for any client is never averaged again
     """
 
     optimizer: Optimizer = field(default_factory=Mamo)
     growth: Pwpm = field(default_factory=Pwpm)
     contribution: Cowa = field(default_factory=Cowa)
+    phases: Phases = field(default_factory=Phases)
     merge: str = "sharers"
-    epochs: int = 1
-    max_weight: float = 1.0
-    state_per_phase: bool = False
-    training: str = "in_turn"
 
     def __post_init__(self) -> None:
         one_of(MERGES, merge=self.merge)
-        one_of(TRAINING, training=self.training)
-        at_least(1, epochs=self.epochs)
-        check_state_per_phase(self.optimizer, self.state_per_phase)
-        fraction_of("the weight", max_weight=self.max_weight)
+        check_state_per_phase(self.optimizer, self.phases.state_per_phase)
         if self.merge == "union" and self.growth.returns:
             raise UsageError(
                 'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" '
@@ -92,12 +79,12 @@ class COPFL:
 
     @property
     def total_epochs(self) -> int:
-        return 2 * self.epochs if self.training == "in_turn" else self.epochs
+        return self.phases.total_epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
         zeros, none = torch.zeros_like(task.initial), torch.zeros_like(task.initial, dtype=torch.bool)
         start = torch.zeros((), dtype=torch.int64, device=task.device)
-        bounds = initial_bounds(self.max_weight, clients, zeros)
+        bounds = self.contribution.initial_bounds(clients, zeros)
         return Server(task.initial, zeros, zeros.new_zeros(()), none, start, bounds)
 
     def client_init(self, task: Task) -> Client:
@@ -115,28 +102,22 @@ class COPFL:
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """Algorithm 2; Algorithm 1, line 3."""
-        d, start = task.d, self.personal_model(task, client, down)
+        start = self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
         # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
-        local = TRAINING[self.training](
-            task, self.optimizer, start, client.moments, data, plan, client.mask, self.state_per_phase
-        )
-        # Lines 14-17, PWPM: the entries that changed most become personal, Eqs. (6)-(8).
-        if self.growth.criterion == "held_out":
-            grown = self.growth.selected(task, client.mask, client.w, down.w, data, down.round)
-        else:
-            benefit = self.growth.benefit(task, local.w, local.update, data, down.round)
-            grown = self.growth.grow(task.layout, client.mask[:d], local.update, down.round, benefit)
-        moments = kept(self.optimizer, self.optimizer.forget(local.moments, grown ^ client.mask[:d]))
-        mask = torch.cat([grown, client.mask[d:]])
-        # Lines 18-21, COWA: the step and the loss of the others without this client, Eqs. (9)-(10).
+        local = self.phases.train(task, self.optimizer, start, client.moments, data, plan, client.mask)
+        # Lines 14-17, PWPM: the entries that changed most, Eq. (6), become personal, Eq. (7).
+        models = {"w": local.w, "own": client.w, "received": down.w}
+        mask = self.growth.next_mask(task, client.mask, local.update, data, down.round, **models)
+        moments = self.optimizer.forget(local.moments, (mask ^ client.mask)[: task.d])
+        # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
         others = self.contribution.others(self._last_mean(client, down), local.update)
         scores = self.contribution.judge(task, local.w, local.update, others, data)
         score = bounded(scores.total, down.bounds)
         metrics = {"loss": local.loss, "weight": score, **scores.metrics()}
-        metrics |= personal_fraction(grown, local.update)
-        after = Client(local.w, mask, moments, down.w, score, down.round)
-        return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)
+        metrics |= personal_fraction(mask[: task.d], local.update)
+        after = Client(local.w, mask, kept(self.optimizer, moments), down.w, score, down.round)
+        return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)  # Eq. (8)
 
     def _last_mean(self, client: Client, down: Down) -> LastMean:
         weight = torch.where(client.round == down.round - 1, client.score, 0)
@@ -155,8 +136,6 @@ class COPFL:
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)
         w = weighted_mean(total.w, weights, server.w)  # lines 5 and 6
-        bounds = server.bounds
-        if bounds is not None:
-            bounds = next_bounds(total.score, total.clients, self.max_weight, bounds)
+        bounds = self.contribution.next_bounds(total.score, total.clients, server.bounds)
         metrics = sharing_metrics(total.personal[: task.d], averaged[: task.d], total.clients.clamp(min=1))
         return Server(w, weights, total.score, union, server.round + 1, bounds), metrics

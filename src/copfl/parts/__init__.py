@@ -10,6 +10,7 @@ adapters   the matrices of LoRA in w
 
 from copfl.parts.cowa import Cowa
 from copfl.parts.mamo import Mamo
+from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
 
-__all__ = ["Cowa", "Mamo", "Pwpm"]
+__all__ = ["Cowa", "Mamo", "Phases", "Pwpm"]

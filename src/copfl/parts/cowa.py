@@ -14,7 +14,7 @@ from torch import Tensor
 
 from copfl.core.batches import training_split, validation_split
 from copfl.core.task import Data, Plan, Task
-from copfl.errors import UsageError, one_of
+from copfl.errors import UsageError, fraction_of, one_of
 from copfl.kernels.fused import elementwise, of_many_steps
 
 SCORES = ("both", "gradient", "prediction", "none")
@@ -64,18 +64,22 @@ class Cowa:
     trust          "all": a score is used as it is (Paper), so wrong labels and noise count as a contribution.
                    "held_out": the score times exp(-loss of the client's model on every fifth sample), which
                    the client does not train on
+    max_weight     the largest weight of a client in the mean; 1: no bound (Paper). The server clips the
+                   reported scores too, so it does not depend on honest clients
     """
 
     score: str = "both"
     leave_one_out: str = "exact"
     prefer: str = "deviation"
     trust: str = "all"
+    max_weight: float = 1.0
 
     def __post_init__(self) -> None:
         one_of(SCORES, score=self.score)
         one_of(LEAVE_ONE_OUT, leave_one_out=self.leave_one_out)
         one_of(PREFER, prefer=self.prefer)
         one_of(TRUST, trust=self.trust)
+        fraction_of("the weight", max_weight=self.max_weight)
 
     def trainable(self, plan: Plan) -> Plan:
         """The plan without the held-out samples."""
@@ -120,30 +124,29 @@ class Cowa:
         healthy = torch.isfinite(update).all() & (finite | (self.score in ("gradient", "none")))
         return Scores(gradient, prediction, torch.where(healthy, total.clamp(min=1e-6), 0))
 
+    # -- a bound on each client's weight ---------------------------------------------------------------------
 
-# -- a bound on each client's weight -------------------------------------------------------------------------
+    def initial_bounds(self, clients: int, like: Tensor) -> Tensor | None:
+        """[2], the bounds on a score in the first round, where all weights are equal; None: no bounds."""
+        if self.max_weight * clients < 1 - 1e-9:
+            raise UsageError(
+                f"max_weight={self.max_weight}: the weights of {clients} clients add up to 1, so it must be "
+                f"at least {1 / clients:.3g}"
+            )
+        return None if self.max_weight == 1 else like.new_ones(2)
 
+    def next_bounds(self, score: Tensor, clients: Tensor, before: Tensor | None) -> Tensor | None:
+        """[2], bounds around the mean score that keep each client's weight at most `max_weight`.
 
-def initial_bounds(max_weight: float, clients: int, like: Tensor) -> Tensor | None:
-    """[2], the bounds on a score in the first round, where all weights are equal; None: no bounds."""
-    if max_weight * clients < 1 - 1e-9:
-        raise UsageError(
-            f"max_weight={max_weight}: the weights of {clients} clients add up to 1, so it must be at least "
-            f"{1 / clients:.3g}"
-        )
-    return None if max_weight == 1 else like.new_ones(2)
-
-
-def next_bounds(score: Tensor, clients: Tensor, max_weight: float, before: Tensor) -> Tensor:
-    """[2], bounds around the mean score that keep the weight of each of so many clients at most `max_weight`.
-
-    One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low),
-    which is `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the bounds
-    stay.
-    """
-    ratio = (max_weight * (clients - 1) / (1 - max_weight)).clamp(min=1)
-    mean = score / clients.clamp(min=1)
-    return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
+        One client at the upper bound among n - 1 at the lower one has the weight high / (high + (n - 1) low),
+        which is `max_weight` where high / low = max_weight (n - 1) / (1 - max_weight). Without clients the
+        bounds stay.
+        """
+        if before is None:
+            return None
+        ratio = (self.max_weight * (clients - 1) / (1 - self.max_weight)).clamp(min=1)
+        mean = score / clients.clamp(min=1)
+        return torch.where(score > 0, torch.stack([mean / ratio.sqrt(), mean * ratio.sqrt()]), before)
 
 
 def bounded(score: Tensor, bounds: Tensor | None) -> Tensor:

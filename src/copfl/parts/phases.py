@@ -11,8 +11,10 @@ from torch import Tensor
 from copfl.core.optim import Optimizer, State, begin, kept
 from copfl.core.task import Batch, Data, KeyedInputs, Objective, Plan, Task
 from copfl.core.train import train
-from copfl.errors import UsageError
+from copfl.errors import UsageError, at_least, one_of
 from copfl.kernels.fused import elementwise
+
+TRAINING = ("in_turn", "together")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,46 +90,56 @@ def check_state_per_phase(optimizer: Optimizer, state_per_phase: bool) -> None:
         )
 
 
-def personal_then_shared(
-    task: Task,
-    optimizer: Optimizer,
-    start: Tensor,
-    moments: State,
-    data: Data,
-    plan: Plan,
-    mask: Tensor,
-    state_per_phase: bool = False,
-) -> Halves:
-    """w after half of the plan on the personal entries and half on the shared ones, Eqs. (3)-(5).
+@dataclass(frozen=True)
+class Phases:
+    """The training of the personal and the shared entries of one client, Algorithm 2, lines 1-13.
 
-    Both phases start from the same point, and their results are put together (Paper: Algorithm 2, lines
-    1-13). With `state_per_phase` the second phase starts with a new optimizer state, as the first does.
+    epochs           for each phase
+    state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
+                     entries, such as Adam, otherwise takes smaller steps in the second; MAMO's is per entry
+    training         "in_turn": the personal entries, then the shared ones (Paper). "together": all at once, as
+                     in FedPer
     """
-    epochs, personal = len(plan) // 2, mask[: task.d]
-    moments = begin(optimizer, moments, start[: task.d])
-    p, moments, _ = train(task, optimizer, start, moments, data, plan[:epochs], active=personal)
-    if state_per_phase:
-        moments = optimizer.init(start[: task.d])
-    g, moments, loss = train(task, optimizer, start, moments, data, plan[epochs:], active=~personal)
-    trained = torch.arange(len(start), device=start.device) < task.d
-    w, update = elementwise(_merged, mask & trained, p, g, start)
-    return Halves(w, update[: task.d], moments, loss)
 
+    epochs: int = 1
+    state_per_phase: bool = False
+    training: str = "in_turn"
 
-def all_together(
-    task: Task,
-    optimizer: Optimizer,
-    start: Tensor,
-    moments: State,
-    data: Data,
-    plan: Plan,
-    mask: Tensor,
-    state_per_phase: bool = False,
-) -> Halves:
-    """w after the whole plan on all entries, as in FedPer."""
-    moments = begin(optimizer, moments, start[: task.d])
-    w, moments, loss = train(task, optimizer, start, moments, data, plan)
-    return Halves(w, (start - w)[: task.d], moments, loss)
+    def __post_init__(self) -> None:
+        one_of(TRAINING, training=self.training)
+        at_least(1, epochs=self.epochs)
+
+    @property
+    def total_epochs(self) -> int:
+        return 2 * self.epochs if self.training == "in_turn" else self.epochs
+
+    def train(
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        start: Tensor,
+        moments: State,
+        data: Data,
+        plan: Plan,
+        mask: Tensor,
+    ) -> Halves:
+        """w after half of the plan on the personal entries and half on the shared ones, Eqs. (3)-(5).
+
+        Both phases start from the same point, and their results are put together.
+        """
+        d, personal = task.d, mask[: task.d]
+        moments = begin(optimizer, moments, start[:d])
+        if self.training == "together":
+            w, moments, loss = train(task, optimizer, start, moments, data, plan)
+            return Halves(w, (start - w)[:d], moments, loss)
+        half = len(plan) // 2
+        p, moments, _ = train(task, optimizer, start, moments, data, plan[:half], active=personal)
+        if self.state_per_phase:
+            moments = optimizer.init(start[:d])
+        g, moments, loss = train(task, optimizer, start, moments, data, plan[half:], active=~personal)
+        trained = torch.arange(len(start), device=start.device) < d
+        w, update = elementwise(_merged, mask & trained, p, g, start)
+        return Halves(w, update[:d], moments, loss)
 
 
 def _merged(personal: Tensor, p: Tensor, g: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

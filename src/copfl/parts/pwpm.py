@@ -90,14 +90,35 @@ class Pwpm:
             return training_split(plan, fold=torch.where(round < self.until, 4, -1) if self.until else None)
         return training_split(plan, fold=torch.where(self.due(round), round % 5, -1))
 
-    def benefit(self, task: Task, w: Tensor, change: Tensor, data: Data, round: Tensor) -> Tensor | None:
+    def next_mask(
+        self,
+        task: Task,
+        mask: Tensor,
+        change: Tensor,
+        data: Data,
+        round: Tensor,
+        *,
+        w: Tensor,
+        own: Tensor,
+        received: Tensor,
+    ) -> Tensor:
+        """m^{k+1} [D], by the criterion, after the change [d] that led to w.
+
+        `own` and `received` are the client's and the global model before this round's training.
+        """
+        if self.criterion == "held_out":
+            grown = self.selected(task, mask, own, received, data, round)
+        else:
+            benefit = self.benefit(task, w, change, data, round) if self.criterion == "benefit" else None
+            grown = self.grow(task.layout, mask[: task.d], change, round, benefit)
+        return torch.cat([grown, mask[task.d :]])
+
+    def benefit(self, task: Task, w: Tensor, change: Tensor, data: Data, round: Tensor) -> Tensor:
         """[d], by how much each entry of the change that led to w lowers the loss on unseen samples.
 
         It is gradient times change, with the gradient at the midpoint of the change: a second-order
-        approximation of the difference in loss. None if the criterion does not need it.
+        approximation of the difference in loss.
         """
-        if self.criterion != "benefit":
-            return None
         unseen = validation_split(data, fold=round % 5)
         valid = torch.arange(unseen.y.shape[0], device=w.device) < unseen.size
         d, x = task.d, task.numbers(unseen.x)

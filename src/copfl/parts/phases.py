@@ -97,8 +97,7 @@ class Phases:
     epochs           for each phase
     state_per_phase  each phase starts with a new optimizer state. An optimizer with one step count for all
                      entries, such as Adam, otherwise takes smaller steps in the second; MAMO's is per entry
-    training         "in_turn": the personal entries, then the shared ones (Paper). "together": all at once, as
-                     in FedPer
+    training         "in_turn": the personal entries, then the shared ones (Paper). "together": all at once
     """
 
     epochs: int = 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from copfl import stats
 from copfl.experiment.components import build_algorithm
 from copfl.experiment.config import Tables
 from copfl.reproduction import experiments, findings, records
@@ -31,6 +33,27 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
             assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
     drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
+
+
+def test_the_differences_on_the_page_of_fine_tuning_are_those_of_the_records() -> None:
+    """Its table is written by hand: the numbers, and which are significant with Holm's correction (bold)."""
+    runs = dict(records.Store(RECORDS).lines(RECORDS / "finetuning-text.jsonl.gz"))
+    experiment, store = experiments.read("finetuning-text"), records.Store(RECORDS, runs)
+    cells = findings.found(experiment, "full", ["equal"], range(5), store).cells
+    text = (DOCS / "finetuning.md").read_text("utf-8").partition("## Sentences")[0]
+    line = re.compile(r"^\| (.+) − (.+?)" + r" \| (.+?)" * 4 + r" \|$", re.MULTILINE)
+    written, gains = list[str](), list[findings.Gain]()
+    for own, other, *shown in line.findall(text):
+        for kind, cell in zip(("skew", "wrong", "shift", "small"), shown, strict=True):
+            gain = findings.gain(*(cells["equal", f"banking-{kind}", label] for label in (own, other)))
+            if len(gain.changes):
+                written.append(cell)
+                gains.append(gain)
+            else:
+                assert cell == findings.NOT_YET
+    p_values = stats.holm([stats.t_test(gain.changes) for gain in gains])
+    assert written == [f"**{g}**" if p < 0.05 else str(g) for g, p in zip(gains, p_values, strict=True)]
+    assert f"the {len(written)} differences of this table" in text
 
 
 def test_every_committed_record_is_read_quickly_and_stored_once() -> None:

@@ -7,9 +7,13 @@ print(result.accuracy[-1].mean())
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
+
+# On ARM, torch's oneDNN would leave a file /tmp/perf-PID.map for the profiler perf in every process.
+os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS

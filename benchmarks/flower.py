@@ -103,7 +103,9 @@ def main() -> None:
         for way in args.ways:
             results[way] = measured(way, args.rounds, Path(folder))
             load = os.getloadavg()[0]
-            print(json.dumps({way: results[way], "load": round(load, 2), "cores": os.cpu_count()}), flush=True)
+            print(
+                json.dumps({way: results[way], "load": round(load, 2), "cores": os.cpu_count()}), flush=True
+            )
     medians = {way: result["median_s"] for way, result in results.items()}
     equal = all(result["farthest_from_simulation"] == 0 for result in results.values())
     print(json.dumps({"median round after the first, s": medians, "equal to the simulation": equal}))

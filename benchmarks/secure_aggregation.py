@@ -80,7 +80,7 @@ def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width:
     with tempfile.TemporaryDirectory() as folder:
         transport = Calls(settings, data, Path(folder))
         files = ServerFolder(folder, "cost", resume=False)
-        server = server_class(secure)(settings, transport, files, lambda _: None, pause=0)
+        server = server_class(secure)(settings, transport, files, pause=0)
         rounds = server.rounds()
         next(rounds)
         started, transport.seconds = time.process_time(), 0.0

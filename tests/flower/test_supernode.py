@@ -66,6 +66,8 @@ class Network:
 
     def push(self, run: int, session: str, name: str, content: bytes) -> None:
         assert session == ("" if self.is_known else "session")
+        if name in self.pushed:
+            raise ObjectPushError(name, run, session)
         self.pushed[name] = content
 
     def connection(self) -> Connection:
@@ -133,12 +135,14 @@ def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Netwo
 def test_a_reply_that_was_announced_is_uploaded_when_the_node_returns(
     network: Network, tmp_path: Path
 ) -> None:
-    """Killed before its parts were uploaded: the server would wait three minutes for them."""
+    """Killed after the first of its parts was uploaded: the server would wait three minutes for the others."""
     network.add(TRAIN, asked(tmp_path))
     node = node_of(network, tmp_path)
 
-    def killed(*_: object) -> None:
-        raise Killed
+    def killed(*part: Any) -> None:
+        if network.pushed:
+            raise Killed
+        network.push(*part)
 
     node.connection = node.connection._replace(push_object=killed)
     with pytest.raises(Killed):

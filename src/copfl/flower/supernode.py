@@ -291,14 +291,21 @@ class Node:
     def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
         """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
         from flwr.supercore.inflatable import inflatable_object as objects
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 
         with objects.no_object_id_recompute():
             missing, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
+            parts = objects.get_all_nested_objects(reply)
+            uploaded: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if is_repeated and not missing:  # announced before: Flower finds the session by the part
-                session, missing = "", set(objects.get_all_nested_objects(reply))
-            push = partial(self.connection.push_object, reply.metadata.run_id, session)
-            push_objects(objects.get_all_nested_objects(reply), push, object_ids_to_push=missing)
+                session, missing = "", set(parts)
+                uploaded = contextlib.suppress(ObjectPushError)  # Flower refuses a part that it has
+
+            def push(part: str, content: bytes) -> None:
+                with uploaded:
+                    self.connection.push_object(reply.metadata.run_id, session, part, content)
+
+            push_objects(parts, push, object_ids_to_push=missing)
 
 
 def _message(content: bytes) -> Any:

@@ -11,9 +11,10 @@ import pytest
 
 import copfl
 from copfl.comparison import choose as racing
-from copfl.comparison.choose import Limit, Rung, cost, limit_of, plan
+from copfl.comparison.choose import Limit, Rung, Standing, cost, limit_of, plan
+from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
-from copfl.comparison.results import record_of
+from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import all_done
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
@@ -27,11 +28,53 @@ BASE: dict[str, Any] = {
 
 
 def test_the_stages_by_hand() -> None:
-    assert plan(16, 12, 64) == [Rung(2, 12), Rung(6, 4), Rung(16, 2)]
-    assert cost(plan(16, 12, 64)) == 12 * 2 + 4 * 4 + 2 * 10
-    assert plan(40, 2, 1000) == [Rung(40, 2)]  # two candidates: nothing is dropped
-    assert plan(10, 9, 10**6)[0] == Rung(10, 9)  # enough for the full comparison
-    assert plan(10, 9, 1)[0] == Rung(1, 9)  # the shortest race
+    assert plan(16, 1, 12, 64) == [Rung(2, 1, 12), Rung(6, 1, 4), Rung(16, 1, 2)]
+    assert cost(plan(16, 1, 12, 64)) == 12 * 2 + 4 * 4 + 2 * 10
+    assert plan(40, 3, 2, 1000) == [Rung(40, 3, 2)]  # two candidates: nothing is dropped
+    assert plan(10, 1, 9, 10**6)[0] == Rung(10, 1, 9)  # enough for the full comparison
+    assert plan(10, 1, 9, 1)[0] == Rung(1, 1, 9)  # the shortest race
+
+
+def test_the_stages_with_several_seeds_by_hand() -> None:
+    """Rounds first, then seeds: 10 candidates, 12 rounds and 3 seeds at a third of 10 * 12 * 3."""
+    stages = plan(12, 3, 10, 120)
+    assert stages == [Rung(4, 1, 10), Rung(12, 1, 4), Rung(12, 3, 2)]  # 4, 4 * 3 and 4 * 9 rounds of each
+    assert cost(stages) == 10 * 4 + 4 * (12 - 4) + 2 * 2 * 12 == 120
+    assert all(
+        rung.seeds == 1 or rung.rounds == 40 for rung in plan(40, 3, 20, 800)
+    )  # only whole runs of more seeds
+
+
+def standing(rounds: int, **values: list[list[float]]) -> Standing:
+    """After a stage: the clients' accuracies of each candidate, a list per seed."""
+    run = record_like()
+    records = {
+        label: [run._replace(clients={"accuracy": own}) for own in seeds] for label, seeds in values.items()
+    }
+    return Standing([racing.Candidate(Entry(label, label, {}), [], []) for label in values], records, rounds)
+
+
+def record_like() -> Record:
+    return Record({}, 0.2, 1, [1], {}, {}, {})
+
+
+def test_who_goes_on_by_hand() -> None:
+    best, close, far = [[0.9, 0.8, 0.9], [0.8] * 3], [[0.8, 0.9, 0.8], [0.8] * 3], [[0.2] * 3, [0.1] * 3]
+    race = racing.Race(Path(), {}, [0, 1], 0.2, 1, print)
+    race.rounds = 12
+    early, late = (standing(rounds, fedper=best, fedavg=close, local=far) for rounds in (5, 6))
+    assert early.value("fedper") == pytest.approx((2.6 / 3 + 0.8) / 2)
+    assert early.seeds == 2
+    assert not late.worse("fedavg")  # +0.1, -0.1 and +0.1 with one seed, equal with the other
+    assert late.worse("local")
+    assert [one.label for one in race.kept(early, 3)] == ["fedper", "fedavg", "local"]  # too early to tell
+    assert [one.label for one in race.kept(early, 1)] == ["fedper"]
+    assert race.left == {
+        "fedavg": "dropped for the budget, at round 5",
+        "local": "dropped for the budget, at round 5",
+    }
+    assert [one.label for one in race.kept(late, 3)] == ["fedper", "fedavg"]
+    assert race.left["local"] == "worse, at round 6"
 
 
 @pytest.mark.parametrize(
@@ -68,12 +111,12 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(RunFolder, "append", counted)
     monkeypatch.setattr(racing, "all_done", seen)
-    how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 24}
+    how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
     found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
     assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
     assert found.ranking[0].status == "chosen"
-    assert found.ranking[0].rounds == 6
-    assert any(row.rounds < 6 for row in found.ranking)
+    assert [row[1:3] for row in found.ranking] == [(6, 2)] * 2 + [(5, 1)] * 3
+    assert found.spent == 5 * 5 + 2 * (2 * 6 - 5)
     assert trained.count("race") == found.spent  # no round is trained twice
     assert all(job.validation == 0.2 for job in jobs)
     best = next(job for job in jobs if job.label == found.chosen and job.rounds == 6)
@@ -99,7 +142,7 @@ def _flat() -> dict[str, Any]:
 
 def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
     base = {**BASE, "run": {**BASE["run"], "rounds": 1}}
-    copfl.choose(["fedavg"], base_tables=base, out=tmp_path, retrain=False)
+    copfl.choose(["fedavg"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
     data = copfl.run("local", **{**_flat(), "rounds": 1}).experiment.federation.partition
     for folder in (tmp_path / "race").iterdir():
         partition = RunFolder(folder).partition()
@@ -111,10 +154,11 @@ def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
 def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
     race = racing.Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
     (one,) = race.candidates(racing._entries(["local"]), {})
-    race.stage([one], 2, 6)
+    race.rounds = 6
+    race.stage([one], 2)
     assert (one.jobs[0].path / "checkpoint").is_dir()
     early = record_of(one.jobs[0]._replace(until=2))
-    race.stage([one], 6, 6)
+    race.stage([one], 6)
     assert not (one.jobs[0].path / "checkpoint").exists()
     assert record_of(one.jobs[0]._replace(until=2)) == early
     assert len(record_of(one.jobs[0]).rounds) == 6
@@ -122,7 +166,7 @@ def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
 
 def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     base = {**BASE, "data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 3, "engine": "sequential"}}
-    found = copfl.choose(["fedavg", "fedpac"], base_tables=base, out=tmp_path, retrain=False)
+    found = copfl.choose(["fedavg", "fedpac"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
     row = next(row for row in found.ranking if row.label == "fedpac")
     assert row.status == "could not run"
     assert np.isnan(row.value)
@@ -149,7 +193,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "--rounds",
         2,
     ]
-    line += ["--tune", "lr=0.01,0.001", "--no-retrain", "--jobs", 1, "--out", tmp_path]
+    line += ["--tune", "lr=0.01,0.001", "--no-retrain", "--seeds", "0,1", "--jobs", 1, "--out", tmp_path]
     answer = called(capsys, "choose", *line)
     assert answer.code == 0
     assert "Which method for digits, 3 clients?" in answer.out

@@ -28,7 +28,7 @@ def choose(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0.", "--seeds")
+        str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")
     ] = None,
     tune: Annotated[
         list[str] | None,
@@ -71,7 +71,7 @@ def choose(
         found = racing.choose(
             entries.entries_of(algorithms or ["all"]),
             budget or "",
-            entries.seeds_of(seeds or "0"),
+            entries.seeds_of(seeds or "0,1,2"),
             tables,
             out or Path("runs") / f"choose-{data}",
             tune=entries.values_of(tune or [], "--tune"),

@@ -1,8 +1,10 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for a few rounds. Those beyond the best third are dropped, and from half of the rounds
-on also those that are distinguishably worse than the best. The others go on, until two have all rounds. A run
-that goes on continues from its checkpoint. Test samples never enter the race. Local training is always in it.
+Every candidate trains for some rounds with the first seed. Those beyond the best third are dropped. The others
+go on: first to all rounds, then with the other seeds, until two have all rounds with all seeds. So early stages
+spend their budget on rounds, as the order after few rounds is not that after all, and the last ones on seeds.
+From half of the rounds on, what is distinguishably worse than the best is dropped too. A run continues from its
+checkpoint. Test samples never enter the race. Local training is always in it.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -42,15 +44,16 @@ from copfl.experiment.run import Experiment, Result, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
 from copfl.stats import LEVEL, Difference, difference
 
-FINALISTS = 2  # are trained for all rounds
+FINALISTS = 2  # are trained for all rounds with all seeds
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
 class Rung(NamedTuple):
     """A stage of the race."""
 
-    rounds: int  # that its runs have at its end
-    runs: int  # candidates that take part
+    rounds: int  # that each run has at its end
+    seeds: int  # runs of each candidate
+    candidates: int  # that take part
 
 
 class Candidate(NamedTuple):
@@ -68,7 +71,7 @@ class Candidate(NamedTuple):
 def choose(
     entries: Sequence[str | Entry] = ("all",),
     budget: str | int = "",
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] = (0, 1, 2),
     base_tables: BaseTables | None = None,
     out: str | Path = "runs/choose",
     *,
@@ -146,22 +149,23 @@ class Limit(NamedTuple):
     usual: bool = False  # not the user's
 
 
-def plan(rounds: int, candidates: int, limit: float) -> list[Rung]:
-    """The stages of the race, whose cost is within the limit, in rounds of one seed.
+def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
+    """The stages of the race, whose cost is within the limit, in rounds.
 
-    Each stage keeps a third of the candidates, until there are FINALISTS. The rounds grow in proportion; the
-    first stage, which drops most, is as long as the limit allows.
+    Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are laid end to
+    end: the rounds of the first seed, then those of the second. What a candidate has of them grows in proportion
+    from stage to stage; beyond the first seed it has whole runs. The first stage, which drops most, is as long as
+    the limit allows.
     """
-    runs = [candidates]
-    while runs[-1] > FINALISTS:
-        runs.append(max(FINALISTS, math.ceil(runs[-1] / 3)))
+    counts = [candidates]
+    while counts[-1] > FINALISTS:
+        counts.append(max(FINALISTS, math.ceil(counts[-1] / 3)))
+    steps = len(counts) - 1
 
     def stages(first: int) -> list[Rung]:
-        steps = max(1, len(runs) - 1)
-        return [
-            Rung(round(first * (rounds / first) ** (stage / steps)) if len(runs) > 1 else rounds, count)
-            for stage, count in enumerate(runs)
-        ]
+        amounts = [first * (rounds * seeds / first) ** (stage / steps) for stage in range(steps)]
+        within = [(min(round(amount), rounds), max(1, round(amount / rounds))) for amount in amounts]
+        return [Rung(*run, count) for run, count in zip([*within, (rounds, seeds)], counts, strict=True)]
 
     fitting = [first for first in range(1, rounds + 1) if cost(stages(first)) <= limit]
     return stages(max(fitting, default=1))
@@ -169,20 +173,26 @@ def plan(rounds: int, candidates: int, limit: float) -> list[Rung]:
 
 def cost(rungs: Sequence[Rung]) -> int:
     """The rounds of all runs, each of which continues where the stage before ended."""
-    before = [0, *(rung.rounds for rung in rungs)]
-    return sum(rung.runs * (rung.rounds - start) for rung, start in zip(rungs, before, strict=False))
+    before = [0, *(rung.rounds * rung.seeds for rung in rungs)]
+    return sum(
+        rung.candidates * (rung.rounds * rung.seeds - done) for rung, done in zip(rungs, before, strict=False)
+    )
 
 
 class Standing(NamedTuple):
     """The candidates after a stage, the best first."""
 
     order: list[Candidate]
-    records: dict[str, list[Record]]  # by label
+    records: dict[str, list[Record]]  # by label, one of each seed
     rounds: int
 
     @property
     def metric(self) -> MetricInfo:
         return self.records[self.order[0].label][0].metric
+
+    @property
+    def seeds(self) -> int:
+        return len(self.records[self.order[0].label])
 
     @property
     def best(self) -> Candidate:
@@ -221,7 +231,7 @@ class Race:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
         self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
-        self.known: dict[str, Candidate] = {}
+        self.trained: dict[str, int] = {}  # by label, the rounds of all runs
 
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
         """Every entry with every value of the grid that concerns it."""
@@ -242,9 +252,7 @@ class Race:
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
         layers = [*layers_of(entry, self.base), more]
         make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        made = Candidate(entry, layers, [make(seed) for seed in self.seeds])
-        self.known[entry.label] = made
-        return made
+        return Candidate(entry, layers, [make(seed) for seed in self.seeds])
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
         """Those that can train on the task; the others are named."""
@@ -258,35 +266,34 @@ class Race:
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
         """The stages of the race, up to all rounds."""
         self.rounds = rounds
-        extra = FINALISTS if addons else 0
-        amount = limit.amount / len(self.seeds)
-        if limit.seconds:  # the first stage tells what a round costs
-            first = self.stage(candidates, max(1, rounds // 16), rounds)
-            candidates = self.kept(first, len(candidates))
+        extra = FINALISTS * rounds * len(self.seeds) if addons else 0
+        amount = limit.amount
+        if limit.seconds:  # the first rounds tell what a round costs
+            first = self.stage(candidates, max(1, rounds // 16))
+            candidates = first.order
             seconds = np.mean([run.cost["seconds"] for runs in first.records.values() for run in runs])
-            amount = amount / max(float(seconds), 1e-6) - first.rounds * len(candidates)
-        locals_ = sum(one.entry.name == LOCAL for one in candidates)
-        extra += locals_  # local training stays, beside the others
-        stages = plan(rounds, max(1, len(candidates) - locals_), amount - extra * rounds)
-        total = (cost(stages) + extra * rounds) * len(self.seeds)
-        if total > amount * len(self.seeds) and not limit.usual:
+            amount = amount / max(float(seconds), 1e-6)
+        stages = plan(rounds, len(self.seeds), len(candidates), amount - extra)
+        total = cost(stages) + extra
+        if total > amount and not limit.usual:
             self.note(f"The budget is less than the shortest race takes: {total:,} rounds.")
         for place, rung in enumerate(stages):
-            standing = self.stage(candidates, rung.rounds, rounds)
+            standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):
-                candidates = self.kept(standing, stages[place + 1].runs)
+                candidates = self.kept(standing, stages[place + 1].candidates)
         if addons:
             plus = [self.candidate(*_with_addons(one)) for one in standing.order[:FINALISTS]]
-            standing = self.stage([*standing.order, *plus], rounds, rounds)
+            standing = self.stage([*standing.order, *plus], rounds, len(self.seeds))
         return standing
 
-    def stage(self, candidates: Sequence[Candidate], until: int, rounds: int) -> Standing:
-        """Trains the candidates up to this round; those that cannot run are left out."""
+    def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
+        """Trains the candidates up to this round with the first seeds; those that cannot run are left out."""
         last = max(1, min(LAST, until // 3))
-        stop = 0 if until >= rounds else until
-        runs = {one.label: [job._replace(until=stop, last=last) for job in one.jobs] for one in candidates}
-        before = {label: self.last[label].rounds if label in self.last else 0 for label in runs}
-        self.log(f"{len(candidates)} candidates to round {until} of {rounds}")
+        stop = 0 if until >= self.rounds else until
+        runs = {
+            one.label: [job._replace(until=stop, last=last) for job in one.jobs[:seeds]] for one in candidates
+        }
+        self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}, {seeds} of each")
         try:
             all_done([job for jobs in runs.values() for job in jobs], self.processes, self.log)
         except RunError as error:
@@ -295,7 +302,10 @@ class Race:
         if not ready:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
         records = {one.label: [record_of(job) for job in runs[one.label]] for one in ready}
-        self.spent += sum((until - before[one.label]) * len(self.seeds) for one in ready)
+        for one in ready:
+            before = self.trained.get(one.label, 0)
+            self.trained[one.label] = max(before, until * seeds)
+            self.spent += self.trained[one.label] - before
         for one in candidates:
             if one not in ready:
                 self.left[one.label] = "could not run"
@@ -307,13 +317,11 @@ class Race:
         return standing
 
     def kept(self, standing: Standing, most: int) -> list[Candidate]:
-        """Those that go on: the best ones and local training, without what is distinguishably worse."""
+        """Those that go on: the best ones, without what is distinguishably worse."""
         at = f"at round {standing.rounds}"
         late = 2 * standing.rounds >= self.rounds  # earlier, methods that begin slowly would be lost
         worse = [one for one in standing.order if late and standing.worse(one.label)]
-        alike = [one for one in standing.order if one not in worse]
-        others = [one for one in alike if one.entry.name != LOCAL][:most]
-        result = [one for one in alike if one in others or one.entry.name == LOCAL]
+        result = [one for one in standing.order if one not in worse][:most]
         for one in standing.order:
             if one not in result:
                 self.left[one.label] = f"worse, {at}" if one in worse else f"dropped for the budget, {at}"
@@ -325,14 +333,15 @@ class Race:
         for one in final.order:
             gap = None if one is final.best else final.gap(one.label, final.best.label)
             status = CHOSEN if gap is None else "worse" if final.worse(one.label) else ALIKE
-            rows.append(Ranked(one.label, final.rounds, final.value(one.label), gap, status))
+            rows.append(Ranked(one.label, final.rounds, final.seeds, final.value(one.label), gap, status))
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):
             at = self.last[label]
             other = final.best.label if final.best.label in at.records else at.best.label
-            rows.append(Ranked(label, at.rounds, at.value(label), at.gap(label, other), self.left[label]))
+            gap = at.gap(label, other)
+            rows.append(Ranked(label, at.rounds, at.seeds, at.value(label), gap, self.left[label]))
         unable = [label for label in self.left if label not in self.last]
-        return rows + [Ranked(label, 0, math.nan, None, self.left[label]) for label in unable]
+        return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
 
     @property
     def curves(self) -> dict[str, list[Record]]:

@@ -28,7 +28,8 @@ class Ranked(NamedTuple):
     """A row of the ranking."""
 
     label: str
-    rounds: int  # that it was trained for
+    rounds: int  # that each of its runs was trained for
+    seeds: int  # its runs
     value: float  # the primary metric on the validation samples: mean over clients and seeds
     gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
     status: str  # CHOSEN, ALIKE, "worse", or when and why it was dropped
@@ -58,8 +59,8 @@ def table_of(found: Choice) -> Table:
         gap = ["", ""]
         if row.gap is not None:
             gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
-        rows.append([row.label, f"{row.rounds}", metric.text(row.value), *gap, row.status])
-    head = ["", "rounds", metric.label, "to the best", "95 % over clients", ""]
+        rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
+    head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in found.ranking if row.status == ALIKE]
     equal = f" Not distinguishable from it: {', '.join(alike)}." if alike else ""
     notes = [f"{found.chosen} is chosen.{equal}"]

@@ -1,9 +1,9 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for some rounds with the first seed. Those beyond the best third are dropped. The others
-go on: first to all rounds, then with the other seeds, until two have all rounds with all seeds. So early stages
-spend their budget on rounds, as the order after few rounds is not that after all, and the last ones on seeds.
-From half of the rounds on, what is distinguishably worse than the best is dropped too. A run continues from its
+Every candidate trains for some rounds with the first seed. Those beyond the best third are dropped. The
+others go on: first to all rounds, then with the other seeds, until two have all rounds with all seeds. So the
+early stages spend their budget on rounds, as the order after few rounds is not that after all of them. From
+half of the rounds on, what is distinguishably worse than the best is dropped too. A run continues from its
 checkpoint. Test samples never enter the race. Local training is always in it.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
@@ -152,10 +152,10 @@ class Limit(NamedTuple):
 def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
     """The stages of the race, whose cost is within the limit, in rounds.
 
-    Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are laid end to
-    end: the rounds of the first seed, then those of the second. What a candidate has of them grows in proportion
-    from stage to stage; beyond the first seed it has whole runs. The first stage, which drops most, is as long as
-    the limit allows.
+    Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are in a
+    row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
+    proportion from stage to stage; beyond the first seed it has whole runs. The first stage, which drops most,
+    is as long as the limit allows.
     """
     counts = [candidates]
     while counts[-1] > FINALISTS:

@@ -154,8 +154,8 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
 
     Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are in a
     row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
-    proportion from stage to stage; beyond the first seed it has whole runs. The first stage, which drops most,
-    is as long as the limit allows.
+    proportion from stage to stage; beyond the first seed it has whole runs. The first stage, which drops
+    most, is as long as the limit allows.
     """
     counts = [candidates]
     while counts[-1] > FINALISTS:

@@ -288,7 +288,8 @@ class Race:
 
     def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
         """Trains the candidates up to this round with the first seeds; those that cannot run are left out."""
-        last = max(1, min(LAST, until // 3))
+        every = int(candidates[0].jobs[0].tables["run"]["eval_every"])
+        last = max(1, min(LAST, until // (3 * every)))  # a third of the evaluations
         stop = 0 if until >= self.rounds else until
         runs = {
             one.label: [job._replace(until=stop, last=last) for job in one.jobs[:seeds]] for one in candidates

@@ -28,7 +28,7 @@ def settings(folder: Path) -> dict[str, Curves]:
     """By setting, the candidates that have all seeds."""
     found: dict[str, Curves] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
-        for line in gzip.open(path, "rt"):
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
             record = json.loads(line)
             if record.get("validation") != 0:
                 continue

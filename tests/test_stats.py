@@ -16,7 +16,6 @@ from copfl.stats import (
     difference,
     holm,
     kendall,
-    latest,
     mean_of_known,
     over_clients,
     over_seeds,
@@ -96,11 +95,10 @@ def test_zero_inside_or_not(low: float, high: float, clear: bool) -> None:
     assert Interval(low, high).without_zero is clear
 
 
-def test_means_and_latest_values_of_known_numbers() -> None:
+def test_means_of_known_numbers() -> None:
     rows = np.array([[1.0, math.nan, math.nan], [3.0, 5.0, math.nan], [math.nan, 7.0, math.nan]])
     np.testing.assert_array_equal(mean_of_known(rows), [2, 6, math.nan])
     np.testing.assert_array_equal(mean_of_known(rows, axis=1), [1, 4, 7])
-    np.testing.assert_array_equal(latest(rows), [3, 7, math.nan])
 
 
 def of(*values: float) -> Numbers:

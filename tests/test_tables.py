@@ -57,8 +57,8 @@ def test_sizes(count: float, text: str) -> None:
 def test_numbers() -> None:
     assert tables.percent(0.6504) == "65.0"
     assert tables.percent(None) == tables.number(math.nan) == "-"
-    assert tables.percent_with_spread(0.65, 0.0707) == "65.0 ± 7.1"
-    assert tables.percent_with_spread(0.65, math.nan) == "65.0"
+    assert tables.with_spread(65.0, 7.07) == "65.0 ± 7.1"
+    assert tables.with_spread(65.0, math.nan) == "65.0"
     assert tables.with_spread(1.0, 0.5, "+.2f") == "+1.00 ± 0.50"
     assert tables.interval(-1.5, 2.0) == "[-1.5, +2.0]"
     assert tables.interval(-math.inf, math.inf) == "-"

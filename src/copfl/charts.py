@@ -116,6 +116,15 @@ def percent(fractions: Any) -> list[Value]:
     return values_of(100 * np.array(fractions, np.float64))  # None becomes nan, and None again
 
 
+def mean_curve(name: str, curves: Sequence[Mapping[int, Value]], place: int, factor: float = 1.0) -> Line:
+    """The mean of curves, values by round, at the rounds that all have; with a band of one deviation."""
+    rounds = sorted(set.intersection(*(set(own) for own in curves)))
+    values = factor * np.array([[own[round] for round in rounds] for own in curves], np.float64)
+    mean, spread = values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else None
+    low, high = ([], []) if spread is None else (values_of(mean - spread), values_of(mean + spread))
+    return Line(name, values_of(mean), low, high, colour=place, dash=place // len(COLOURS), x=rounds)
+
+
 # matplotlib
 
 

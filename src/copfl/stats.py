@@ -84,14 +84,6 @@ def worst_of(values: Numbers, higher_is_better: bool = True) -> float:
     return float(known[: max(1, math.ceil(WORST * len(known) - 1e-9))].mean())
 
 
-def latest(rows: Numbers) -> Numbers:
-    """The last value of each column that is not nan, [columns]."""
-    newest = np.full(rows.shape[1], np.nan)
-    for row in rows:
-        newest = np.where(np.isnan(row), newest, row)
-    return newest
-
-
 def difference(row: Sequence[Numbers], reference: Sequence[Numbers], level: float = LEVEL) -> Difference:
     """The paired difference of two rows, each given as the values of its clients, an array per seed."""
     gains = [a - b for a, b in zip(row, reference, strict=True)]

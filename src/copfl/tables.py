@@ -92,11 +92,6 @@ def with_spread(mean: float, spread: float, digits: str = ".1f") -> str:
     return number(mean, digits) + around
 
 
-def percent_with_spread(mean: float, spread: float, digits: str = ".1f") -> str:
-    """Fractions in percent, such as "65.0 ± 7.1"."""
-    return with_spread(100 * mean, 100 * spread, digits)
-
-
 def interval(low: float, high: float, digits: str = "+.1f") -> str:
     """Such as "[-1.5, +2.0]"; "-" for an interval without bounds."""
     return NONE if math.isinf(low) else f"[{number(low, digits)}, {number(high, digits)}]"

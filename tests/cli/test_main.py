@@ -438,7 +438,7 @@ def test_lists_have_one_line_each(capsys: Capture, what: str, registry: dict[str
 def test_data_check_says_what_is_there(here: Path, capsys: Capture) -> None:
     answer = called(capsys, "data", "check", "digits")
     assert answer.code == 0
-    assert re.match(r"digits: 1,\d+ train and \d+ test samples, uint8 1 x 8 x 8, 10 classes", answer.out)
+    assert re.match(r"digits: 1,\d+ train and \d+ test samples, uint8 \[1, 8, 8\], 10 classes", answer.out)
     np.savez(here / "mine.npz", x=np.zeros((30, 4), np.float32), y=np.arange(30) % 3)
     assert "mine: 24 train and 6 test samples" in called(capsys, "data", "check", "mine.npz").out
     everything = called(capsys, "data", "check", "--data-dir", here)
@@ -461,11 +461,11 @@ def test_data_get_fetches_and_checks(here: Path, capsys: Capture, monkeypatch: p
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/set.tar"
         good = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, good),))
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, good, "set.tar"),))
         answer = called(capsys, "data", "get", "cifar10", "--data-dir", "sets")
         assert answer == Answer(0, "sets/set.tar\n", "")
         assert (here / "sets" / "set.tar").read_bytes() == content
-        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, "0" * 32),))
+        monkeypatch.setitem(download.PUBLISHED, "cifar10", (download.File(url, "0" * 32, "set.tar"),))
         monkeypatch.setenv("COPFL_DATA", "others")
         answer = called(capsys, "data", "get", "cifar10")
         assert answer.code == 2

@@ -546,7 +546,7 @@ def test_misfit_options(tmp_path: Path, name: str, options: dict[str, Any]) -> N
 def test_describe_and_check(tmp_path: Path) -> None:
     assert describe().keys() == DATASETS.keys()
     assert all("\n" not in line and len(line) < 120 for line in describe().values())
-    assert check("digits") == "digits: 1,262 train and 535 test samples, uint8 1 x 8 x 8, 10 classes"
+    assert check("digits") == "digits: 1,262 train and 535 test samples, uint8 [1, 8, 8], 10 classes"
     assert check("cinic10", make_cinic(tmp_path)).endswith(
         "2 groups. CINIC-style: 20 train, 20 test images, not the published CINIC-10"
     )

@@ -170,7 +170,9 @@ def test_a_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
 def test_get_knows_names_and_takes_another_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PUBLISHED, "cifar10", (File("https://example.invalid/cifar.tar.gz", MD5),))
+    monkeypatch.setitem(
+        PUBLISHED, "cifar10", (File("https://example.invalid/cifar.tar.gz", MD5, "cifar.tar.gz"),)
+    )
     assert get("cifar10", tmp_path, url=server.url) == tmp_path / "cifar.tar.gz"
 
 

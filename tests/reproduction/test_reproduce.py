@@ -636,9 +636,9 @@ def test_columns_of_different_lengths_are_compared_at_the_rounds_that_both_have(
 
     long, short = cell("p", 100, [0.2, 0.4, 0.6, 0.8, 0.9]), cell("q", 60, [0.1, 0.2, 0.3, 0.5, 0.7])
     assert short.runs[0].counted == (60, 60)
-    assert long.per_seed_within((60, 60)) == pytest.approx({0: 60.0, 1: 60.0, 2: 60.0})
-    assert long.per_seed_within((40, 60)) == pytest.approx({0: 50.0, 1: 50.0, 2: 50.0})
-    assert long.per_seed_within((1, 10)) == {}
+    assert long.per_seed((60, 60)) == pytest.approx({0: 60.0, 1: 60.0, 2: 60.0})
+    assert long.per_seed((40, 60)) == pytest.approx({0: 50.0, 1: 50.0, 2: 50.0})
+    assert long.per_seed((1, 10)) == {}
     assert word(long, short) == ("p → q, both after 60 rounds", findings.HOLDS, "a +10.0")
     assert word(long, cell("q", 100, [0.7, 0.7])) == ("p → q", findings.FAILS, "a -20.0")
 

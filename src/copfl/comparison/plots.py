@@ -11,7 +11,8 @@ import numpy as np
 from copfl import charts
 from copfl.charts import Chart, Heat, Line, Lines, Swarm
 from copfl.comparison.entries import Grid
-from copfl.comparison.tables import Comparison, Row
+from copfl.comparison.results import Record
+from copfl.comparison.tables import Comparison
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.files import write_bytes
 
@@ -41,24 +42,15 @@ def write(comparison: Comparison, out: Path) -> list[Path]:
 
 def curves(comparison: Comparison) -> Lines:
     """Personal accuracy by round: the mean over seeds, and a band of one standard deviation."""
-    lines = [curve(row.title, *curve_of(row), place) for place, row in enumerate(comparison.rows)]
-    return Lines("curves", comparison.title, "", [], axis(comparison.metric), lines)
+    metric = comparison.metric
+    lines = [curve(row.title, row.outcomes, metric, place) for place, row in enumerate(comparison.rows)]
+    return Lines("curves", comparison.title, "", [], axis(metric), lines)
 
 
-def curve(label: str, rounds: Any, values: Any, place: int) -> Line:
-    """The mean over seeds of curves, [seeds, rounds], with a band of one standard deviation."""
-    mean = values.mean(0)
-    spread = values.std(0, ddof=1) if len(values) > 1 else None
-    low, high = ([], []) if spread is None else ((mean - spread).tolist(), (mean + spread).tolist())
-    dash = place // len(charts.COLOURS)
-    return Line(label, mean.tolist(), low, high, colour=place, dash=dash, x=list(rounds))
-
-
-def curve_of(row: Row) -> tuple[list[int], Any]:
-    """The rounds that every seed evaluates, and the values there, [seeds, rounds]."""
-    common = sorted(set.intersection(*(set(run.rounds) for run in row.outcomes)))
-    curves = [dict(zip(run.rounds, run.curves[row.metric.name], strict=True)) for run in row.outcomes]
-    return common, row.metric.factor * np.array([[own[round] for round in common] for own in curves])
+def curve(label: str, runs: Sequence[Record], metric: MetricInfo, place: int) -> Line:
+    """The curve of a row, from its runs."""
+    values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
+    return charts.mean_curve(label, values, place, metric.factor)
 
 
 def clients(comparison: Comparison) -> list[Swarm]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from copfl import charts
 from copfl.comparison.results import Record
 from copfl.core.metrics import MetricInfo
@@ -109,11 +107,6 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
 def _curves(found: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
     from copfl.comparison.plots import axis, curve  # only pictures need it
 
-    name, lines = found.metric.name, []
-    for place, row in enumerate(one for one in found.ranking if one.rounds):
-        runs = curves[row.label]
-        common = sorted(set.intersection(*(set(run.rounds) for run in runs)))
-        values = [dict(zip(run.rounds, run.curves[name], strict=True)) for run in runs]
-        numbers = found.metric.factor * np.array([[own[r] for r in common] for own in values])
-        lines.append(curve(row.label, common, numbers, place))
+    shown = [row for row in found.ranking if row.rounds]
+    lines = [curve(row.label, curves[row.label], found.metric, place) for place, row in enumerate(shown)]
     return charts.Lines("curves", found.title, "", [], f"validation: {axis(found.metric)}", lines)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from copfl.errors import UsageError, above, one_of
 
 PADDING = -100  # a target token that does not count, as in torch's cross-entropy
+log_softmax: Callable[[Tensor], Tensor] = partial(F.log_softmax, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def classification(class_weights: Sequence[float] = (), label_smoothing: float =
     if any(weight < 0 for weight in class_weights):
         raise UsageError(f"class_weights={list(class_weights)} must not be negative")
     losses = partial(_cross_entropy, tuple(class_weights), label_smoothing)
-    return Criterion("classification", losses, _log_softmax, _mixed_logs, _nll, _right)
+    nll = partial(F.nll_loss, reduction="none")
+    return Criterion("classification", losses, log_softmax, _mixed_logs, nll, _right)
 
 
 def multilabel(label_weights: Sequence[float] = ()) -> Criterion:
@@ -84,7 +86,7 @@ def with_losses(criterion: Criterion, losses: Callable[[Tensor, Tensor], Tensor]
 
 def next_token() -> Criterion:
     """The next token at each place of a sequence, by cross-entropy; targets of -100 do not count."""
-    return Criterion("next_token", _token_losses, _log_softmax_last, _mixed_logs, _token_nll, _tokens_right)
+    return Criterion("next_token", _token_losses, log_softmax, _mixed_logs, _token_nll, _tokens_right)
 
 
 CRITERIA: dict[str, Callable[..., Criterion]] = {
@@ -117,10 +119,6 @@ def _cross_entropy(weights: tuple[float, ...], smoothing: float, logits: Tensor,
     return losses * sum((y == n) * weight for n, weight in enumerate(weights))
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, 1)
-
-
 def _mixed_logs(logs: Tensor, weights: Tensor) -> Tensor:
     """The logarithm of the weighted mean of probabilities; a model of weight 0 has no part in it."""
     return torch.logsumexp(logs + _beside(torch.where(weights > 0, weights, 0).log(), logs), 0)
@@ -129,10 +127,6 @@ def _mixed_logs(logs: Tensor, weights: Tensor) -> Tensor:
 def _beside(weights: Tensor, values: Tensor) -> Tensor:
     """The weights with as many axes as the values."""
     return weights.view(*weights.shape, *[1] * (values.dim() - weights.dim()))
-
-
-def _nll(logs: Tensor, y: Tensor) -> Tensor:
-    return F.nll_loss(logs, y, reduction="none")
 
 
 def _right(logs: Tensor, y: Tensor) -> Tensor:
@@ -217,12 +211,8 @@ def _distances(loss: str, delta: float, outputs: Tensor, y: Tensor) -> Tensor:
 # Tokens: outputs [b, t, words], targets [b, t], already shifted by one
 
 
-def _log_softmax_last(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, -1)
-
-
 def _token_losses(logits: Tensor, y: Tensor) -> Tensor:
-    return _token_nll(_log_softmax_last(logits), y)
+    return _token_nll(log_softmax(logits), y)
 
 
 def _token_nll(logs: Tensor, y: Tensor) -> Tensor:

@@ -39,6 +39,11 @@ class Layout:
         """D: the number of entries of the vector, statistics included."""
         return sum(self.sizes)
 
+    @property
+    def head_shape(self) -> tuple[int, ...]:
+        """The shape of the head's matrix; () where the head is no trained layer with one."""
+        return dict(zip(self.names, self.shapes, strict=True)).get(f"{self.head}.weight", ())
+
     def split(self, part: Tensor, buffers: bool = False) -> dict[str, Tensor]:
         """The tensors by name, from the parameters (or buffers) of the vector, or of rows of vectors.
 
@@ -148,7 +153,7 @@ def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = 
             "the model has no parameter to train; copfl trains the parameters of a torch module that have "
             "requires_grad=True, and there must be at least one"
         )
-    if has_frozen(model):
+    if any(not p.requires_grad for p in model.parameters()):
         trained = {name.rpartition(".")[0] for name in parameters}
         buffers = {name: b for name, b in buffers.items() if name.rpartition(".")[0] in trained}
     head = _head(model, head, parameters)
@@ -160,11 +165,6 @@ def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = 
         head=head,
         norms=tuple(norms),
     )
-
-
-def has_frozen(model: nn.Module) -> bool:
-    """Whether some parameter of the model is not trained."""
-    return any(not p.requires_grad for p in model.parameters())
 
 
 def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:

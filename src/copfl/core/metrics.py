@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,31 +168,20 @@ def _accuracy(predictions: Array, targets: Array) -> float:
     return float(np.mean(right.sum(axis=1) / counts.sum(axis=1)))
 
 
-def _balanced_accuracy(predictions: Array, targets: Array) -> float:
-    """The mean over the classes of the fraction that is right."""
-    from sklearn.metrics import balanced_accuracy_score
-
-    return float(balanced_accuracy_score(targets, predictions.argmax(axis=1)))
-
-
 def _macro_f1(predictions: Array, targets: Array) -> float:
     """The mean F1 over the classes or labels that appear in the targets or the predictions."""
-    from sklearn.metrics import f1_score
-
     guesses = _labels(predictions) if targets.ndim > 1 else predictions.argmax(axis=1)
-    return float(f1_score(targets, guesses, average="macro", zero_division=np.nan))
+    return _sklearn("f1_score", targets, guesses, average="macro", zero_division=np.nan)
 
 
 def _auc(predictions: Array, targets: Array) -> float:
     """The mean area under the ROC curves of each class against the rest; of two classes, the second's."""
-    from sklearn.metrics import roc_auc_score
-
     columns = np.arange(predictions.shape[1])
     if targets.ndim == 1:
         columns = columns[1:] if len(columns) == 2 else columns
         targets = targets[:, None] == np.arange(predictions.shape[1])
     defined = [k for k in columns if 0 < targets[:, k].sum() < len(targets)]
-    return float(np.mean([roc_auc_score(targets[:, k], predictions[:, k]) for k in defined]))
+    return float(np.mean([_sklearn("roc_auc_score", targets[:, k], predictions[:, k]) for k in defined]))
 
 
 def _calibration_error(predictions: Array, targets: Array) -> float:
@@ -206,25 +196,23 @@ def _calibration_error(predictions: Array, targets: Array) -> float:
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def _rmse(predictions: Array, targets: Array) -> float:
-    """The root of the mean squared error; the mean over several targets."""
-    from sklearn.metrics import root_mean_squared_error
-
-    return float(root_mean_squared_error(*_values(predictions, targets)))
+def _of_classes(name: str, predictions: Array, targets: Array) -> float:
+    """scikit-learn's metric of the most probable classes."""
+    return _sklearn(name, targets, predictions.argmax(axis=1))
 
 
-def _mae(predictions: Array, targets: Array) -> float:
-    """The mean absolute error."""
-    from sklearn.metrics import mean_absolute_error
+def _of_values(name: str, predictions: Array, targets: Array, **options: Any) -> float:
+    """scikit-learn's metric of values, [n, k]; the mean over several targets."""
+    return _sklearn(
+        name, targets.reshape(len(targets), -1), predictions.reshape(len(predictions), -1), **options
+    )
 
-    return float(mean_absolute_error(*_values(predictions, targets)))
 
+def _sklearn(name: str, targets: Array, predictions: Array, **options: Any) -> float:
+    """scikit-learn's metric of this name; it is imported here, as that takes a second."""
+    from sklearn import metrics
 
-def _r2(predictions: Array, targets: Array) -> float:
-    """The fraction of the targets' variance that is explained; the mean over several targets."""
-    from sklearn.metrics import r2_score
-
-    return float(r2_score(*_values(predictions, targets), force_finite=False))
+    return float(getattr(metrics, name)(targets, predictions, **options))
 
 
 def _perplexity(predictions: Array, targets: Array) -> float:
@@ -240,28 +228,26 @@ def _labels(predictions: Array) -> Array:
     return (predictions > 0.5).astype(np.float64)
 
 
-def _values(predictions: Array, targets: Array) -> tuple[Array, Array]:
-    """Targets and predictions [n, k]."""
-    return targets.reshape(len(targets), -1), predictions.reshape(len(predictions), -1)
-
-
-def _by_name(metrics: Iterable[Metric]) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
-
-
-METRICS = _by_name(
-    (
+METRICS: dict[str, Metric] = {
+    found.name: found
+    for found in (
         Metric("accuracy", True, True, ("classification", "multilabel", "next_token"), _accuracy),
-        Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
+        Metric(
+            "balanced_accuracy",
+            True,
+            True,
+            ("classification",),
+            partial(_of_classes, "balanced_accuracy_score"),
+        ),
         Metric("macro_f1", True, True, ("classification", "multilabel"), _macro_f1),
         Metric("auc", True, True, ("classification", "multilabel"), _auc),
         Metric("calibration_error", False, True, ("classification", "multilabel"), _calibration_error),
-        Metric("rmse", False, False, ("regression",), _rmse),
-        Metric("mae", False, False, ("regression",), _mae),
-        Metric("r2", True, False, ("regression",), _r2),
+        Metric("rmse", False, False, ("regression",), partial(_of_values, "root_mean_squared_error")),
+        Metric("mae", False, False, ("regression",), partial(_of_values, "mean_absolute_error")),
+        Metric("r2", True, False, ("regression",), partial(_of_values, "r2_score", force_finite=False)),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
     )
-)
+}
 USUAL = {
     "classification": "accuracy",
     "multilabel": "macro_f1",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from copfl.kernels.modules import (
     mappable_attention,
 )
 
+if TYPE_CHECKING:
+    from copfl.kernels.batched_model import BatchedModule
+
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
 
@@ -43,6 +46,12 @@ class Data(NamedTuple):
     x: Inputs  # [n, ...]: uint8 images, or any input of the model; a dict of arrays if it has several
     y: Tensor  # [n] int64, or targets of another kind, [n, ...]
     size: Tensor  # [] int64, the number of valid samples
+
+    def in_parts(self, size: int) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
+        """The samples and targets in parts of this size, and which of them are valid."""
+        for start in range(0, self.y.shape[0], size):
+            x, y = tree.each(lambda t, at=start: t[at : at + size], (self.x, self.y))
+            yield x, y, torch.arange(start, start + y.shape[0], device=y.device) < self.size
 
 
 class Batch(NamedTuple):
@@ -76,26 +85,6 @@ Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 KeyedInputs = Any  # Inputs, or Keyed ones: the samples of a step, as `Task.batch` returns them
 
 
-class BatchedModel(Protocol):
-    """The model for batched clients: kernels.batched_model.BatchedModule."""
-
-    def forward(
-        self, parameters: Tensor, buffers: Tensor, x: KeyedInputs, valid: Tensor | None, training: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits, the features and the buffers after."""
-
-    def gradient(
-        self,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        parameters: Tensor,
-        buffers: Tensor,
-        x: KeyedInputs,
-        valid: Tensor | None,
-        head: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradient of the loss of logits and features, its value, and the buffers after."""
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """The learning task: the model, its initial weights, and the preprocessing of samples."""
@@ -108,7 +97,7 @@ class Task:
     mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
-    batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
+    batched: BatchedModule | None = None  # the same model for batched clients, where the model allows it
     public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
     random: bool = False  # whether the model draws random numbers in training, as dropout does
     metrics: tuple[Metric, ...] = usual_metrics("classification")  # of an evaluation; the first is primary
@@ -321,10 +310,8 @@ class Task:
             return w
         momenta = _bn_momenta(self.module, self.layout, self.device, self.initial.dtype)
         sums, weight = torch.zeros_like(w[self.d :]), w.new_zeros(())
-        for start in range(0, data.y.shape[0], STATISTICS_BATCH):
-            part = slice(start, start + STATISTICS_BATCH)
-            x, count = self.numbers(tree.each(lambda t, part=part: t[part], data.x)), len(data.y[part])
-            valid = torch.arange(start, start + count, device=w.device) < data.size
+        for x, _, valid in data.in_parts(STATISTICS_BATCH):
+            x = self.numbers(x)
             after = self._forward(w[: self.d], torch.zeros_like(sums), x, valid, training=True)[2]
             counted = valid.sum().to(w.dtype)
             sums, weight = sums + counted * after, weight + counted
@@ -354,11 +341,8 @@ class Task:
         """The evaluation of a model on all valid samples, without augmentation."""
         loss = right = self.initial.new_zeros(())
         predictions = []
-        for start in range(0, data.y.shape[0], EVAL_BATCH):
-            part = slice(start, start + EVAL_BATCH)
-            x, y = tree.each(lambda t, part=part: t[part], (data.x, data.y))
+        for x, y, valid in data.in_parts(EVAL_BATCH):
             predicted = self.predict(personal, x)
-            valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
             losses = self.criterion.test_losses(predicted, y)
             loss = loss + torch.where(valid, losses, 0).sum()
             if self.criterion.correct is not None:

@@ -297,7 +297,8 @@ def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArra
     A class keeps at least one train sample in some group.
     """
     order = np.lexsort((y, group))
-    first, size = (values[group] for values in (_first_of(group[order]), np.bincount(group)))
+    size = np.bincount(group)[group]
+    first = np.searchsorted(group[order], group)
     rank = np.empty(len(group), np.int64)
     rank[order] = np.arange(len(group))
     rank -= first
@@ -307,11 +308,6 @@ def held_out_of_groups(group: NDArray[np.int64], y: NDArray[np.int64]) -> NDArra
     is_test: NDArray[np.bool_] = (place + 1) * count // size > place * count // size
     is_test[np.isin(y, np.setdiff1d(y[is_test], y[~is_test]))] = False
     return is_test
-
-
-def _first_of(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each value 0, 1, ... the position of the first in an ordered array."""
-    return np.searchsorted(ordered, np.arange(ordered[-1] + 1))
 
 
 def held_out(y: NDArray[np.int64], part: int, whole: int) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import advice
 from copfl.data.hub import PREFIX, hub_dataset
 from copfl.data.reading import ImageFile, existing
-from copfl.data.samples import Dataset, Inputs, Samples
+from copfl.data.samples import Dataset, Samples, shown
 from copfl.data.tables import READERS, table_file
 from copfl.errors import DataError, UsageError, unknown
 
@@ -93,16 +93,9 @@ def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any
     """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
     found = load(name_or_path, data_dir, **options)
     sizes = f"{len(found.train):,} train and {len(found.test):,} test samples"
-    facts = [f"{found.name}: {sizes}", _sample(found.train.x), overview.targets(found)]
+    facts = [f"{found.name}: {sizes}", shown(found.train.x), overview.targets(found)]
     facts += [f"{len(found.groups)} groups"] if found.groups else []
     return ", ".join(facts) + (f". {found.note}" if found.note else "")
-
-
-def _sample(x: Inputs) -> str:
-    """The type and shape of one sample, such as "uint8 3 x 32 x 32"."""
-    if isinstance(x, dict):
-        return ", ".join(f"{name} {_sample(array)}" for name, array in x.items())
-    return "text" if x.dtype.kind == "U" else f"{x.dtype} {' x '.join(str(side) for side in x.shape[1:])}"
 
 
 def digits(data_dir: Path | None) -> Dataset:
@@ -358,8 +351,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "pacs": image_sets.pacs,
     "office_caltech10": image_sets.office_caltech10,
     "digits_five": image_sets.digits_five,
-    "femnist": other_sets.femnist,
-    "shakespeare": other_sets.shakespeare,
+    "femnist": leaf.femnist,
+    "shakespeare": leaf.shakespeare,
     "uci_har": other_sets.uci_har,
     "ag_news": other_sets.ag_news,
     "sst2": other_sets.sst2,

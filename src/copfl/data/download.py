@@ -22,6 +22,7 @@ from copfl.errors import DataError, UsageError, unknown
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if the server reports it
 
 TIMEOUT = 30  # seconds without a byte
+TORONTO, GITHUB = "https://www.cs.toronto.edu/~kriz", "https://raw.githubusercontent.com"
 CHUNK = 2**20
 
 
@@ -30,90 +31,77 @@ class File(NamedTuple):
 
     url: str
     digest: str  # md5 or sha256 as published; empty: none is known, and the file is not compared
-    path: str = ""  # in the data folder; else its own name
+    path: str  # in the data folder
 
 
-def _folder(folder: str, address: str, digests: dict[str, str]) -> tuple[File, ...]:
-    """Several files of one address in one folder."""
-    return tuple(File(f"{address}/{name}", digest, f"{folder}/{name}") for name, digest in digests.items())
+def _files(address: str, digests: dict[str, str], folder: str = "") -> tuple[File, ...]:
+    """Files of one address, in the data folder or in a folder there."""
+    return tuple(
+        File(f"{address}/{name}", digest, str(Path(folder, name))) for name, digest in digests.items()
+    )
 
 
 PUBLISHED: dict[str, tuple[File, ...]] = {
-    "cifar10": (
-        File(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-        ),
+    "cifar10": _files(TORONTO, {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"}),
+    "cifar10c": _files(
+        "https://zenodo.org/records/2535967/files", {"CIFAR-10-C.tar": "56bf5dcef84df0e2308c6dcbcbbd8499"}
     ),
-    "cifar10c": (
-        File(
-            "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar",
-            "56bf5dcef84df0e2308c6dcbcbbd8499",
-        ),
+    "cifar100": _files(TORONTO, {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"}),
+    "cinic10": _files(
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192",
+        {"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"},
     ),
-    "cifar100": (
-        File(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-        ),
-    ),
-    "cinic10": (
-        File(
-            "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
-            "6ee4d0c996905fe93221de577967a372",
-        ),
-    ),
-    "fashion_mnist": _folder(
-        "fashion_mnist",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    "fashion_mnist": _files(
+        f"{GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion",
         {
             "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
             "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
             "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
         },
+        "fashion_mnist",
     ),
-    "svhn": _folder(
-        "svhn",
+    "svhn": _files(
         "http://ufldl.stanford.edu/housenumbers",
         {
             "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
             "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
         },
+        "svhn",
     ),
-    "tiny_imagenet": (
-        File("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+    "tiny_imagenet": _files(
+        "http://cs231n.stanford.edu", {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}
     ),
-    "uci_har": (
-        File(
-            "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip",
-            "",  # the archive publishes none
-        ),
+    "uci_har": _files(  # the archive publishes no checksum
+        "https://archive.ics.uci.edu/static/public/240",
+        {"human+activity+recognition+using+smartphones.zip": ""},
     ),
-    "ag_news": _folder(
-        "ag_news_csv",
-        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv",
+    "ag_news": _files(
+        f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv",
         {
             "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
             "test.csv": "d52ea96a97a2d943681189a97654912d",
         },
+        "ag_news_csv",
     ),
-    "sst2": (File("https://dl.fbaipublicfiles.com/glue/data/SST-2.zip", "9f81648d4199384278b86e315dac217c"),),
-    "banking77": _folder(
-        "banking77",
-        "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/master/banking_data",
+    "sst2": _files(
+        "https://dl.fbaipublicfiles.com/glue/data", {"SST-2.zip": "9f81648d4199384278b86e315dac217c"}
+    ),
+    "banking77": _files(
+        f"{GITHUB}/PolyAI-LDN/task-specific-datasets/master/banking_data",
         {
             "train.csv": "b06e26ac675513959a63135f11b94ea7786ed02da65db93a5650d8838cbc664b",
             "test.csv": "d12d6e3bc4c3103966ae786dc435913c0c563dfa328f5a3646d0e62cfeeb474d",
         },
+        "banking77",
     ),
-    "clinc150": _folder(
-        "clinc150",
-        "https://raw.githubusercontent.com/clinc/oos-eval/master/data",
+    "clinc150": _files(
+        f"{GITHUB}/clinc/oos-eval/master/data",
         {
             "data_full.json": "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
             "domains.json": "b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",
         },
+        "clinc150",
     ),
 }
 GET = "Get it with: copfl data get {name} --data-dir DIR"
@@ -158,10 +146,7 @@ def get(name: str, data_dir: Path, progress: Progress | None = None, url: str | 
     files = PUBLISHED[name]
     if url and len(files) > 1:
         raise UsageError(f"{name} has {len(files)} files, so --url cannot name them; leave it out")
-    paths = [
-        fetch(url or file.url, data_dir / (file.path or file.url.rpartition("/")[2]), file.digest, progress)
-        for file in files
-    ]
+    paths = [fetch(url or file.url, data_dir / file.path, file.digest, progress) for file in files]
     return paths[0] if len(paths) == 1 else paths[0].parent
 
 

@@ -45,10 +45,10 @@ def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
     return replace(from_arrays(**content, kind=kind, name=name), natural=True)
 
 
-def femnist(place: Path, users: int = 0) -> Dataset:
-    """LEAF's FEMNIST: 28 x 28 images of 62 characters; the clients are the writers."""
+def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
+    """FEMNIST of LEAF: 28 x 28 images of 62 characters; the clients are the writers (users=N takes N)"""
     content: dict[str, Any] = {}
-    for suffix, part in zip(("", "_test"), _parts(place, users), strict=False):
+    for suffix, part in zip(("", "_test"), _parts(_folder(data_dir, "femnist"), users), strict=False):
         pixels = np.array(part.x, np.float32).reshape(-1, 28, 28)
         labels = np.array(part.y, np.int64)
         content |= {f"x{suffix}": np.rint(pixels * 255).astype(np.uint8), f"y{suffix}": labels}
@@ -56,9 +56,9 @@ def femnist(place: Path, users: int = 0) -> Dataset:
     return replace(from_arrays(**content, classes=FEMNIST_CLASSES, name="femnist"), natural=True)
 
 
-def shakespeare(place: Path, users: int = 0) -> Dataset:
-    """LEAF's Shakespeare: the next character after each of 80; the clients are the roles."""
-    parts = _parts(place, users)
+def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
+    """Shakespeare of LEAF: the next character of 80; the clients are the roles (users=N takes N)"""
+    parts = _parts(_folder(data_dir, "shakespeare"), users)
     texts = [[x + y for x, y in zip(part.x, part.y, strict=True)] for part in parts]
     letters = sorted({letter for part in texts for text in part for letter in text})
     number = {letter: n for n, letter in enumerate(letters)}
@@ -68,6 +68,11 @@ def shakespeare(place: Path, users: int = 0) -> Dataset:
         content |= {f"x{suffix}": tokens[:, :-1], f"y{suffix}": tokens[:, 1:], f"group{suffix}": part.user}
     found = from_arrays(**content, classes=letters, kind=NEXT_TOKEN, name="shakespeare")
     return replace(found, natural=True)
+
+
+def _folder(data_dir: Path | None, name: str) -> Path:
+    """The folder with train/ and test/, at LEAF's own place for it or directly in the data folder."""
+    return reading.found(data_dir, f"leaf/data/{name}/data", f"{name}/data", name)
 
 
 def _parts(place: Path, users: int) -> list[Users]:

@@ -1,4 +1,4 @@
-"""Published sets of texts, signals and tables in their own layouts, and those of LEAF."""
+"""Published sets of texts, signals and tables in their own layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import leaf, reading
+from copfl.data import reading
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import REGRESSION, Dataset
 from copfl.data.tables import Table, from_tables
@@ -57,7 +57,7 @@ def _embedded(name: str, kind: str | None = None) -> Dataset:
     )
 
 
-# By person, writer or role
+# By person
 
 
 def uci_har(data_dir: Path | None) -> Dataset:
@@ -92,21 +92,6 @@ def uci_har(data_dir: Path | None) -> Dataset:
     labels = np.array([activities.get(number, str(number)) for number in y.tolist()])
     found = from_arrays(np.concatenate(parts), labels, group=person, name="uci_har")
     return replace(found, natural=True)
-
-
-def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
-    """FEMNIST of LEAF: 28 x 28 images of 62 characters; the clients are the writers (users=N takes N)"""
-    return leaf.femnist(_leaf_folder(data_dir, "femnist"), users)
-
-
-def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
-    """Shakespeare of LEAF: the next character of 80; the clients are the roles (users=N takes N)"""
-    return leaf.shakespeare(_leaf_folder(data_dir, "shakespeare"), users)
-
-
-def _leaf_folder(data_dir: Path | None, name: str) -> Path:
-    """The folder with train/ and test/, at LEAF's own place for it or directly in the data folder."""
-    return reading.found(data_dir, f"leaf/data/{name}/data", f"{name}/data", name)
 
 
 # Texts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -366,18 +366,12 @@ def _jsonl(path: Path) -> Table:
             if not isinstance(row, dict):
                 raise DataError(f'{path}, line {number}, is no object such as {{"text": ..., "label": ...}}')
             rows.append(row)
-    return _by_column(path, rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [cell(row.get(name)) for row in rows] for name in names}
 
 
 def _lines(path: Path) -> Table:
     return {LINES: [line for line in path.read_text("utf-8").splitlines() if line.strip()]}
-
-
-def _by_column(path: Path, rows: Iterable[dict[str, Any]]) -> Table:
-    rows = list(rows)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table: Table = {name: [cell(row.get(name)) for row in rows] for name in names}
-    return table
 
 
 def cell(value: Any) -> Any:

@@ -265,7 +265,8 @@ class _Training:
     def round(self, state: State, parts: Sequence[Ids], models: EvalModels) -> tuple[Any, list[Metrics]]:
         """Every rank: the total and the metrics of the parts on rank 0, on others what they add to it."""
         rank, ranks = dist.get_rank(), min(dist.get_world_size(), len(parts))  # a rank without a part idles
-        blocks = [np.concatenate(parts[block[0] : block[-1] + 1]) for block in _blocks(len(parts), ranks)]
+        numbers = np.array_split(np.arange(len(parts)), ranks)  # of the parts of each rank, one at least
+        blocks = [np.concatenate(parts[own[0] : own[-1] + 1]) for own in numbers]
         self.store.move(blocks)
         if rank >= ranks:
             return None, []
@@ -289,11 +290,6 @@ class _Training:
         for other in range(1, ranks):
             metrics += _receive(other, self.device)
         return tree.narrow(total, dtypes), metrics
-
-
-def _blocks(parts: int, ranks: int) -> list[Ids]:
-    """The parts of each rank, one at least; their numbers differ by at most one."""
-    return np.array_split(np.arange(parts), ranks)
 
 
 class Ranks:

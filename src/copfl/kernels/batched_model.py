@@ -98,7 +98,8 @@ class BatchedModule:
             layer.values[name] = _rounded(tensors[source], self.whole)
             if gradients and source in gradients and source not in self.tied:  # autograd adds those
                 layer.gradients[name] = gradients[source]
-        arrays = {name: _one_batch(_rounded(t, self.whole)) for name, t in _arrays(x).items()}
+        arrays = x if isinstance(x, dict) else {"": x}
+        arrays = {name: _one_batch(_rounded(t, self.whole)) for name, t in arrays.items()}
         samples = arrays if isinstance(x, dict) else arrays[""]
         positional, keywords = arguments_of(self.module, samples)
         features: list[Tensor] = []
@@ -195,11 +196,6 @@ def _rounded(t: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or not t.is_floating_point():
         return t
     return nn.Parameter(t.detach().to(dtype), t.requires_grad) if isinstance(t, nn.Parameter) else t.to(dtype)
-
-
-def _arrays(x: Inputs) -> dict[str, Tensor]:
-    """The arrays of a batch; the only one has no name."""
-    return x if isinstance(x, dict) else {"": x}
 
 
 def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:

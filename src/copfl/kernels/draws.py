@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from copfl.errors import UsageError
-from copfl.kernels.fused import compiles, mapped
+from copfl.kernels.fused import compiles, mapped, over_rows
 
 CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
@@ -134,29 +134,18 @@ class _Dropout(torch.autograd.Function):
         return _dropped(*rows, call, probability), 0
 
 
-class _Uniform(torch.autograd.Function):
-    """Numbers in [0, 1) of one key or of several, in one kernel."""
-
-    @staticmethod
-    def forward(keys: Tensor, call: int, size: int, dtype: torch.dtype) -> Tensor:
-        from copfl.kernels.triton import random
-
-        return random.uniform(keys, call, size, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], keys: Tensor, call: int, size: int, dtype: torch.dtype
-    ) -> tuple[Tensor, int]:
-        assert in_dims[0] is not None
-        return _uniform(keys.movedim(in_dims[0], 0), call, size, dtype), 0
-
-
 _dropped: Callable[..., Tensor] = _Dropout.apply
-_uniform: Callable[..., Tensor] = _Uniform.apply
+
+
+@over_rows
+def _uniform(keys: Tensor, call: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Numbers in [0, 1) of one key or of several, in one kernel."""
+    from copfl.kernels.triton import random
+
+    return random.uniform(keys, call, size, dtype)
+
+
+Draw = Callable[[Draws, Sequence[int], Tensor], Tensor]  # of the shape and the dtype of a tensor
 
 
 class NotBatched(RuntimeError):
@@ -194,22 +183,19 @@ def _normal_(draws: Draws, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: 
     return _written(x, (mean + std * _gauss(draws, x.shape, x)).to(x.dtype))
 
 
-def _rand(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
-    return draws.uniform(_shape(size), like).to(like.dtype)
+def _sized(draw: Draw) -> Callable[..., Tensor]:
+    """A function of the size, as torch.rand."""
+
+    def random(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
+        return draw(draws, _shape(size), like).to(like.dtype)
+
+    return random
 
 
-def _randn(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
-    return _gauss(draws, _shape(size), like).to(like.dtype)
-
-
-def _rand_like(draws: Draws, x: Tensor, **_: Any) -> Tensor:
-    return draws.uniform(x.shape, x).to(x.dtype)
-
-
-def _randn_like(draws: Draws, x: Tensor, **_: Any) -> Tensor:
-    return _gauss(draws, x.shape, x).to(x.dtype)
+def _like(draw: Draw) -> Callable[..., Tensor]:
+    """A function of a tensor, as torch.rand_like."""
+    return lambda draws, x, **_: draw(draws, x.shape, x).to(x.dtype)
 
 
 def _gauss(draws: Draws, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -273,10 +259,10 @@ RANDOM: dict[str, Callable[..., Tensor]] = {
     "bernoulli_": _bernoulli_,
     "uniform_": _uniform_,
     "normal_": _normal_,
-    "rand": _rand,
-    "randn": _randn,
-    "rand_like": _rand_like,
-    "randn_like": _randn_like,
+    "rand": _sized(Draws.uniform),
+    "randn": _sized(_gauss),
+    "rand_like": _like(Draws.uniform),
+    "randn_like": _like(_gauss),
     "scaled_dot_product_attention": _attention,
 }
 UNKNOWN = {

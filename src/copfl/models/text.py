@@ -23,6 +23,15 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.tx
 UNLIMITED = 10**6  # a tokenizer without a limit reports a larger number
 
 
+def padded(lists: Sequence[Sequence[int]], pad: int = 0) -> Arrays:
+    """input_ids and attention_mask [n, length] of these tokens, padded to the longest."""
+    ids = np.full((len(lists), max([1, *map(len, lists)])), pad, np.int64)
+    mask = np.zeros_like(ids)
+    for row, tokens in enumerate(lists):
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 class Tokenizer:
     """The tokenizer in a folder, for a model with that folder's config.json or with `vocabulary` words."""
 
@@ -63,11 +72,7 @@ class Tokenizer:
                 f"model has {self.vocabulary:,} words; take the tokenizer that was saved with the model"
             )
         pad = self.tokenizer.pad_token_id or 0
-        ids = np.full((len(lists), max(longest, 1)), pad, np.int64)
-        mask = np.zeros_like(ids)
-        for row, tokens in enumerate(lists):
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        return padded(lists, pad)
 
     def fingerprint(self, texts: Sequence[str]) -> str:
         """A hash of the sentences and of everything that determines their tokens."""
@@ -109,11 +114,7 @@ class Bytes:
     def __call__(self, texts: Sequence[str]) -> Arrays:
         """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length."""
         rows = [text.encode("utf-8", "replace")[: self.max_length] for text in texts]
-        ids = np.zeros((len(rows), max([1, *map(len, rows)])), np.int64)
-        mask = np.zeros_like(ids)
-        for row, content in enumerate(rows):
-            ids[row, : len(content)], mask[row, : len(content)] = list(content), 1
-        return {"input_ids": ids, "attention_mask": mask}
+        return padded([list(row) for row in rows])
 
     def cached(self, texts: Sequence[str]) -> Arrays:
         """As `__call__`, which is fast."""
@@ -134,12 +135,9 @@ class HashedWords:
     def __call__(self, texts: Sequence[str]) -> Arrays:
         """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length."""
         lists = [self.WORD.findall(text.lower())[: self.max_length] for text in texts]
-        ids = np.zeros((len(lists), max([1, *map(len, lists)])), np.int64)
-        for row, words in enumerate(lists):
-            ids[row, : len(words)] = [
-                1 + zlib.crc32(word.encode("utf-8", "replace")) % self.words for word in words
-            ]
-        return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
+        return padded(
+            [[1 + zlib.crc32(w.encode("utf-8", "replace")) % self.words for w in words] for words in lists]
+        )
 
     def cached(self, texts: Sequence[str]) -> Arrays:
         """As `__call__`, which is fast."""

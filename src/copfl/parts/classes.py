@@ -26,10 +26,7 @@ def class_sums(task: Task, w: Tensor, data: Data) -> Sums:
     yet, and aligning to centroids computed with them makes a ResNet diverge in the first rounds.
     """
     parts = []
-    for start in range(0, data.y.shape[0], STATISTICS_BATCH):
-        part = slice(start, start + STATISTICS_BATCH)
-        x, y = tree.each(lambda t, part=part: t[part], (data.x, data.y))
-        valid = torch.arange(start, start + y.shape[0], device=y.device) < data.size
+    for x, y, valid in data.in_parts(STATISTICS_BATCH):
         _, features = task.forward(w, task.numbers(x), training=True, valid=valid)
         members = ((y[:, None] == torch.arange(task.classes, device=y.device)) & valid[:, None]).to(w.dtype)
         squares = torch.where(valid, (features * features).sum(1), 0).sum()
@@ -44,8 +41,7 @@ def table_shape(task: Task) -> tuple[int, ...]:
             f"fedpac aligns the features of classes; this task is {task.criterion.kind}. "
             "Choose another algorithm"
         )
-    named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
-    shape = named.get(f"{task.layout.head}.weight", ())
+    shape = task.layout.head_shape
     if len(shape) != 2:
         raise UsageError(
             f'fedpac\'s class centroids need a Linear head; "{task.layout.head}" is none. Name one: head="fc"'

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from copfl.core import tree
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import EVAL_BATCH, Batch, Data, Experts, Personal, Task
 from copfl.errors import UsageError
@@ -90,18 +89,15 @@ def mixture(task: Task, of_v: Tensor, of_w: Tensor, alpha: Tensor) -> Tensor:
 def mean_direction(task: Task, w: Tensor, data: Data) -> Tensor:
     """[f], the mean of the samples' features, each at length 1: an inner product with it is a mean cosine."""
     total = w.new_zeros(feature_size(task))
-    for start in range(0, data.y.shape[0], EVAL_BATCH):
-        part = slice(start, start + EVAL_BATCH)
-        _, features = task.forward(w, task.numbers(tree.each(lambda t, part=part: t[part], data.x)))
-        valid = torch.arange(start, start + len(features), device=w.device) < data.size
+    for x, _, valid in data.in_parts(EVAL_BATCH):
+        _, features = task.forward(w, task.numbers(x))
         total = total + torch.where(valid[:, None], normalize(features), 0).sum(0)
     return total / data.size.clamp(min=1)
 
 
 def feature_size(task: Task) -> int:
     """f, the columns of the head's matrix."""
-    named = dict(zip(task.layout.names, task.layout.shapes, strict=True))
-    shape = named.get(f"{task.layout.head}.weight", ())
+    shape = task.layout.head_shape
     if len(shape) != 2 or task.criterion.kind == "next_token":
         raise UsageError(
             f'feddpa compares the features before a trained Linear head; "{task.layout.head}" is none, or '

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, values_of
+from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError
 from copfl.report.document import Document, Section
@@ -72,8 +72,9 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
     )
 
 
-def _mean(row: Row, name: str) -> float:
-    value = row["mean"].get(name)
+def _mean(row: Row, name: str, of: str = "mean") -> float:
+    """The mean over seeds of a metric, or its "spread"; nan where there is none."""
+    value = row[of].get(name)
     return np.nan if value is None else float(value)
 
 
@@ -137,16 +138,12 @@ def _cost(rows: list[Row]) -> str:
 def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
     names = {metric.name + of: title for of, title in MODELS.items()} | {"worst": "worst tenth"}
     cells = [
-        [row["label"], *(metric.text(_mean(row, name), _spread(row, name)) for name in names)] for row in rows
+        [row["label"], *(metric.text(_mean(row, name), _mean(row, name, "spread")) for name in names)]
+        for row in rows
     ]
     return Table(
         f"{capital(metric.in_unit)}: mean ± standard deviation over seeds", ["row", *names.values()], cells
     )
-
-
-def _spread(row: Row, name: str) -> float:
-    value = row["spread"].get(name)
-    return np.nan if value is None else float(value)
 
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
@@ -166,8 +163,9 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     lines = [_curve(row, metric, place) for place, row in enumerate(rows)]
     about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
     curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
+    values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
     series = [
-        Line(f"seed {seed}", values_of(metric.factor * _per_seed(rows, metric)[:, place]), colour=place)
+        Line(f"seed {seed}", values_of(values[:, place]), colour=place)
         for place, seed in enumerate(content["seeds"])
     ]
     labels = [row["label"] for row in rows]
@@ -176,20 +174,9 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     return [curves, dots, *_map(content, metric)]
 
 
-def _per_seed(rows: list[Row], metric: MetricInfo) -> Any:
-    return np.array([row["per_seed"][metric.name] for row in rows], np.float64)
-
-
 def _curve(row: Row, metric: MetricInfo, place: int) -> Line:
-    """The mean over seeds at the rounds that all of them evaluated, with a band of one standard deviation."""
-    common = sorted(set.intersection(*(set(curve["round"]) for curve in row["curves"])))
-    own = [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
-    values = metric.factor * np.array([[one[round] for round in common] for one in own], np.float64)
-    line = Line(row["label"], values_of(values.mean(0)), colour=place, dash=place // 8, x=common)
-    if len(values) < 2 or len(row["curves"]) < 2:
-        return line
-    mean, spread = values.mean(0), values.std(0, ddof=1)
-    return line._replace(low=values_of(mean - spread), high=values_of(mean + spread))
+    curves = [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
+    return mean_curve(row["label"], curves, place, metric.factor)
 
 
 def _differences(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:

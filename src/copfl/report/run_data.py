@@ -22,7 +22,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Interval, Numbers, latest, over_clients
+from copfl.stats import Interval, Numbers, over_clients
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class RunData:
 
     def last(self, name: str) -> Numbers:
         """Each client's newest value, [clients]."""
-        return latest(self.metric(name))
+        return records.latest(self.records, name, self.clients)
 
     @property
     def client_names(self) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from copfl import charts
 from copfl.charts import Heat, Line, Lines, Panels
-from copfl.comparison.plots import axis, curve, heat
+from copfl.comparison.plots import axis, heat
 from copfl.core.metrics import ACCURACY
 from copfl.files import write_bytes
 from copfl.reproduction.findings import NOT_YET, Cell, Findings
@@ -63,9 +61,9 @@ def _with_seeds(title: str, cells: list[Cell]) -> str:
 
 def _line(cell: Cell, name: str, scale: float, place: int) -> Line:
     records = list(cell.runs.values())
-    rounds = records[0].rounds
-    values = scale * np.array([record.curves[name] for record in records if record.rounds == rounds])
-    return curve(cell.row.label, rounds, values, place)
+    alike = [record for record in records if record.rounds == records[0].rounds]
+    curves = [dict(zip(record.rounds, record.curves[name], strict=True)) for record in alike]
+    return charts.mean_curve(cell.row.label, curves, place, scale)
 
 
 def maps(findings: Findings, protocol: str) -> list[list[Heat]]:

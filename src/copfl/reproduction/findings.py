@@ -37,15 +37,15 @@ class Cell:
     def row(self) -> Row:
         return self.plan.row
 
-    def per_seed(self) -> PerSeed:
-        """In %."""
+    def per_seed(self, rounds: tuple[int, int] | None = None) -> PerSeed:
+        """In %, by the evaluations of these rounds, or of those that count; without seeds that have none."""
         statistic = self.plan.column.statistic
-        values = {seed: record.mean(self.row.value, statistic) for seed, record in self.runs.items()}
-        return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
-
-    def per_seed_within(self, rounds: tuple[int, int]) -> PerSeed:
-        """In %, by the evaluations of these rounds; without seeds that have none."""
-        values = {seed: record.mean_within(rounds, self.row.value) for seed, record in self.runs.items()}
+        values = {
+            seed: run.mean(self.row.value, statistic)
+            if rounds is None
+            else run.mean_within(rounds, self.row.value)
+            for seed, run in self.runs.items()
+        }
         return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}
 
     def metric(self) -> Spread | None:
@@ -287,7 +287,7 @@ def _steps(case: Case, sign: int, fraction: float) -> Iterator[Verdict]:
             records = [record for cell in cells for record in cell.runs.values()]
             counted = min((r.counted for r in records), key=lambda rounds: rounds[1], default=(0, 0))
             lengths |= {record.length for record in records}
-            change = paired(*(cell.per_seed_within(counted) for cell in cells))
+            change = paired(*(cell.per_seed(counted) for cell in cells))
             words.append(case.judge(sign * change, 0.0))
             changes += [f"{row.label} {change.mean():+.1f}"] if len(change) else []
         word = overall(words)

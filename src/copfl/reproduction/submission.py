@@ -17,7 +17,7 @@ from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import joined
 from copfl.reproduction.records import SUFFIX, Store
-from copfl.tables import Table, percent, percent_with_spread
+from copfl.tables import Table, percent, with_spread
 
 ROUNDING = 1e-4  # records have six digits
 FAR = 0.05  # a run on another kind of machine differs by less
@@ -110,7 +110,7 @@ def table_of(checked: Sequence[Checked]) -> Table:
         where = own[0].record.where
         known = sum(one.here is not None for one in own)
         mean, worst = float(np.mean(means)), float(np.mean([one.record.worst for one in own]))
-        values = [percent_with_spread(mean, spread), percent(worst)]
+        values = [with_spread(100 * mean, 100 * spread), percent(worst)]
         place = f"{where.get('device', '-')}, torch {where.get('torch', '-')}"
         counts = [str(own[0].record.length), str(len(own))]
         rows.append([title, *counts, *values, place, f"{known} of {len(own)}"])

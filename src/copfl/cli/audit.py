@@ -63,7 +63,10 @@ def audit(
     if baselines is not None:
         how["baselines"] = [] if baselines == "none" else baselines.split(",")
     audited = synthetic_audit if run is None else partial(auditing.run_audit, run)
-    with stoppable(AGAIN), _progress(quiet or as_json) as bar:
+    with (
+        stoppable(AGAIN),
+        options.progress("rounds", "MofNCompleteColumn", hidden=quiet or as_json, transient=True) as bar,
+    ):
         job = bar.add_task("rounds", total=None)
 
         def start(rounds: int) -> auditing.Tick:
@@ -79,13 +82,3 @@ def audit(
         width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
         tables = [as_text(table, width) for table in auditing.tables_of(found, details=False)]
         print("\n\n".join([*tables, *remarks, f"Files: {', '.join(map(str, paths))}"]))
-
-
-def _progress(silent: bool) -> Any:
-    """A progress bar of rounds; without a terminal it shows nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("rounds"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    hidden = silent or not sys.stderr.isatty()
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,24 +61,19 @@ def choose(
     from copfl.comparison.layers import VALIDATION
     from copfl.errors import AGAIN, stoppable
 
-    def log(text: str) -> None:
-        if not quiet:
-            print(text, file=sys.stderr, flush=True)
-
-    data = Path(str(tables.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
     with stoppable(AGAIN):
         found = racing.choose(
             entries.entries_of(algorithms or ["all"]),
             budget or "",
             entries.seeds_of(seeds or "0,1,2"),
             tables,
-            out or Path("runs") / f"choose-{data}",
+            out or Path("runs") / f"choose-{options.data_name(tables)}",
             tune=entries.values_of(tune or [], "--tune"),
             addons=addons,
             validation=VALIDATION if validation is None else validation,
             retrain=retrain,
             jobs=default_jobs(tables.get("run", {})) if jobs is None else jobs,
-            log=log,
+            log=options.logger(quiet),
         )
     if as_json:
         print((found.folder / "ranking.json").read_text("utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -179,12 +178,7 @@ def _carry_out(
     from copfl.comparison import plots as pictures
     from copfl.errors import AGAIN, UsageError, stoppable
 
-    def log(text: str) -> None:
-        if not quiet:
-            print(text, file=sys.stderr, flush=True)
-
-    data = Path(str(base.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
-    folder = out or Path("runs") / f"{command}-{data}"
+    log, folder = options.logger(quiet), out or Path("runs") / f"{command}-{options.data_name(base)}"
     if where.jobs is not None and where.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -77,26 +76,12 @@ def get(
         raise UsageError(
             "name the folder to put it in: --data-dir DIR, or the environment variable COPFL_DATA"
         )
-    if not sys.stderr.isatty():
-        print(download.get(name, folder, url=url))
-        _note_unpinned(name)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(name), BarColumn(20), DownloadColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with options.progress(name, "DownloadColumn") as bar:
         job = bar.add_task(name, total=None)
         path = download.get(
             name, folder, lambda done, total: bar.update(job, completed=done, total=total), url=url
         )
     print(path)
-    _note_unpinned(name)
-
-
-def _note_unpinned(name: str) -> None:
-    from copfl.data import download
-
     if not download.is_pinned(name):
         print("No checksum of it is published, so the file was not compared with one.")
 

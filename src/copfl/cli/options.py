@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -241,3 +242,25 @@ def help_without_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)
+
+
+def logger(quiet: bool) -> Callable[[str], None]:
+    """A function that prints a line about the work that is done, to stderr; nothing, if `quiet`."""
+    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
+
+
+def data_name(tables: Tables) -> str:
+    """The name of the data set, for the name of a folder."""
+    return Path(str(tables.get("data", {}).get("name", "digits"))).stem.replace(":", "-")
+
+
+def progress(title: str, count: str, hidden: bool = False, *, transient: bool = False) -> Any:
+    """A progress bar of rich with one of its columns that count; without a terminal it shows nothing."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = rich.TextColumn(title), rich.BarColumn(20), getattr(rich, count)()
+    left = rich.TimeRemainingColumn(compact=True)
+    disable = hidden or not sys.stderr.isatty()
+    console = Console(stderr=True)
+    return rich.Progress(*columns, left, console=console, transient=transient, disable=disable)

@@ -78,12 +78,7 @@ def reproduce(
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
 
-    clock = time.monotonic()
-
-    def log(text: str) -> None:
-        if not quiet:
-            print(text, file=sys.stderr, flush=True)
-
+    clock, log = time.monotonic(), options.logger(quiet)
     one_of((*experiments.PROTOCOLS, "both"), protocol=protocol)
     store = records.opened(results)
     for problem in store.unusable:

@@ -86,18 +86,18 @@ def compare(
     _checked(rows, base, tried, last, jobs)
     check_own("--tune", tried)
     searching = _is_search(tried, trials)
-    spaces = [
-        _default_grid(entry, base) if tune is None else _own_space(entry, base, tried) for entry in rows
-    ]
+
+    def space(entry: Entry) -> Space:
+        return _default_grid(entry, base) if tune is None else _own_space(entry, base, tried)
+
+    spaces = [space(entry) for entry in rows]
     for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
         for cell in cells(own):
             resolve([*layers_of(entry, base), cell], {})
     checked = [*layers_of(rows[0], base), {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(checked, validation=validation if any(spaces) else 0.0)
     rows, left_out = _suitable(rows, base, experiment)
-    spaces = [
-        _default_grid(entry, base) if tune is None else _own_space(entry, base, tried) for entry in rows
-    ]
+    spaces = [space(entry) for entry in rows]
     for note in left_out:
         log(note)
     labels = [entry.label for entry in rows]

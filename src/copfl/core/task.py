@@ -180,9 +180,7 @@ class Task:
 
     def numbers(self, x: Inputs) -> Inputs:
         """Samples as input of the model: images scaled and normalised, others unchanged."""
-        if isinstance(x, dict):
-            return {name: self._numbers(array) for name, array in x.items()}
-        return self._numbers(x)
+        return tree.each(self._numbers, x)
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:

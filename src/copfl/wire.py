@@ -117,7 +117,7 @@ def encode(
                 since[path] = received[path]
                 mask = mask ^ base.to(mask.device)
             tensors[path + MASK] = _deflated(mask)
-    body = save(_separate({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
+    body = save(separate({path: t.detach().cpu().contiguous() for path, t in tensors.items()}))
     fields = {"format": FORMAT, **head._asdict(), "wire": wire, "masks": masks, "since": since}
     fields["about"] = dict(about or {})
     return Packet(_canonical({**fields, "sha256": _checksum(fields, body)}), body)
@@ -295,7 +295,7 @@ def _mask(
     return mask
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, none of which shares its memory with another, as safetensors requires."""
     seen: set[int] = set()
     result = {}

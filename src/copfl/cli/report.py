@@ -109,19 +109,20 @@ def export(
 ) -> None:
     """Write one client's model, or the global model, to a file."""
     from copfl.experiment import export as exporting
-    from copfl.experiment import inference
 
-    _check_choice(client, of_server)
-    found = inference.load(run)
-    model = found.new_client() if client is None else found.client(client)
+    found, model = _chosen(run, client, of_server)
     print(exporting.write(found, model, format, out))
 
 
-def _check_choice(client: int | None, of_server: bool) -> None:
+def _chosen(run: Path, client: int | None, of_server: bool) -> tuple[Any, Any]:
+    """The models of a run, and the one of them that the options name."""
     from copfl.errors import UsageError
+    from copfl.experiment import inference
 
     if (client is None) != of_server:
         raise UsageError("name the model: --client NUMBER, or --global, and not both")
+    found = inference.load(run)
+    return found, found.new_client() if client is None else found.client(client)
 
 
 def predict(
@@ -143,19 +144,17 @@ def predict(
     import numpy as np
 
     from copfl.errors import UsageError
-    from copfl.experiment import inference
     from copfl.files import write_bytes
 
     if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
-    _check_choice(client, of_server)
-    found = inference.load(run)
+    found, model = _chosen(run, client, of_server)
     if data is None:
         x, y = found.tokens(sentence or []), None
     else:
         samples, labelled = found.samples(data, labelled=False)
         x, y = samples.train.x, samples.train.y if labelled else None
-    answers = found.predict(found.new_client() if client is None else found.client(client), x, y)
+    answers = found.predict(model, x, y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
     if out is not None:

@@ -31,11 +31,7 @@ def save(path: Path, trees: Mapping[str, Any], about: Mapping[str, Any]) -> None
         for name, part in trees.items()
         for place, t in tree.named(part)
     }
-    seen: set[int] = set()
-    for name, t in tensors.items():  # safetensors refuses tensors in common memory, as of a single client
-        memory = t.untyped_storage().data_ptr()
-        tensors[name] = t.clone() if memory in seen else t
-        seen.add(memory)
+    tensors = wire.separate(tensors)
     text = json.dumps(dict(about), sort_keys=True)
     # One entry: safetensors writes several in any order, and the same state should be the same bytes.
     head = {"copfl": json.dumps([text, _checksum(tensors, text)])}

@@ -280,12 +280,9 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         budgets={key: Budget(key, **values) for key, values in budgets.items()},
         base=content.get("base", setup["base"]),
         numbers=numbers.get(content.get("paper", ""), {}),
-        chart=content.get("chart", "none"),
         baselines=not content.get("no_baselines", False),
-        aims=content.get("aims", False),
-        page=content.get("page", "reproduction"),
-        cost=content.get("cost", False),
         map=map,
+        **{key: content[key] for key in ("chart", "aims", "page", "cost") if key in content},
         protocols={
             name: content.get("protocols", {}).get(name, text)
             for name, text in PROTOCOLS.items()

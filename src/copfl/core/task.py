@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,6 @@ from copfl.kernels.modules import (
     logits_of,
     mappable_attention,
 )
-
-if TYPE_CHECKING:
-    from copfl.kernels.batched_model import BatchedModule
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
@@ -85,6 +82,26 @@ Objective = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 KeyedInputs = Any  # Inputs, or Keyed ones: the samples of a step, as `Task.batch` returns them
 
 
+class BatchedModel(Protocol):
+    """The model for batched clients: kernels.batched_model.BatchedModule."""
+
+    def forward(
+        self, parameters: Tensor, buffers: Tensor, x: KeyedInputs, valid: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits, the features and the buffers after."""
+
+    def gradient(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        parameters: Tensor,
+        buffers: Tensor,
+        x: KeyedInputs,
+        valid: Tensor | None,
+        head: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of the loss of logits and features, its value, and the buffers after."""
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """The learning task: the model, its initial weights, and the preprocessing of samples."""
@@ -97,7 +114,7 @@ class Task:
     mean: Tensor | None = None  # [channels, 1, 1], of pixels in 0..1
     std: Tensor | None = None
     buffers: str = "local"  # batch-norm statistics: "local" stay with the client, "average" are shared
-    batched: BatchedModule | None = None  # the same model for batched clients, where the model allows it
+    batched: BatchedModel | None = None  # the same model for batched clients, where the model allows it
     public: Inputs = None  # [p, ...], unlabelled raw samples that every party has; most need none
     random: bool = False  # whether the model draws random numbers in training, as dropout does
     metrics: tuple[Metric, ...] = usual_metrics("classification")  # of an evaluation; the first is primary

@@ -8,8 +8,8 @@ block gives the reason for not running it:
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have two rounds and large batches; comparisons have one seed, a small model, one process and no charts. The test
-checks that the commands work, not their results.
+Runs have two rounds, large batches and no local baseline; comparisons have one seed, a small model, one process and no
+charts, and tune only what the command names. The test checks that the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ RUN = ("python", "bash", "console", "sh")
 LANGUAGES = (*RUN, "text", "toml", "json", "")
 SHORT = ("--rounds", str(ROUNDS), "--batch", "64")
 ONE = (*SHORT, "--seeds", "0", "--jobs", "1", "--no-plots", "--model", "mlp")
-OVERRIDES = {"run": SHORT, "compare": ONE, "sweep": ONE}  # the last of two equal options counts
+OVERRIDES = {
+    "run": (*SHORT, "--no-local-baseline"),
+    "compare": ONE,
+    "sweep": ONE,
+    "personalize": ("--epochs", "2"),
+}  # the last of two equal options counts
 
 
 class Block(NamedTuple):
@@ -134,6 +139,8 @@ def call(words: list[str]) -> tuple[int, str]:
     from copfl.cli import main as cli
 
     words = [*words, *OVERRIDES.get(words[0], ())] if words else words
+    if words[:1] == ["compare"] and "--tune" not in words:
+        words = [*words, "--no-tune"]
     if "--tune-seeds" in words:
         words = [*words, "--tune-seeds", "0"]
     if words[0] == "resume" and "--rounds" in words:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from copfl.engine import autotune
 from tests import vision as vision  # for tests that import peft, also by the commands of the documentation
 
 torch.set_num_threads(1)
@@ -45,6 +46,13 @@ def pytest_collection_finish() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is read from the user's cache folder, and nothing is left in it."""
     with mock.patch.dict(os.environ, COPFL_CACHE=str(tmp_path_factory.mktemp("cache"))):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_engine() -> Iterator[None]:
+    """No run measures which engine is the fastest, but those of engine/test_autotune.py and those of subprocesses."""
+    with mock.patch.object(autotune, "seconds", return_value=0.0):
         yield
 
 

@@ -6,4 +6,5 @@ import os
 
 import pytest
 
-slow = pytest.mark.skipif(os.environ.get("COPFL_SLOW") != "1", reason="takes long: set COPFL_SLOW=1")
+SLOW = os.environ.get("COPFL_SLOW") == "1"
+slow = pytest.mark.skipif(not SLOW, reason="takes long: set COPFL_SLOW=1")

@@ -104,9 +104,7 @@ def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path)
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     tune = {"lr": [0.5, 0.05], "copfl.rate": [0.1, 0.3]}
     out = tmp_path / "a"
-    found = compare(
-        ["copfl", "local"], [0, 1], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25
-    )
+    found = compare(["copfl", "local"], [0], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25)
     parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
     assert len(parts) == (4 + 2) * 2  # trials times tuning seeds
     whole = {
@@ -124,7 +122,7 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     # Other test samples: everything about the tuning is the same, byte for byte, and what is reported is not.
     tables = base(clouds(tmp_path / "other.npz", test_seed=2))
     other = compare(
-        ["copfl", "local"], [0, 1], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25
+        ["copfl", "local"], [0], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25
     )
     assert [row["trials"] for row in numbers(found)["rows"]] == [
         row["trials"] for row in numbers(other)["rows"]

@@ -17,6 +17,14 @@ def load_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...], rounds: int = 1, no
     return Workload(algorithm, task, federation, batch=4, participants=len(sizes), rounds=rounds)
 
 
+SECONDS = autotune.seconds  # before tests/conftest.py replaces it
+
+
+@pytest.fixture(autouse=True)
+def really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "seconds", SECONDS)
+
+
 CHOICES = [Choice(vmap(2), True), Choice(sequential(), True), Choice(sequential(), False)]
 
 

@@ -75,19 +75,19 @@ def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path
         task = task_of(Dropping(federation.shape, task.classes), task.classes)
         task = task.probed(tree.row(federation.train.rows([0]), 0))
         assert task.random
+    algorithm: AnyAlgorithm = FedAvg() if draws else COPFL()  # its masks of so many entries take long
     everybody = torch.arange(len(SIZES))
     states, shown = zip(
         *(
-            trained(COPFL(), task, federation, n, tmp_path / str(n) if where == "disk" else None)
-            for n in (0, 1, 2)
+            trained(algorithm, task, federation, n, tmp_path / str(n) if where == "disk" else None)
+            for n in (0, 2)
         ),
         strict=True,
     )
     records = [tree.leaves((state.server, state.clients.rows(everybody))) for state in states]
-    for other in (1, 2):
-        assert all(torch.equal(a, b) for a, b in zip(records[0], records[other], strict=True))
-        for mine, theirs in zip(shown[0], shown[other], strict=True):
-            assert all((mine.clients[k] == v).all() for k, v in theirs.clients.items())
+    assert all(torch.equal(a, b) for a, b in zip(*records, strict=True))
+    for mine, theirs in zip(*shown, strict=True):
+        assert all((mine.clients[k] == v).all() for k, v in theirs.clients.items())
 
 
 def test_large_tensors_go_over_the_tray_as_long_as_there_is_room() -> None:

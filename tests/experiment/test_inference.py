@@ -74,7 +74,7 @@ def newcomer(found: inference.RunModels, classes: tuple[int, ...], train: int = 
 
 def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(run: Path) -> None:
     found = inference.load(run)
-    data = newcomer(found, (1, 4, 7))
+    data = newcomer(found, (1, 4, 7), train=24)
     fitted = found.personalize(data)
     start = found.predict(found.new_client(), data.test.x, data.test.y).score
     assert start is not None

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.metrics import Array, Metric
-from copfl.core.task import Data, Personal, Task, with_statistics
+from copfl.core.task import EVAL_BATCH, Data, Personal, Task, with_statistics
 
 PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
 
@@ -88,14 +89,35 @@ def on_host_arrays(task: Task, predictions: Tensor, y: Tensor) -> tuple[Array, A
 
 def primary_metric(task: Task, personal: Personal, data: Data) -> float:
     """The primary metric of a model on one client's samples; nan where it is not defined."""
-    metric, size = task.metrics[0], int(data.size)
-    scores = task.scores(personal, data)
-    if not size or not bool(torch.isfinite(scores.loss)):
-        return float("nan")
-    if metric not in on_host(task):
-        return float(scores.score)
-    predictions = collected(task, scores.predictions, data.y)
-    return metric.of(*on_host_arrays(task, predictions[:size], data.y[:size]))
+    return primary_metrics(task, personal, [data])[0]
+
+
+def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> list[float]:
+    """The same for each client's samples; one pass of the model takes those of several clients."""
+    metric, correct = task.metrics[0], task.criterion.correct
+    if metric in on_host(task):
+        correct = None
+    sizes = [int(data.size) for data in clients]
+    valid = [tree.each(lambda t, n=n: t[:n], data[:2]) for data, n in zip(clients, sizes, strict=True)]
+    x, y = tree.concatenate(valid)
+    if not len(y):
+        return [float("nan")] * len(clients)
+    losses, values = [], []  # of the samples, in parts
+    for start in range(0, len(y), EVAL_BATCH):
+        inputs, targets = tree.each(lambda t, start=start: t[start : start + EVAL_BATCH], (x, y))
+        predicted = task.predict(personal, inputs)
+        losses.append(task.criterion.test_losses(predicted, targets))
+        values.append(correct(predicted, targets) if correct else collected(task, [predicted], targets))
+
+    def of_client(loss: Tensor, value: Tensor, target: Tensor) -> float:
+        if not len(loss) or not bool(torch.isfinite(loss.sum())):
+            return float("nan")
+        if correct:
+            return float(value.to(loss.dtype).mean())
+        return metric.of(*on_host_arrays(task, value, target))
+
+    parts = tree.split((torch.cat(losses), torch.cat(values), y), sizes)
+    return [of_client(*client) for client in parts]
 
 
 def measured(task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from copfl import files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.evaluation import primary_metric
+from copfl.core.evaluation import primary_metrics
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.core.task import Data, Task
 from copfl.data.federation import Federation
@@ -86,15 +86,14 @@ def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation
     tests = [_first(tree.row(federation.test.rows([int(n)]), 0)) for n in clients]
     table = np.full((count, count), np.nan)
     per_class = np.zeros((task.classes if task.criterion.kind == "classification" else 0, 2), np.int64)
-    for row, n in enumerate(clients.tolist()):
+    for row, (n, data) in enumerate(zip(clients.tolist(), tests, strict=True)):
         model = client_model(algorithm, task, state, n)
-        for column, data in enumerate(tests):
-            with torch.no_grad():
-                table[row, column] = primary_metric(task, model, data)
-                if row == column and len(per_class) and int(data.size):
-                    right = torch.cat(task.scores(model, data).predictions).argmax(-1) == data.y
-                    per_class[:, 0] += np.bincount(data.y[right].cpu(), minlength=len(per_class))
-                    per_class[:, 1] += np.bincount(data.y.cpu(), minlength=len(per_class))
+        with torch.no_grad():
+            table[row] = primary_metrics(task, model, tests)
+            if len(per_class) and int(data.size):
+                right = torch.cat(task.scores(model, data).predictions).argmax(-1) == data.y
+                per_class[:, 0] += np.bincount(data.y[right].cpu(), minlength=len(per_class))
+                per_class[:, 1] += np.bincount(data.y.cpu(), minlength=len(per_class))
     counts = [(right, tested) for right, tested in per_class.tolist()]
     return Cross(clients.tolist(), table, task.metrics[0].name, counts)
 

@@ -289,3 +289,17 @@ def test_the_overview(tmp_path: Path) -> None:
     assert "labels    3: target 0 16" in overview(several)
     line = datasets.check(tmp_path / "t.csv", target="age")
     assert line.startswith("t: 32 train and 8 test samples, float32 8, regression of 1 target")
+
+
+def test_a_column_that_may_be_an_identifier_is_named() -> None:
+    rows: dict[str, list[object]] = {
+        "patient": list(range(60)),
+        "age": [20 + n % 40 for n in range(60)],
+        "dose": [n / 7 for n in range(60)],
+        "ill": [n % 2 for n in range(60)],
+    }
+    note = tables.from_tables([rows], "visits", target="ill").note
+    assert "patient: a whole number of its own in every row" in note
+    assert "--set data.drop=patient" in note
+    assert "age" not in note
+    assert "whole number" not in tables.from_tables([rows], "visits", target="ill", drop="patient").note

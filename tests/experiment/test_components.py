@@ -14,7 +14,15 @@ from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
 from copfl.errors import UsageError
 from copfl.experiment import config
-from copfl.experiment.components import DEFAULTS, KINDS, WRAPPERS, build_algorithm, resolve, resolve_algorithm
+from copfl.experiment.components import (
+    DEFAULTS,
+    KINDS,
+    WRAPPERS,
+    build_algorithm,
+    default_rate,
+    resolve,
+    resolve_algorithm,
+)
 from copfl.experiment.config import Tables
 from copfl.experiment.run_settings import RunSettings
 from copfl.parts.mamo import Mamo
@@ -102,7 +110,8 @@ def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.npz").touch()
-    assert resolved({"data": {"name": "mine.npz"}})["data"]["name"] == str(tmp_path / "mine.npz")
+    mine = {"data": {"name": "mine.npz"}, "model": {"name": "mlp"}}
+    assert resolved(mine)["data"]["name"] == str(tmp_path / "mine.npz")
     assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
     monkeypatch.setenv("COPFL_DATA", "elsewhere")
     assert resolved({"data": {"name": "cifar10"}})["data"]["dir"] == str(tmp_path / "elsewhere")
@@ -245,3 +254,37 @@ def test_the_partition_where_none_is_given() -> None:
 )
 def test_the_model_where_none_is_given_fits_the_samples(data: dict[str, str], model: str) -> None:
     assert resolved({"data": data})["model"]["name"] == model
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [((5,), "mlp"), ((2, 30), "cnn1d"), ((3, 8, 8), "cnn"), ((1, 2, 9), "mlp"), ((3, 65, 65), "resnet18")],
+)
+def test_the_model_for_own_data_follows_their_shape(
+    shape: tuple[int, ...], model: str, tmp_path: Path
+) -> None:
+    x, y = np.zeros((10, *shape), np.float32), np.arange(10) % 2
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    for found in (
+        resolved({"data": {"name": str(tmp_path / "mine.npz")}}),
+        resolved(data=from_arrays(x, y)),
+    ):
+        assert found["model"]["name"] == model
+
+
+@pytest.mark.parametrize("algorithm", ["copfl", "fedavg"])
+def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers(algorithm: str) -> None:
+    own = {"data": {"name": "visits.csv", "target": "outcome"}}
+    for optimizer, usual, published in (("adam", 1e-3, 1e-4), ("mamo", 1e-3, 1e-4), ("sgd", 0.1, 0.01)):
+        chosen = {"algorithm": {"name": algorithm}, "optimizer": {"name": optimizer}}
+        assert resolved(own, chosen)["optimizer"]["lr"] == usual == default_rate(optimizer, "visits.csv")
+        assert resolved({"data": {"name": "cifar10"}}, chosen)["optimizer"]["lr"] == published
+        assert resolved(own, chosen, {"optimizer": {"lr": 0.7}})["optimizer"]["lr"] == 0.7
+    data = from_arrays(np.zeros((10, 3, 8, 8), np.float32), np.arange(10) % 2, name="cifar10")
+    found = resolved(data=data)
+    assert (found["model"]["name"], found["optimizer"]["lr"]) == ("resnet18", 1e-4)
+
+
+def test_the_options_of_a_model_that_was_chosen_may_be_set_by_its_name() -> None:
+    own = {"data": {"name": "visits.csv", "target": "outcome"}, "mlp": {"width": 8}}
+    assert resolved(own)["model"]["width"] == 8

@@ -123,20 +123,23 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
 
     try:
         with stoppable(), contextlib.ExitStack() as stack:
+            baseline = None
             listeners = [stack.enter_context(tracking(track, folder.path, prepared.tables))]
             if not (quiet or as_json):
                 what = (prepared.settings.rounds, sys.stderr, prepared.task.metrics[0])
                 terminal = sys.stderr.isatty()
                 listeners.append(stack.enter_context(bar(*what)) if terminal else lines(*what))
+                baseline = lines(*what, title="training alone, round")
 
             def on_round(round: Round, seconds: float) -> None:
                 for listener in listeners:
                     listener(round, seconds)
 
-            warning = lead(prepared) if ranks.joined() else ""
-            if warning and not (quiet or as_json):
-                print(f"copfl: warning: {warning}", file=sys.stderr)
-            result = train(prepared, folder, on_round)
+            leading = lead(prepared) if ranks.joined() else ""
+            if not (quiet or as_json):
+                print(f"{prepared.title}: {prepared.model_text}", file=sys.stderr, flush=True)
+                _warn([*prepared.hints, *filter(None, [leading])])
+            result = train(prepared, folder, on_round, baseline)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
@@ -144,5 +147,10 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
         print(json.dumps(summary.as_json(result)))
     elif not quiet:
         summary.show(result, sys.stdout)
-    for warning in [] if quiet or as_json else result.warnings:
-        print(f"copfl: warning: {warning}", file=sys.stderr)
+    if not (quiet or as_json):
+        _warn(result.warnings[len(prepared.hints) :])
+
+
+def _warn(found: list[str]) -> None:
+    for warning in found:
+        print(f"copfl: warning: {warning}", file=sys.stderr, flush=True)

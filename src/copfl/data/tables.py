@@ -28,6 +28,7 @@ Table = dict[str, Column]  # by name, all of one length
 
 LARGEST_FILE = 512 * reading.MIB  # Python's objects take about ten times as much memory
 MOST_CATEGORIES = 1000
+FEWEST_ROWS = 50  # in which a column of different whole numbers may be an identifier
 LINES = "text"  # the only column of a .txt file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
@@ -131,7 +132,7 @@ def from_tables(
         ]
         features_of = [encoded(encoders, table) for table in tables]
         x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
-        notes.append(_summary(encoders))
+        notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
         data = replace(data, encode=partial(_further, encoders))
     splits = [replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True)]
     note = "; ".join(filter(None, (data.note, *notes)))
@@ -246,6 +247,24 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
     parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
     return ", ".join(parts)
+
+
+def _identifiers(encoders: Sequence[Encoder], table: Table) -> list[str]:
+    """A note for columns of whole numbers that are all different, as the numbers of patients are."""
+    columns = {e.name: floats(table[e.name]) for e in encoders if not e.categories}
+    found = [
+        name
+        for name, numbers in columns.items()
+        if len(numbers) >= FEWEST_ROWS
+        and len(np.unique(numbers)) == len(numbers)
+        and (numbers == np.round(numbers)).all()
+    ]
+    which = ",".join(found)
+    if not found:
+        return []
+    return [
+        f"{which}: a whole number of its own in every row; leave out identifiers with --set data.drop={which}"
+    ]
 
 
 # Targets and missing values

@@ -76,6 +76,9 @@ DEFAULTS: dict[str, Tables] = {
     "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
     **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
+# On a user's own data: rates at which the built-in models learn within tens of rounds, see docs/defaults.md.
+OWN_DATA: Tables = {"adam": {"lr": 1e-3}, "mamo": {"lr": 1e-3}, "sgd": {"lr": 0.1}}
+SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 
 
@@ -104,7 +107,12 @@ def default_optimizer(algorithm: str) -> Any:
 def default_rate(optimizer: str, data: str) -> float:
     """The learning rate of an optimizer on a data set where none is given."""
     usual = config.keywords_of(OPTIMIZER.factory({"name": optimizer}))["lr"]
-    return float(DEFAULTS.get(data, {}).get(optimizer, {}).get("lr", usual))
+    return float(defaults_on(data).get(optimizer, {}).get("lr", usual))
+
+
+def defaults_on(data: str) -> Tables:
+    """The settings of a data set where none are given; what is no name of copfl's is a user's own."""
+    return DEFAULTS.get(data, {} if data in datasets.DATASETS else OWN_DATA)
 
 
 def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -325,15 +333,16 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
                 for dropped in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
                     merged[dropped] = {}
                 merged[kind]["name"] = str(name)
-        titles = {name: kind for kind, name in _names(merged, fixed).items()} | {
-            kind: kind for kind in merged
-        }
-        for title, table in layer.items():
+            merged[kind].update(layer.get(kind, {}))
+        choices = {title: table for title, table in layer.items() if title not in merged}
+        titles = {name: kind for kind, name in _names(merged, fixed).items()} if choices else {}
+        for title, table in choices.items():
             if title not in titles:
-                raise unknown("table", title, titles)
+                raise unknown("table", title, [*titles, *merged])
             merged[titles[title]].update(table)
     names = _names(merged, fixed)
-    defaults = DEFAULTS.get(names.get("data", ""), {})
+    published = getattr(fixed.get("data"), "name", "") in datasets.DATASETS
+    defaults = {} if published else defaults_on(names.get("data", ""))
     for kind, name in {**names, "run": "run"}.items():
         merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}
     return {kind: {"name": names[kind], **t} if kind in names else t for kind, t in merged.items()}
@@ -356,15 +365,33 @@ def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
 
 def _usual_model(table: Table, name: str, value: object) -> str:
     """The model where none is given: by the form of the samples where it is known, else ResNet-18."""
-    if isinstance(value, Dataset) and not isinstance(value.train.x, dict):
-        x = value.train.x
-        if value.kind == NEXT_TOKEN:
-            return "causal_cnn"
-        return "embedding" if x.dtype.kind in "US" else {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
+    if isinstance(value, Dataset):
+        return _model_for(value)
     if _of_tokens(table, name):
         return "causal_cnn"
+    own = name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
+    if own and not table.get("text") and not table.get("target"):
+        return _model_for_file(json.dumps(table))
     usual = "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
     return str(DEFAULTS.get(name, {}).get("model", {}).get("name", usual))
+
+
+def _model_for(data: Dataset) -> str:
+    """The smallest built-in model that fits the samples; a published data set keeps the paper's ResNet-18."""
+    x = data.train.x
+    if data.kind == NEXT_TOKEN:
+        return "causal_cnn"
+    if isinstance(x, dict) or x.dtype.kind in "US":
+        return "resnet18" if isinstance(x, dict) else "embedding"
+    if x.ndim == 4 and data.name not in datasets.DATASETS and max(x.shape[2:]) <= SMALL_IMAGE:
+        return "cnn" if min(x.shape[2:]) >= 4 else "mlp"
+    return {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
+
+
+@lru_cache(maxsize=8)  # a run asks several times
+def _model_for_file(table: str) -> str:
+    """`_model_for` of the data set that the table, as JSON, describes."""
+    return _model_for(build_data(resolve_data(json.loads(table))))
 
 
 def _of_tokens(table: Table, name: str) -> bool:

@@ -42,7 +42,9 @@ def bar(rounds: int, out: IO[str], metric: MetricInfo) -> Iterator[Callable[[Rou
         progress.stop()
 
 
-def lines(rounds: int, out: IO[str], metric: MetricInfo) -> Callable[[Round, float], None]:
+def lines(
+    rounds: int, out: IO[str], metric: MetricInfo, title: str = "round"
+) -> Callable[[Round, float], None]:
     """A function that prints a line for a round that ends at least INTERVAL seconds after the last line."""
     described, printed = _described(rounds, metric, long=True), time.monotonic()
 
@@ -51,7 +53,7 @@ def lines(rounds: int, out: IO[str], metric: MetricInfo) -> Callable[[Round, flo
         text, now = described(round, seconds), time.monotonic()
         if now - printed >= INTERVAL:
             printed = now
-            print(f"round {round.number + 1}/{rounds}: {text}", file=out, flush=True)
+            print(f"{title} {round.number + 1}/{rounds}: {text}", file=out, flush=True)
 
     return on_round
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from copfl.experiment import divergence, gains, new_clients, records
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.gains import Analysis, Gains
+from copfl.experiment.hints import hints
 from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
 from copfl.experiment.personalize import vector_of
@@ -61,6 +63,21 @@ class Experiment:
         """Such as "copfl on digits"."""
         name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
         return f"{name} on {self.federation.dataset.name}"
+
+    @property
+    def model_text(self) -> str:
+        """Such as "mlp with 5,059 parameters; optimizer mamo, learning rate 0.001"."""
+        model, optimizer = self.tables["model"], self.tables.get("optimizer", {})
+        total = sum(parameter.numel() for parameter in self.task.module.parameters())
+        trained = "" if total <= self.task.d else f", {self.task.d:,} of them trained"
+        text = f"{model.get('name', model.get('value'))} with {max(total, self.task.d):,} parameters{trained}"
+        known = {"name", "lr"} <= optimizer.keys()
+        return f"{text}; optimizer {optimizer['name']}, learning rate {optimizer['lr']:g}" if known else text
+
+    @cached_property
+    def hints(self) -> list[str]:
+        """What will probably keep the model from learning; empty where nothing was found."""
+        return hints(self.task, self.federation.dataset)
 
     def about(self) -> dict[str, Any]:
         """The content of environment.json beside the versions."""
@@ -192,8 +209,8 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Clients that diverged, and accuracy at chance; empty if there is nothing to report."""
-        return divergence.warnings_of(self.records, self.experiment.federation)
+        """Hints, clients that diverged, and accuracy at chance; empty if there is nothing to report."""
+        return [*self.experiment.hints, *divergence.warnings_of(self.records, self.experiment.federation)]
 
     @property
     def primary(self) -> Metric:

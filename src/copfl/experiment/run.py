@@ -287,7 +287,12 @@ def lead(e: Experiment) -> str:
     )
 
 
-def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | None = None) -> Result:
+def train(
+    experiment: Experiment,
+    folder: RunFolder | None,
+    on_round: OnRound | None = None,
+    on_baseline_round: OnRound | None = None,
+) -> Result:
     """`execute` of a run by itself: if every client diverges, it ends with an error."""
     path = None if folder is None else folder.path
     check = divergence.DivergenceCheck(experiment.federation, experiment.settings.rounds, path)
@@ -301,13 +306,13 @@ def train(experiment: Experiment, folder: RunFolder | None, on_round: OnRound | 
     if experiment.settings.local_baseline:
         e = experiment
         cross = gains.cross_evaluation(e.algorithm, e.training.task, e.training.federation, result.state)
-        result.analysis = Analysis(_alone(result), cross)
+        result.analysis = Analysis(_alone(result, on_baseline_round), cross)
         if path is not None:
             gains.write(result.analysis, path)
     return result
 
 
-def _alone(result: Result) -> Array:
+def _alone(result: Result, on_round: OnRound | None) -> Array:
     """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
     With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer. It is a
@@ -320,7 +325,7 @@ def _alone(result: Result) -> Array:
     if alone is None:
         return np.full(e.clients, np.nan)
     folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
-    return _trained(alone, folder).latest(primary)
+    return _trained(alone, folder, on_round).latest(primary)
 
 
 def _baseline(e: Experiment) -> Experiment | None:

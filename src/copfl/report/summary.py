@@ -10,6 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.data.partition import Partition
+from copfl.data.samples import Dataset
+from copfl.data.schemes import number_of_groups
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, mean_of_known, over_clients
@@ -25,6 +28,7 @@ GAIN = ("alone", "gain")
 COLUMNS = ("client", "classes", "train", "test", "alone", *MODELS, "gain", "weight")
 # Left out in a narrow terminal, in this order.
 OPTIONAL = ("test", "classes", "train", "global", "weight")
+NAME = 20  # characters of a client's name
 ROWS = 30  # of more clients than this, only the worst are shown
 
 
@@ -90,11 +94,15 @@ def _table(result: Result, width: int) -> Table:
     experiment, last, malicious = result.experiment, _last(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
     gains = result.gains
-    columns, room = _columns(width, bool(malicious.any()), gains is not None)
+    names = client_names(data, partition)
+    names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
+    new = set(experiment.settings.split_clients[1].tolist())
+    names = [f"{name} new" if n in new else name for n, name in enumerate(names)]
+    columns, room = _columns(width, max(7, *map(len, names)), gains is not None)
     metric = result.primary
     order = last[metric.name] if metric.higher_is_better else -last[metric.name]
     lowest = np.argsort(order, kind="stable")[:ROWS]  # nan is last
-    counts, new = partition.label_counts(data), set(experiment.settings.split_clients[1].tolist())
+    counts = partition.label_counts(data)
     columns = [name for name in columns if name != "classes" or counts.shape[1]]
 
     def accuracies(clients: Any) -> dict[str, str]:
@@ -108,7 +116,7 @@ def _table(result: Result, width: int) -> Table:
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
         cells = {
-            "client": f"{n} malicious" if malicious[n] else f"{n} new" if n in new else str(n),
+            "client": names[n],
             "classes": _listed([data.classes[c] for c in np.flatnonzero(counts[n])], room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
@@ -121,6 +129,16 @@ def _table(result: Result, width: int) -> Table:
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
     title = f"{experiment.title}: {metric.in_unit} on each client's own test samples"
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
+
+
+def client_names(data: Dataset, partition: Partition) -> list[str]:
+    """The numbers of the clients, with the names of their groups where each has one of its own."""
+    numbers = list(map(str, range(partition.clients)))
+    if partition.scheme != "by_group" or number_of_groups(data) != partition.clients:
+        return numbers
+    group: Any = data.train.group
+    groups = [data.groups[group[part[0]]] for part in partition.train]
+    return [n if name == n else f"{n} ({name[:NAME]})" for n, name in zip(numbers, groups, strict=True)]
 
 
 def _difference(metric: MetricInfo) -> str:
@@ -182,9 +200,9 @@ def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY) -> Table:
     return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
 
 
-def _columns(width: int, malicious: bool, baseline: bool) -> tuple[list[str], int]:
+def _columns(width: int, client: int, baseline: bool) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
-    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": 15 if malicious else 9}
+    sizes = {name: max(len(name), 5) + 2 for name in COLUMNS} | {"client": client + 2}
     names = [name for name in COLUMNS if baseline or name not in GAIN]
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:

@@ -1,0 +1,72 @@
+"""Hints: what can be trained, but will hardly learn."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import copfl
+from copfl.core.task import task_of
+from copfl.data import arrays
+from copfl.data.samples import Dataset
+from copfl.experiment.hints import hints
+from tests.commands import called
+
+
+def data(scale: float = 1.0, dtype: type = np.float32) -> Dataset:
+    x = np.random.default_rng(0).uniform(0, scale, (40, 1, 4, 4)).astype(dtype)
+    return arrays.from_arrays(x, np.arange(40) % 3)
+
+
+def net(*last: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3), *last)
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ([], ""),
+        ([nn.Softmax(1)], "ends in a softmax"),
+        ([nn.Sigmoid()], "ends in a sigmoid"),
+        ([nn.LogSoftmax(1)], ""),  # the loss of log-probabilities is that of their logits
+    ],
+)
+def test_probabilities_in_place_of_logits(last: list[nn.Module], found: str) -> None:
+    sentences = hints(task_of(net(*last), 3), data())
+    assert len(sentences) == bool(found)
+    assert all(found in sentence for sentence in sentences)
+
+
+def test_unscaled_inputs() -> None:
+    task = task_of(net(), 3)
+    (sentence,) = hints(task, data(255))
+    assert "values reach 25" in sentence
+    assert "standard deviation of up to" in sentence
+    assert not hints(task, data(255, np.uint8))  # pixels, which are scaled
+    assert not hints(task, data(20))  # a standard deviation of 20 / sqrt(12), below 10
+
+
+def test_a_hint_is_a_warning_once_and_never_an_error() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = copfl.run(
+            "fedavg", data(255), model=net(nn.Softmax(1)), clients=2, rounds=1, partition="iid"
+        )
+    assert [str(one.message) for one in caught if one.category is RuntimeWarning] == result.warnings
+    assert len(result.warnings) == 2
+
+
+def test_the_command_names_the_model_its_size_and_the_rate_and_prints_a_hint_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(0, 99, (40, 5)).astype(np.float32), y=np.arange(40) % 2)
+    words = ("--dataset", tmp_path / "mine.npz", "--rounds", 1, "--clients", 2, "--partition", "iid")
+    done = called(capsys, "run", *words, "--algorithm", "fedavg", "--out", tmp_path / "run")
+    # 5 * 64 + 64, 64 * 64 + 64 and 64 * 2 + 2
+    assert "fedavg on mine: mlp with 4,674 parameters; optimizer sgd, learning rate 0.1\n" in done.err
+    assert done.err.count("the inputs are not scaled") == 1

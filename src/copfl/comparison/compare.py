@@ -46,6 +46,7 @@ from copfl.experiment.run import prepare
 from copfl.stats import Difference, Numbers, difference
 
 TRIALS = 20  # of a search, in each row
+NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
@@ -225,7 +226,8 @@ def _default_grid(entry: Entry, base: BaseTables) -> Space:
     titles = ("optimizer", name)
     if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
         return {}
-    usual = default_rate(name, str(base.get("data", {}).get("name", "digits")))
+    data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
+    usual = default_rate(name, data, model, bool(base.get("adapter")))
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 

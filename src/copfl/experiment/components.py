@@ -34,6 +34,7 @@ from copfl.experiment.config import Component, Table, Tables, without
 from copfl.experiment.model_tables import MODEL_KEYS, resolve_adapter, resolve_model, shared_keys
 from copfl.experiment.run_settings import RunSettings
 from copfl.experiment.task_tables import resolve_task
+from copfl.models import pretrained
 from copfl.parts.mamo import Mamo
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.attacks import ATTACKS, attacked
@@ -76,8 +77,10 @@ DEFAULTS: dict[str, Tables] = {
     "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
     **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
-# On a user's own data: rates at which the built-in models learn within tens of rounds, see docs/defaults.md.
+# On a user's own data: rates at which the built-in models, and adapters, learn within tens of rounds. A
+# pretrained model that is trained as a whole keeps the optimizer's.
 OWN_DATA: Tables = {"adam": {"lr": 1e-3}, "mamo": {"lr": 1e-3}, "sgd": {"lr": 0.1}}
+OWN_ADAPTED: Tables = {**OWN_DATA, "adam": {"lr": 1e-2}, "mamo": {"lr": 1e-2}}
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 
@@ -104,15 +107,16 @@ def default_optimizer(algorithm: str) -> Any:
     return config.keywords_of(ALGORITHMS[algorithm])["optimizer"] if algorithm in ALGORITHMS else None
 
 
-def default_rate(optimizer: str, data: str) -> float:
-    """The learning rate of an optimizer on a data set where none is given."""
+def default_rate(optimizer: str, data: str, model: str = "", adapted: bool = False) -> float:
+    """The learning rate of an optimizer on a data set where none is given; the lowest that a tuning tries."""
     usual = config.keywords_of(OPTIMIZER.factory({"name": optimizer}))["lr"]
-    return float(defaults_on(data).get(optimizer, {}).get("lr", usual))
+    return float(defaults_on(data, model, adapted).get(optimizer, {}).get("lr", usual))
 
 
-def defaults_on(data: str) -> Tables:
+def defaults_on(data: str, model: str = "", adapted: bool = False) -> Tables:
     """The settings of a data set where none are given; what is no name of copfl's is a user's own."""
-    return DEFAULTS.get(data, {} if data in datasets.DATASETS else OWN_DATA)
+    whole = pretrained.is_pretrained(model) and not adapted
+    return DEFAULTS.get(data, {} if whole or data in datasets.DATASETS else OWN_DATA)
 
 
 def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -342,7 +346,9 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
             merged[titles[title]].update(table)
     names = _names(merged, fixed)
     published = getattr(fixed.get("data"), "name", "") in datasets.DATASETS
-    defaults = {} if published else defaults_on(names.get("data", ""))
+    adapted = bool(merged["adapter"])
+    defaults = {} if published else defaults_on(names.get("data", ""), names.get("model", ""), adapted)
+    defaults = OWN_ADAPTED if adapted and defaults is OWN_DATA else defaults
     for kind, name in {**names, "run": "run"}.items():
         merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}
     return {kind: {"name": names[kind], **t} if kind in names else t for kind, t in merged.items()}

@@ -12,7 +12,7 @@ from torch import nn
 from copfl.core.task import Task
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 
-SAMPLES, OUTPUTS = 1000, 8  # from which the inputs are judged, and the outputs
+SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
 LARGE = 10.0  # a standard deviation; models and learning rates are made for about 1
 
 
@@ -32,9 +32,13 @@ def _outputs(task: Task, x: Any) -> str:
     if task.criterion.kind not in (CLASSIFICATION, MULTILABEL, NEXT_TOKEN):
         return ""
     with torch.no_grad():
-        outputs = dataclasses.replace(task, batched=None).forward(task.initial, x)[0].double()
+        outputs = dataclasses.replace(task, batched=None).forward(task.initial, x)[0]
     sums = outputs.sum(-1)
-    if outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums)):
+    if (
+        outputs.shape[-1] > 1
+        and bool((outputs >= 0).all())
+        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    ):
         last = "a softmax"
     elif isinstance([*task.module.modules()][-1], nn.Sigmoid):
         last = "a sigmoid"
@@ -46,7 +50,7 @@ def _outputs(task: Task, x: Any) -> str:
     )
 
 
-def _inputs(x: dict[str, torch.Tensor]) -> str:
+def _inputs(x: dict[str, Any]) -> str:
     """The hint for numbers far from a standard deviation of 1; tokens are whole numbers, and get none."""
     numbers = [tensor.double().flatten(1) for tensor in x.values() if tensor.is_floating_point()]
     spread = max((float(one.std(0, correction=0).max()) for one in numbers), default=0.0)

@@ -290,5 +290,5 @@ def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers
 
 
 def test_the_options_of_a_model_that_was_chosen_may_be_set_by_its_name() -> None:
-    own = {"data": {"name": "visits.csv", "target": "outcome"}, "mlp": {"width": 8}}
+    own: Tables = {"data": {"name": "visits.csv", "target": "outcome"}, "mlp": {"width": 8}}
     assert resolved(own)["model"]["width"] == 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from copfl.experiment.hints import hints
 from tests.commands import called
 
 
-def data(scale: float = 1.0, dtype: type = np.float32) -> Dataset:
-    x = np.random.default_rng(0).uniform(0, scale, (40, 1, 4, 4)).astype(dtype)
+def data(scale: float = 1.0, dtype: Any = np.float32) -> Dataset:
+    x: Any = np.random.default_rng(0).uniform(0, scale, (40, 1, 4, 4)).astype(dtype)
     return arrays.from_arrays(x, np.arange(40) % 3)
 
 

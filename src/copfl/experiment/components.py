@@ -332,11 +332,11 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     for layer in layers:
         for kind in merged:
             name = layer.get(kind, {}).get("name")
-            if name is not None and str(name) != _names(merged, fixed).get(kind):
-                # The options of the former choice are dropped; another algorithm has another optimizer.
-                for dropped in ("algorithm", "optimizer") if kind == "algorithm" else (kind,):
-                    merged[dropped] = {}
-                merged[kind]["name"] = str(name)
+            # The options of the former choice are dropped; another algorithm has another optimizer.
+            former = ("algorithm", "optimizer") if kind == "algorithm" else (kind,)
+            has_options = name is not None and any(merged[one] for one in former)
+            if has_options and str(name) != _names(merged, fixed).get(kind):
+                merged |= {one: {} for one in former}
             merged[kind].update(layer.get(kind, {}))
         choices = {title: table for title, table in layer.items() if title not in merged}
         titles = {name: kind for kind, name in _names(merged, fixed).items()} if choices else {}

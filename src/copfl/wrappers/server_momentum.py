@@ -35,7 +35,7 @@ class ServerMomentum(Wrapper):
         if not getattr(server, "w", torch.zeros(0)).numel():
             raise UsageError(
                 f"addons.server_momentum: the server of {type(self.algorithm).__name__.lower()} has no "
-                "weights; leave server_momentum out, or where a run file has it: --set addons.server_momentum=0"
+                "weights; leave server_momentum out; over a run file: --set addons.server_momentum=0"
             )
         if task.buffers == "average" and task.initial.shape[0] > task.d:
             raise UsageError(

@@ -48,7 +48,7 @@ def test_unscaled_inputs() -> None:
     assert "values reach 25" in sentence
     assert "standard deviation of up to" in sentence
     assert not hints(task, data(255, np.uint8))  # pixels, which are scaled
-    assert not hints(task, data(20))  # a standard deviation of 20 / sqrt(12), below 10
+    assert not hints(task, data(60))  # a standard deviation of 60 / sqrt(12), below 20
 
 
 def test_a_hint_is_a_warning_once_and_never_an_error() -> None:

@@ -13,7 +13,7 @@ from copfl.core.task import Task
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
-LARGE = 10.0  # a standard deviation; models and learning rates are made for about 1
+LARGE = 20.0  # a standard deviation; models and learning rates are made for about 1
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:

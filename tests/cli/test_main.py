@@ -286,7 +286,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --dataset mypackage.things:wrong", "data of your own is a copfl Dataset, .*, not int"),
         ("run --dataset mypackage.things:load -s data.cont=3", "loading it raised TypeError: .*'cont'"),
         (
-            "run --dataset mypackage.things:load",
+            "run --dataset mypackage.things:load --model resnet18",
             r"resnet18 needs images .* not samples of shape \[5\]; try mlp",
         ),
         ("run --model mypackage.things:Net", "making it for samples|does not fit samples of shape"),

@@ -160,7 +160,7 @@ def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
     found = compare(["copfl", "fedrep", "local"], [0], base(data), tmp_path / "a", reference="local")
     for row in found.rows:
         tried = [trial.settings["optimizer"]["lr"] for trial in row.tuned.trials]
-        assert tried == [3e-4, 1e-4, 1e-3]
+        assert tried == [3e-3, 1e-3, 1e-2]
         assert row.optimizer["name"] == "adam"
         assert row.optimizer["lr"] == row.tuned.chosen["optimizer"]["lr"]
         assert f"{row.label} (adam {row.optimizer['lr']:g})" in str(found)

@@ -137,7 +137,6 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
 
             leading = lead(prepared) if ranks.joined() else ""
             if not (quiet or as_json):
-                print(f"{prepared.title}: {prepared.model_text}", file=sys.stderr, flush=True)
                 _warn([*prepared.hints, *filter(None, [leading])])
             result = train(prepared, folder, on_round, baseline)
     except Stopped:

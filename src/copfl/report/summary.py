@@ -79,6 +79,7 @@ def show(result: Result, out: IO[str]) -> None:
             f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
             f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
         )
+    notes.append(f"Model: {experiment.model_text}.")
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)

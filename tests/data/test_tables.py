@@ -288,7 +288,7 @@ def test_the_overview(tmp_path: Path) -> None:
     )
     assert "labels    3: target 0 16" in overview(several)
     line = datasets.check(tmp_path / "t.csv", target="age")
-    assert line.startswith("t: 32 train and 8 test samples, float32 8, regression of 1 target")
+    assert line.startswith("t: 32 train and 8 test samples, float32 [8], regression of 1 target")
 
 
 def test_a_column_that_may_be_an_identifier_is_named() -> None:

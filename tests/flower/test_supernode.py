@@ -62,7 +62,7 @@ class Network:
         self.trees.append(tree)
         if self.is_known:
             return set(), "another"  # as Flower answers to a reply that the server has seen
-        return {t.object_id for t in objects.iterate_object_tree(tree)}, "session"
+        return {t.object_id for t in objects.iterate_object_tree(tree)} - self.pushed.keys(), "session"
 
     def push(self, run: int, session: str, name: str, content: bytes) -> None:
         assert session == ("" if self.is_known else "session")

@@ -18,8 +18,17 @@ HARNESS = Path(__file__).parent.parent / "benchmarks" / "kills.py"
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processor times from /proc")
 def test_kills_and_the_other_faults(tmp_path: Path) -> None:
-    kills = 20 if SLOW else 6
-    options = ["--kills", str(kills), "--full", "1", "--seed", "1", "--json", str(tmp_path / "counts.json")]
+    kills, full = (20, 2) if SLOW else (6, 1)
+    options = [
+        "--kills",
+        str(kills),
+        "--full",
+        str(full),
+        "--seed",
+        "1",
+        "--json",
+        str(tmp_path / "counts.json"),
+    ]
     command = [sys.executable, str(HARNESS), *options]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, env=environment()

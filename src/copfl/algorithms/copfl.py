@@ -107,8 +107,9 @@ class COPFL:
         # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
         local = self.phases.train(task, self.optimizer, start, client.moments, data, plan, client.mask)
         # Lines 14-17, PWPM: the entries that changed most, Eq. (6), become personal, Eq. (7).
-        models = {"w": local.w, "own": client.w, "received": down.w}
-        mask = self.growth.next_mask(task, client.mask, local.update, data, down.round, **models)
+        mask = self.growth.next_mask(
+            task, client.mask, local.update, data, down.round, w=local.w, own=client.w, received=down.w
+        )
         moments = self.optimizer.forget(local.moments, (mask ^ client.mask)[: task.d])
         # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
         others = self.contribution.others(self._last_mean(client, down), local.update)

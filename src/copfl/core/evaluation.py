@@ -103,8 +103,7 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
     if not len(y):
         return [float("nan")] * len(clients)
     losses, values = [], []  # of the samples, in parts
-    for start in range(0, len(y), EVAL_BATCH):
-        inputs, targets = tree.each(lambda t, start=start: t[start : start + EVAL_BATCH], (x, y))
+    for inputs, targets, _ in Data(x, y, torch.tensor(len(y), device=y.device)).in_parts(EVAL_BATCH):
         predicted = task.predict(personal, inputs)
         losses.append(task.criterion.test_losses(predicted, targets))
         values.append(correct(predicted, targets) if correct else collected(task, [predicted], targets))

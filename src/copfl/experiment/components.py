@@ -348,6 +348,7 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
     published = getattr(fixed.get("data"), "name", "") in datasets.DATASETS
     adapted = bool(merged["adapter"])
     defaults = {} if published else defaults_on(names.get("data", ""), names.get("model", ""), adapted)
+    # OWN_DATA is also the start of compare's grid; the rate of adapters is that of a single run.
     defaults = OWN_ADAPTED if adapted and defaults is OWN_DATA else defaults
     for kind, name in {**names, "run": "run"}.items():
         merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}

@@ -28,7 +28,7 @@ from copfl.core.task import Task, task_of
 from copfl.data.federation import Federation
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.engine import mapping
+from copfl.engine import features, mapping
 from copfl.engine.simulate import begin, simulate
 from copfl.models import adapters, pretrained
 
@@ -48,7 +48,7 @@ def federation(clients: int, words: int, device: str) -> Federation:
     return Federation(Dataset("words", samples, samples, names), Partition(cuts, cuts, "even", {}), device)
 
 
-def random_model(folder: str) -> str:
+def random_model(folder: str, dropout: float = 0.1) -> str:
     """A folder with a model of the shape of all-MiniLM-L6-v2."""
     from transformers import BertConfig, BertModel
 
@@ -58,6 +58,8 @@ def random_model(folder: str) -> str:
         num_hidden_layers=6,
         num_attention_heads=12,
         intermediate_size=1536,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     BertModel(config).save_pretrained(folder)
     return folder
@@ -127,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="")
     parser.add_argument("--clients", default="20,50")
+    parser.add_argument("--train", default="lora,head,features", help="features: the head, on kept features")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("adapters.json"))
@@ -134,8 +137,10 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     folder = options.model or random_model(tempfile.mkdtemp())
     table: list[dict[str, Any]] = []
-    for train in ("lora", "head"):
-        model = model_of(folder, train).to(options.device)
+    for train in options.train.split(","):
+        # Features of a frozen part can be kept only where it draws nothing.
+        used = random_model(tempfile.mkdtemp(), 0.0) if train == "features" else folder
+        model = model_of(used, train).to(options.device)
         body = sum(p.numel() for n, p in model.named_parameters() if "embeddings" not in n)
         for clients in map(int, options.clients.split(",")):
             data = federation(clients, 30_000, options.device)
@@ -146,15 +151,16 @@ def main() -> None:
                 plain_round(loop, data, 2, short)
                 row[name] = plain_round(loop, data, clients, short)
             for name, products in (("copfl, tf32", None), ("copfl, bf16", torch.bfloat16)):
-                task = (
-                    task_of(model, CLASSES, device=options.device)
-                    .probed(first)
-                    .with_batching(products, first)
-                )
-                assert task.batched is not None
-                row[name] = statistics.median(copfl_rounds(task, data, clients, options.rounds))
+                task = task_of(model, CLASSES, device=options.device).probed(first)
+                kept = features.training_of(task, data, "auto" if train == "features" else "off")
+                assert (kept.front is not None) == (train == "features")
+                kept.compute()
+                one = tree.row(kept.federation.train.rows([0]), 0)
+                kept = kept._replace(task=kept.task.with_batching(products, one))
+                assert kept.task.batched is not None
+                row[name] = statistics.median(copfl_rounds(*kept[:2], clients, options.rounds))
             # Forward and, for adapters, the gradient of the activations: twice 2 operations per weight and token.
-            passes = 4 if train == "lora" else 2
+            passes = {"lora": 4, "head": 2, "features": 0}[train]
             row["floor"] = passes * body * clients * SENTENCES * TOKENS / PEAK
             row["entries"] = task.d
             row["ratio"] = min(row["loop, tf32"], row["loop, bf16"]) / min(

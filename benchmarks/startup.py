@@ -39,7 +39,8 @@ def start(folder: Path, name: str, device: str, profile: Path | None = None) -> 
         "TMPDIR": str(folder / "tmp"),
         "TRITON_HOME": str(folder / "tmp"),
     }
-    (folder / "tmp").mkdir(exist_ok=True)
+    for cache in ("cache", "tmp"):
+        (folder / cache).mkdir(exist_ok=True)
     measure = ["-m", "cProfile", "-o", str(folder / "profile")] if profile else []
     began = time.perf_counter()
     command = [sys.executable, *measure, "-m", "copfl", *RUN, data, f"--device={device}", f"--out={out}"]

@@ -7,42 +7,23 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from copfl.cli import options
-from copfl.cli.options import TRAINING, AsJson, Quiet, option
 
 
 def audit(
     *,
-    run: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
-    synthetic: Annotated[
-        bool, option(TRAINING, "Audit digits with four anomalous clients; default: off.", "--synthetic")
-    ] = False,
-    seeds: Annotated[
-        str | None,
-        option(TRAINING, "More seeds for the same clients, such as 0,1,2; default: the run's, or 0,1,2."),
-    ] = None,
-    baselines: Annotated[
-        str | None,
-        option(TRAINING, "Algorithms whose scores are computed too, such as fedce, or none; default: fedce."),
-    ] = None,
-    retrain: Annotated[
-        bool, option(TRAINING, "Train again without each client; default: on.", "--retrain/--no-retrain")
-    ] = True,
-    orders: Annotated[
-        int, option(TRAINING, "Sampled orders per round for Shapley values, at least 1; default: 40.")
-    ] = 40,
-    truncate: Annotated[
-        float, option(TRAINING, "Gains below this count as 0, from 0 to below 1; default: 0.002.")
-    ] = 0.002,
-    out: Annotated[
-        Path | None, options.out("Folder for audit.json and audit.md; default: the run folder.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    run: Path | None = None,
+    synthetic: bool = False,
+    seeds: str | None = None,
+    baselines: str | None = None,
+    retrain: bool = True,
+    orders: int = 40,
+    truncate: float = 0.002,
+    out: Path | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
     from copfl.audit import audit as auditing

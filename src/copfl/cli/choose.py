@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from copfl.cli import options
-from copfl.cli.compare import Jobs, default_jobs
-from copfl.cli.options import OUTPUT, TRAINING, option
+from copfl.cli.compare import default_jobs
 
 
-@options.takes_run_options
 def choose(
     *,
     tables: options.Tables,
-    algorithms: Annotated[
-        list[str] | None,
-        option(TRAINING, "Candidates, as fedavg,copfl:rate=0.1; default: all.", "--algorithms", "-a"),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        option(
-            TRAINING,
-            "Rounds of all runs together, as 300, or a time, as 10m; default: a third of a comparison.",
-            "--budget",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")
-    ] = None,
-    tune: Annotated[
-        list[str] | None,
-        option(TRAINING, "Values that each candidate races with, as lr=1e-2,1e-3; repeatable.", "--tune"),
-    ] = None,
-    addons: Annotated[
-        bool,
-        option(TRAINING, "The last candidates also race with training add-ons; default: off.", "--addons"),
-    ] = False,
-    validation: Annotated[
-        float | None,
-        option(TRAINING, "Fraction of the training samples to race on, between 0 and 1; default: 0.2."),
-    ] = None,
-    retrain: Annotated[
-        bool,
-        option(TRAINING, "Train the choice on all training samples; default: on.", "--retrain/--no-retrain"),
-    ] = True,
-    jobs: Jobs = None,
-    out: Annotated[
-        Path | None, option(OUTPUT, "Folder; finished runs in it are used again.", "--out", "-o")
-    ] = None,
-    quiet: options.Quiet = False,
-    as_json: options.AsJson = False,
+    algorithms: list[str] | None = None,
+    budget: str | None = None,
+    seeds: str | None = None,
+    tune: list[str] | None = None,
+    addons: bool = False,
+    validation: float | None = None,
+    retrain: bool = True,
+    jobs: int | None = None,
+    out: Path | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Find the best method for this federation: a race of the algorithms on validation samples.
 

@@ -6,68 +6,30 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from copfl.cli import options
-from copfl.cli.options import OUTPUT, TRAINING, option
-
-Seeds = Annotated[str | None, option(TRAINING, "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.", "--seeds")]
-Last = Annotated[int | None, option(OUTPUT, "Average over the last N evaluations; default: 5.", "--last")]
-Jobs = Annotated[
-    int | None, option(TRAINING, "Runs in parallel; default: one per core, on a GPU one.", "--jobs", "-j")
-]
-Out = Annotated[
-    Path | None,
-    option(OUTPUT, "Folder of runs and tables; finished runs in it are used again.", "--out", "-o"),
-]
-Plots = Annotated[bool, typer.Option(help="Draw pictures with matplotlib.", rich_help_panel=OUTPUT)]
 
 
-@options.takes_run_options
 def compare(
     *,
     tables: options.Tables,
-    algorithms: Annotated[
-        list[str] | None,
-        option(
-            TRAINING,
-            "Rows of the table, such as copfl,copfl:score=none,local; all: every one.",
-            "--algorithms",
-            "-a",
-        ),
-    ] = None,
-    seeds: Seeds = None,
-    tune: Annotated[
-        list[str] | None,
-        option(
-            TRAINING,
-            "KEY=VALUE,VALUE or lr=log:1e-4..1e-1; default: three learning rates.",
-            "--tune",
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, option(TRAINING, "Settings tried in a range; default: 20.", "--trials")
-    ] = None,
-    no_tune: Annotated[bool, option(TRAINING, "Tune nothing; default: off.", "--no-tune")] = False,
-    tune_seeds: Annotated[str | None, option(TRAINING, "Seeds to tune on; default: the first.")] = None,
-    validation: Annotated[
-        float | None,
-        option(TRAINING, "Fraction of the training samples to tune on, between 0 and 1; default: 0.2."),
-    ] = None,
-    reference: Annotated[str | None, option(OUTPUT, "The row to compare with; default: the first.")] = None,
-    config: Annotated[
-        Path | None,
-        option(TRAINING, "A TOML file with [[entry]] and [compare]; options override it.", "--config", "-c"),
-    ] = None,
-    last: Last = None,
-    jobs: Jobs = None,
-    on: options.On = None,
-    out: Out = None,
-    plots: Plots = True,
-    quiet: options.Quiet = False,
-    as_json: options.AsJson = False,
+    algorithms: list[str] | None = None,
+    seeds: str | None = None,
+    tune: list[str] | None = None,
+    trials: int | None = None,
+    no_tune: bool = False,
+    tune_seeds: str | None = None,
+    validation: float | None = None,
+    reference: str | None = None,
+    config: Path | None = None,
+    last: int | None = None,
+    jobs: int | None = None,
+    on: str | None = None,
+    out: Path | None = None,
+    plots: bool = True,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Compare algorithms on the same clients, with one optimizer and the same tuning for every row.
 
@@ -96,26 +58,20 @@ def compare(
     _carry_out("compare", run, base, Where(jobs, on), out, plots=plots, quiet=quiet, as_json=as_json)
 
 
-@options.takes_run_options
 def sweep(
     *,
     tables: options.Tables,
-    over: Annotated[
-        list[str] | None,
-        option(TRAINING, "Values of a key, such as copfl.rate=0.05,0.25; twice for a grid.", "--over"),
-    ] = None,
-    algorithm: options.Algorithm = None,
-    seeds: Seeds = None,
-    config: Annotated[
-        Path | None, option(TRAINING, "A run.toml to start from; options override it.", "--config", "-c")
-    ] = None,
-    last: Last = None,
-    jobs: Jobs = None,
-    on: options.On = None,
-    out: Out = None,
-    plots: Plots = True,
-    quiet: options.Quiet = False,
-    as_json: options.AsJson = False,
+    over: list[str] | None = None,
+    algorithm: str | None = None,
+    seeds: str | None = None,
+    config: Path | None = None,
+    last: int | None = None,
+    jobs: int | None = None,
+    on: str | None = None,
+    out: Path | None = None,
+    plots: bool = True,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Run one algorithm in every cell of a grid. Finished runs are used again."""
     from copfl.comparison import compare as comparing

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from copfl.cli import options
-from copfl.cli.options import DATA, DataDir, option
 
 app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.callback(invoke_without_command=True)(options.help_without_command)
 
 
-@app.command("check")
+@options.command(app, "data", cls=None)
 def check(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A data set, a file or a folder; default: all data sets."),
-    ] = None,
-    data_dir: DataDir = None,
+    name: str | None = None,
+    data_dir: Path | None = None,
 ) -> None:
     """Check which files of a data set exist, and that they are complete."""
     from copfl.data import datasets
@@ -37,16 +32,14 @@ def check(
             print(f"not usable: {error}", flush=True)
 
 
-@app.command("describe", cls=options.Command)
+@options.command(app, "data")
 def describe(
-    name: Annotated[str, typer.Argument(help="A file, a folder, hf:NAME, or a data set's name.")],
-    target: Annotated[str | None, option(DATA, "The column of a table to predict.", "--target")] = None,
-    client: Annotated[str | None, option(DATA, "The column that names the client.", "--client")] = None,
-    text: Annotated[str | None, option(DATA, "The column of the texts to learn from.", "--text")] = None,
-    settings: Annotated[
-        list[str] | None, option(DATA, "Any option as data.KEY=VALUE; repeatable.", "--set", "-s")
-    ] = None,
-    data_dir: DataDir = None,
+    name: str,
+    target: str | None = None,
+    client: str | None = None,
+    text: str | None = None,
+    settings: list[str] | None = None,
+    data_dir: Path | None = None,
 ) -> None:
     """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
     from copfl.data.overview import overview
@@ -61,11 +54,11 @@ def describe(
     print(overview(build_data(resolve_data(data))))
 
 
-@app.command("get")
+@options.command(app, "data", cls=None)
 def get(
-    name: Annotated[str, typer.Argument(help="A data set with a published address.")],
-    data_dir: DataDir = None,
-    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
+    name: str,
+    data_dir: Path | None = None,
+    url: str | None = None,
 ) -> None:
     """Download a data set and check it; an interrupted download continues."""
     from copfl.data import download

@@ -8,11 +8,8 @@ import platform
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
-
-from copfl.cli.options import TRAINING, option
 
 # The packages of each extra that a user needs; those that develop copfl have others.
 EXTRAS = {
@@ -34,12 +31,7 @@ ROUNDS, CHANCE = 10, 0.1  # of the self-test; the digits have ten classes
 
 def doctor(
     *,
-    self_test: Annotated[
-        bool,
-        option(
-            TRAINING, "Train a small federation on each device; default: on.", "--self-test/--no-self-test"
-        ),
-    ] = True,
+    self_test: bool = True,
 ) -> None:
     """Show versions, extras, GPUs and folders, and train for a few seconds. Exit code 1 if that fails."""
     sections = {

@@ -7,84 +7,35 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from copfl.cli import options
-from copfl.cli.options import DATA, FEDERATION, MODEL, OUTPUT, TRAINING, option
 from copfl.errors import UsageError
 
 app = typer.Typer(
     help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
 )
-
-Folder = Annotated[Path, typer.Argument(help="The app's folder.")]
-Settings = Annotated[
-    list[str] | None,
-    option(TRAINING, "A key of the run config, such as options.rate=0.1; repeatable.", "--set", "-s"),
-]
-Wire = Annotated[str | None, option(FEDERATION, "Numbers in messages: fp32, fp16 or bf16; default: fp32.")]
-Rounds = Annotated[int | None, option(FEDERATION, "Number of rounds; default: the app's, or 20.")]
-Secure = Annotated[
-    bool | None,
-    option(
-        FEDERATION, "With or without TLS and node keys; default: without on 127.0.0.1.", "--secure/--insecure"
-    ),
-]
-Nodes = Annotated[int | None, option(FEDERATION, "Number of nodes; default: the app's number of clients.")]
-Data = Annotated[
-    str | None,
-    option(DATA, "A data set to partition among the nodes; default: that of init.", "--data", "-d"),
-]
-Scheme = Annotated[
-    str, option(DATA, "classes, dirichlet, iid or by_group; default: dirichlet.", "--partition")
-]
-Run = Annotated[str | None, option(OUTPUT, "The run's name; default: the last one.")]
+command = options.command(app, "federate")
 
 
-Metrics = Annotated[
-    str | None,
-    option(OUTPUT, "Address of metrics for Prometheus, such as 127.0.0.1:9464; default: none.", "--metrics"),
-]
-LogFormat = Annotated[str | None, option(OUTPUT, "Lines of logs: text or json; default: text.")]
-LogLevel = Annotated[str | None, option(OUTPUT, "debug, info, warning or error; default: info.")]
-AsJson = Annotated[bool, option(OUTPUT, "Print JSON.", "--json")]
-
-
-@app.command(cls=options.Command)
+@command
 def init(
-    folder: Folder,
+    folder: Path,
     *,
-    algorithm: options.Algorithm = None,
-    model: Annotated[
-        str | None,
-        option(
-            MODEL, "A name (`copfl list models`), module:function or hf:NAME; default: cnn.", "--model", "-m"
-        ),
-    ] = None,
-    adapter: Annotated[
-        str | None, option(MODEL, "lora, or lora:r=8,alpha=16,targets=query+value; default: none.")
-    ] = None,
-    data: Annotated[
-        str,
-        option(
-            DATA, "Data like that of the nodes: a name, a file or a folder; default: digits.", "--data", "-d"
-        ),
-    ] = "digits",
-    clients: Annotated[int | None, option(FEDERATION, "Number of clients; default: 3.")] = None,
-    host: Annotated[str, option(FEDERATION, "Address of the server; default: 127.0.0.1.")] = "127.0.0.1",
-    port: Annotated[int, option(FEDERATION, "Port of the server; default: 8800.")] = 8800,
-    secure: Secure = None,
-    secure_aggregation: Annotated[
-        bool,
-        option(
-            FEDERATION, "The server receives only the sum of the uploads (SecAgg+).", "--secure-aggregation"
-        ),
-    ] = False,
-    wire: Wire = None,
-    rounds: Rounds = None,
-    settings: Settings = None,
+    algorithm: str | None = None,
+    model: str | None = None,
+    adapter: str | None = None,
+    data: str = "digits",
+    clients: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8800,
+    secure: bool | None = None,
+    secure_aggregation: bool = False,
+    wire: str | None = None,
+    rounds: int | None = None,
+    settings: list[str] | None = None,
 ) -> None:
     """Write a Flower app for an algorithm, a model and data."""
     from copfl.flower import app as flower_app
@@ -97,20 +48,20 @@ def init(
     print(f"For several machines see {folder / 'README.md'}")
 
 
-@app.command(cls=options.Command)
+@command
 def up(
-    folder: Folder,
+    folder: Path,
     *,
-    nodes: Nodes = None,
-    data: Data = None,
-    scheme: Scheme = "dirichlet",
-    secure: Secure = None,
-    wire: Wire = None,
-    rounds: Rounds = None,
-    settings: Settings = None,
-    metrics: Metrics = None,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
+    nodes: int | None = None,
+    data: str | None = None,
+    scheme: str = "dirichlet",
+    secure: bool | None = None,
+    wire: str | None = None,
+    rounds: int | None = None,
+    settings: list[str] | None = None,
+    metrics: str | None = None,
+    log_format: str | None = None,
+    log_level: str | None = None,
 ) -> None:
     """Run the app on this machine, with real processes that end with this command."""
     _set_environment(metrics, log_format, log_level)
@@ -118,22 +69,19 @@ def up(
     _show(folder, _local().up(folder, nodes=nodes, data=data, scheme=scheme, secure=secure, config=config))
 
 
-@app.command(cls=options.Command)
+@command
 def resume(
-    folder: Folder,
+    folder: Path,
     *,
-    run: Run = None,
-    nodes: Nodes = None,
-    data: Data = None,
-    scheme: Scheme = "dirichlet",
-    rounds: Rounds = None,
-    rollback: Annotated[
-        bool,
-        option(FEDERATION, "Set the nodes back to the server's round, if it lost checkpoints.", "--rollback"),
-    ] = False,
-    metrics: Metrics = None,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
+    run: str | None = None,
+    nodes: int | None = None,
+    data: str | None = None,
+    scheme: str = "dirichlet",
+    rounds: int | None = None,
+    rollback: bool = False,
+    metrics: str | None = None,
+    log_format: str | None = None,
+    log_level: str | None = None,
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
     _set_environment(metrics, log_format, log_level)
@@ -141,14 +89,14 @@ def resume(
     _show(folder, _local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
 
 
-@app.command(cls=options.Command)
+@command
 def join(
-    folder: Folder,
+    folder: Path,
     *,
-    data: Annotated[str, option(DATA, "The new client's data: a file or a folder.", "--data", "-d")],
-    run: Run = None,
-    updates: Annotated[int, option(TRAINING, "Number of local updates, at least 1; default: 3.")] = 3,
-    state: Annotated[str | None, option(OUTPUT, "Folder of its model; default: nodes/new-client.")] = None,
+    data: str,
+    run: str | None = None,
+    updates: int = 3,
+    state: str | None = None,
 ) -> None:
     """Personalise the trained model for a new client, and print its metric before and after."""
     from copfl.core.metrics import MetricInfo
@@ -159,13 +107,13 @@ def join(
     print(f"{MetricInfo(name).title} {before:.4f} before, {after:.4f} after {updates} local updates")
 
 
-@app.command(cls=options.Command)
+@command
 def server(
-    folder: Folder,
+    folder: Path,
     *,
-    metrics: Metrics = None,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
+    metrics: str | None = None,
+    log_format: str | None = None,
+    log_level: str | None = None,
 ) -> None:
     """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
     _require_flower()
@@ -175,18 +123,14 @@ def server(
     serve(folder)
 
 
-@app.command(cls=options.Command)
+@command
 def run(
-    folder: Folder,
+    folder: Path,
     *,
-    run: Annotated[
-        str | None, option(OUTPUT, "The run's name; default: a new one, or with --resume the last one.")
-    ] = None,
-    resume: Annotated[
-        bool, option(FEDERATION, "Continue a run from its last checkpoint.", "--resume")
-    ] = False,
-    rounds: Rounds = None,
-    settings: Settings = None,
+    run: str | None = None,
+    resume: bool = False,
+    rounds: int | None = None,
+    settings: list[str] | None = None,
 ) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
     _require_flower()
@@ -198,13 +142,13 @@ def run(
         print(as_text(start_run(folder, _config(settings, run=run, rounds=rounds), resume=resume)))
 
 
-@app.command(cls=options.Command)
+@command
 def status(
-    folder: Annotated[Path, typer.Argument(help="The app's folder, or the state-dir of a node.")],
+    folder: Path,
     *,
-    run: Run = None,
-    check: Annotated[bool, option(OUTPUT, "Exit code 1 if there is a problem.", "--check")] = False,
-    as_json: AsJson = False,
+    run: str | None = None,
+    check: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Print nodes, rounds, who is late and the last error; the audit log is verified."""
     import json
@@ -217,8 +161,8 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command(cls=options.Command)
-def upgrade(folder: Folder) -> None:
+@command
+def upgrade(folder: Path) -> None:
     """Rewrite the settings of an app of an older version under today's names."""
     from copfl.flower.app import upgrade as upgraded
 
@@ -226,10 +170,10 @@ def upgrade(folder: Folder) -> None:
     print(f"{folder}: settings rewritten; the old ones are in {old}" if old else f"{folder} is up to date")
 
 
-@app.command(cls=options.Command)
+@command
 def backup(
-    folder: Annotated[Path, typer.Argument(help="The app's folder, or the state-dir of a node.")],
-    file: Annotated[Path, typer.Argument(help="The archive to write.")],
+    folder: Path,
+    file: Path,
 ) -> None:
     """Write a server's or a node's files into one archive, which contains its private keys."""
     from copfl.flower.backup import write_backup
@@ -237,10 +181,10 @@ def backup(
     print(write_backup(folder, file))
 
 
-@app.command(cls=options.Command)
+@command
 def restore(
-    file: Annotated[Path, typer.Argument(help="An archive of `copfl federate backup`.")],
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    file: Path,
+    folder: Path,
 ) -> None:
     """Restore a server's or a node's files into a new folder."""
     from copfl.flower.backup import restore_backup
@@ -248,32 +192,19 @@ def restore(
     print(restore_backup(file, folder))
 
 
-@app.command(cls=options.Command)
+@command
 def node(
     *,
-    superlink: Annotated[str, option(FEDERATION, "Address of the server, HOST:PORT.")],
-    data: Annotated[
-        str | None, option(DATA, "The node's data: a file, a folder or module:function.", "--data", "-d")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, option(OUTPUT, "Folder of the node's state, its personal model.")
-    ] = None,
-    client: Annotated[
-        int | None, option(FEDERATION, "The client's number; default: the server's choice.")
-    ] = None,
-    root_certificates: Annotated[
-        Path | None, option(FEDERATION, "The authority's ca.pem; default: without TLS.")
-    ] = None,
-    key: Annotated[Path | None, option(FEDERATION, "The node's private key.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        option(TRAINING, "Another key of the node, such as threads=4; repeatable.", "--set", "-s"),
-    ] = None,
-    allow_app_code: Annotated[
-        bool, option(TRAINING, "Execute modules that the server's app contains.", "--allow-app-code")
-    ] = False,
-    log_format: LogFormat = None,
-    log_level: LogLevel = None,
+    superlink: str,
+    data: str | None = None,
+    state_dir: Path | None = None,
+    client: int | None = None,
+    root_certificates: Path | None = None,
+    key: Path | None = None,
+    settings: list[str] | None = None,
+    allow_app_code: bool = False,
+    log_format: str | None = None,
+    log_level: str | None = None,
 ) -> None:
     """Connect this machine to a federation as a node, until the command is ended."""
     _require_flower()

@@ -22,8 +22,9 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
-for command in (run.run, run.resume):
-    app.command(cls=options.Command)(command)
+add = options.command(app)
+for first in (run.run, run.resume):
+    add(first)
 
 
 def main() -> NoReturn:
@@ -43,8 +44,8 @@ def main() -> NoReturn:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "copfl"
         tried = getattr(error, "option_name", "").replace("_", "-").lower()
-        if tried in options.SYNONYMS:
-            error = click.UsageError(f"No such option {tried}. Did you mean {options.SYNONYMS[tried]}?")
+        if tried in (known := options.TABLE["synonyms"]):
+            error = click.UsageError(f"No such option {tried}. Did you mean {known[tried]}?")
         message, _, hint = error.format_message().partition(" (Did you mean one of: ")
         if hint and "Did you mean" not in message:  # typer may have added it already
             message += f" Did you mean {hint.rstrip('?).')}?"
@@ -134,11 +135,10 @@ def list_(
 
 
 # After the commands that every user needs.
-for command in (compare.compare, compare.sweep, choose.choose, reproduce.reproduce):
-    app.command(cls=options.Command)(command)
-report.add_to(app)
-for command in (audit.audit, doctor.doctor):
-    app.command(cls=options.Command)(command)
+RUNNING = (compare.compare, compare.sweep, choose.choose, reproduce.reproduce)
+READING = (report.report, report.watch, report.export, report.predict, report.personalize)
+for command in (*RUNNING, *READING, audit.audit, doctor.doctor):
+    add(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,42 +7,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-
-from copfl.cli import options
-from copfl.cli.options import DATA, MODEL, OUTPUT, TRAINING, AsJson, Quiet, option
-
-Runs = Annotated[list[Path], typer.Argument(help="Run folders; the others are compared with the first.")]
-Folders = Annotated[
-    list[Path],
-    typer.Argument(help="Run folders, the others compared with the first; or the folder of a comparison."),
-]
-Run = Annotated[Path, typer.Argument(help="A run folder.")]
-Client = Annotated[
-    int | None, option(MODEL, "The number of the client whose model is used, from 0.", "--client")
-]
-Global = Annotated[
-    bool, option(MODEL, "The global model instead, as a new client receives it; default: off.", "--global")
-]
-Format = Annotated[str, option(OUTPUT, "safetensors, torch, onnx or peft; default: safetensors.", "--format")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands that read a finished run."""
-    for command in (report, watch, export, predict, personalize):
-        app.command(cls=options.Command)(command)
+from typing import Any
 
 
 def report(
     *,
-    runs: Folders,
-    out: Annotated[Path | None, options.out("A file; default: report.html in the run folder.")] = None,
-    figures: Annotated[
-        Path | None, option(OUTPUT, "Folder for each chart as PNG and SVG; default: none are written.")
-    ] = None,
-    quiet: Quiet = False,
+    runs: list[Path],
+    out: Path | None = None,
+    figures: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Write a report of one or several runs, or of a comparison, as one HTML file."""
     from copfl import charts
@@ -72,9 +45,9 @@ def report(
 
 def watch(
     *,
-    runs: Runs,
-    port: Annotated[int, option(OUTPUT, "The port to listen on, 0 for any free one; default: 8383.")] = 8383,
-    browse: Annotated[bool, option(OUTPUT, "Open the page in the browser; default: off.", "--open")] = False,
+    runs: list[Path],
+    port: int = 8383,
+    browse: bool = False,
 ) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
     import webbrowser
@@ -101,11 +74,11 @@ def watch(
 
 def export(
     *,
-    run: Run,
-    client: Client = None,
-    of_server: Global = False,
-    out: Annotated[Path, options.out("The file to write, of peft the folder; required.")],
-    format: Format = "safetensors",
+    run: Path,
+    client: int | None = None,
+    of_server: bool = False,
+    out: Path,
+    format: str = "safetensors",
 ) -> None:
     """Write one client's model, or the global model, to a file."""
     from copfl.experiment import export as exporting
@@ -127,18 +100,13 @@ def _chosen(run: Path, client: int | None, of_server: bool) -> tuple[Any, Any]:
 
 def predict(
     *,
-    run: Run,
-    client: Client = None,
-    of_server: Global = False,
-    data: Annotated[
-        Path | None,
-        option(DATA, "An .npz file, a table or .txt of sentences, an image or a folder of them.", "--data"),
-    ] = None,
-    sentence: Annotated[
-        list[str] | None, option(DATA, "A sentence to classify; repeatable.", "--sentence")
-    ] = None,
-    out: Annotated[Path | None, options.out("An .npz file for the predictions; default: print them.")] = None,
-    as_json: AsJson = False,
+    run: Path,
+    client: int | None = None,
+    of_server: bool = False,
+    data: Path | None = None,
+    sentence: list[str] | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Predict samples with one client's or the global model: a line each with its class, labels or values."""
     import numpy as np
@@ -192,20 +160,14 @@ def _cell(value: Any) -> str:
 
 def personalize(
     *,
-    run: Run,
-    data: Annotated[
-        Path, option(DATA, "An .npz file with x and y; a fifth is for testing; required.", "--data")
-    ],
-    epochs: Annotated[
-        int | None, option(TRAINING, "Passes over the new client's data; default: by validation, up to 30.")
-    ] = None,
-    lr: Annotated[
-        float | None, option(TRAINING, "Learning rate, above 0; default: by validation.", "--lr")
-    ] = None,
-    seed: Annotated[int, option(TRAINING, "Seed of the order of the samples, from 0; default: 0.")] = 0,
-    out: Annotated[Path | None, options.out("A file for the model; default: it is not written.")] = None,
-    format: Format = "safetensors",
-    as_json: AsJson = False,
+    run: Path,
+    data: Path,
+    epochs: int | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    format: str = "safetensors",
+    as_json: bool = False,
 ) -> None:
     """Train a model for a new client on its data; start, rate and epochs by validation within them."""
     from copfl.experiment import export as exporting

@@ -9,61 +9,34 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from copfl.cli import options
-from copfl.cli.options import DATA, OUTPUT, TRAINING, option
 
 RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
-NAMES = (
-    "table1, as-published, table-ablation, table-samples, fig-convergence, fig-heatmap, fig-mamo, "
-    "differences, equal-states, equal-steps, plus, plus-others, all of these, finetuning"
-)
 
 
 def reproduce(
-    experiment: Annotated[
-        str, typer.Argument(help=f"{NAMES}, or a TOML file of your own; with --check, a file of records.")
-    ],
+    experiment: str,
     *,
-    device: Annotated[str, option(TRAINING, "cpu, cuda, cuda:N or auto; default: auto.")] = "auto",
-    chunk: Annotated[int, option(TRAINING, "Clients in one batch on a GPU; default: 0, as many as fit.")] = 0,
-    seeds: Annotated[
-        str | None,
-        option(TRAINING, "Number of seeds, or the seeds, such as 3-7; default: the experiment's."),
-    ] = None,
-    budget: Annotated[
-        str, option(TRAINING, "full (200 rounds) or short (60 rounds); default: full.")
-    ] = "full",
-    protocol: Annotated[str, option(TRAINING, "paper, equal or both; default: both.")] = "both",
-    column: Annotated[
-        list[str] | None, option(DATA, "Run this column only, such as cifar10-10; repeatable.", "--column")
-    ] = None,
-    row: Annotated[list[str] | None, option(TRAINING, "Run this row only; repeatable.", "--row")] = None,
-    minutes: Annotated[
-        float | None,
-        option(TRAINING, "Stop after so many minutes; the same command continues. Default: no limit."),
-    ] = None,
-    on: options.On = None,
-    data_dir: options.DataDir = None,
-    results: Annotated[Path, option(OUTPUT, f"Folder of the records; default: {RESULTS}.")] = RESULTS,
-    runs: Annotated[
-        Path, option(OUTPUT, f"Folder of run folders; finished ones are used. Default: {RUNS}.")
-    ] = RUNS,
-    docs: Annotated[Path, option(OUTPUT, f"Folder that --from-records writes to; default: {DOCS}.")] = DOCS,
-    from_records: Annotated[
-        bool, option(OUTPUT, "Run nothing; write the pages from the records.", "--from-records")
-    ] = False,
-    check: Annotated[
-        bool, option(OUTPUT, "Run nothing; check a file of records that somebody submits.", "--check")
-    ] = False,
-    repeat: Annotated[
-        bool, option(TRAINING, "With --check: train its shortest run again, and compare.", "--repeat")
-    ] = False,
-    plan: Annotated[bool, option(OUTPUT, "Run nothing; print how many runs are missing.", "--plan")] = False,
-    quiet: options.Quiet = False,
+    device: str = "auto",
+    chunk: int = 0,
+    seeds: str | None = None,
+    budget: str = "full",
+    protocol: str = "both",
+    column: list[str] | None = None,
+    row: list[str] | None = None,
+    minutes: float | None = None,
+    on: str | None = None,
+    data_dir: Path | None = None,
+    results: Path = RESULTS,
+    runs: Path = RUNS,
+    docs: Path = DOCS,
+    from_records: bool = False,
+    check: bool = False,
+    repeat: bool = False,
+    plan: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Run the paper's tables and figures again and compare our numbers with the paper's.
 

@@ -6,12 +6,9 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from copfl.cli import options
-from copfl.cli.options import FEDERATION, OUTPUT, TRAINING, AsJson, Quiet, option
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
@@ -21,39 +18,18 @@ if TYPE_CHECKING:
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 
 
-@options.takes_run_options
 def run(
     *,
     tables: options.Tables,
-    algorithm: options.Algorithm = None,
-    seed: Annotated[int | None, option(TRAINING, "Seed of all randomness, from 0; default: 0.")] = None,
-    config: Annotated[
-        Path | None, option(TRAINING, "A run.toml; options on the line override it.", "--config", "-c")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        option(
-            TRAINING,
-            "paper: CO-PFL as published; plus: with training add-ons; demo: plus on a small federation of "
-            "digits. Default: demo where neither algorithm, data nor a file is named, else none.",
-        ),
-    ] = None,
-    local_baseline: Annotated[
-        bool | None,
-        option(
-            TRAINING,
-            "Train each client alone as well, on the same batches; default: on.",
-            "--local-baseline/--no-local-baseline",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, option(OUTPUT, "Run folder; default: a new one under runs/.", "--out", "-o")
-    ] = None,
-    track: Annotated[
-        list[str] | None, option(OUTPUT, "Tracker: tensorboard, mlflow, wandb or jsonl; repeatable.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    algorithm: str | None = None,
+    seed: int | None = None,
+    config: Path | None = None,
+    preset: str | None = None,
+    local_baseline: bool | None = None,
+    out: Path | None = None,
+    track: list[str] | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
     from copfl.engine import ranks
@@ -86,16 +62,12 @@ def run(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    run: Path,
     *,
-    rounds: Annotated[
-        int | None, option(FEDERATION, "Continue to this many rounds in all.", "--rounds", "-r")
-    ] = None,
-    track: Annotated[
-        list[str] | None, option(OUTPUT, "Another tracker; the run's own continue anyway.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    rounds: int | None = None,
+    track: list[str] | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Continue a stopped run.
 

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
-from copfl.errors import UsageError, one_of
 from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import Cowa, LastMean, bounded
+from copfl.parts.cowa import Cowa, bounded, last_mean
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases, check_state_per_phase
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
-
-MERGES = ("sharers", "union")
 
 
 class Server(NamedTuple):
@@ -69,13 +66,8 @@ class COPFL:
     merge: str = "sharers"
 
     def __post_init__(self) -> None:
-        one_of(MERGES, merge=self.merge)
+        self.growth.check_merge(self.merge)
         check_state_per_phase(self.optimizer, self.phases.state_per_phase)
-        if self.merge == "union" and self.growth.returns:
-            raise UsageError(
-                'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" '
-                'does not; use "sharers"'
-            )
 
     @property
     def total_epochs(self) -> int:
@@ -112,19 +104,13 @@ class COPFL:
         )
         moments = self.optimizer.forget(local.moments, (mask ^ client.mask)[: task.d])
         # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
-        others = self.contribution.others(self._last_mean(client, down), local.update)
+        others = self.contribution.others(last_mean(client, down), local.update)
         scores = self.contribution.judge(task, local.w, local.update, others, data)
         score = bounded(scores.total, down.bounds)
         metrics = {"loss": local.loss, "weight": score, **scores.metrics()}
         metrics |= personal_fraction(mask[: task.d], local.update)
         after = Client(local.w, mask, kept(self.optimizer, moments), down.w, score, down.round)
         return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)  # Eq. (8)
-
-    def _last_mean(self, client: Client, down: Down) -> LastMean:
-        weight = torch.where(client.round == down.round - 1, client.score, 0)
-        return LastMean(
-            down.w, client.seen, client.w, client.mask, down.weights, weight, down.score, client.round >= 0
-        )
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = bounded(upload.score, server.bounds)

@@ -21,6 +21,7 @@ CRITERIA = ("change", "benefit", "held_out")
 CANDIDATES = ("shared", "all", "tensor", "reselect")
 LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
+MERGES = ("sharers", "union")  # of the server
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,14 @@ class Pwpm:
         at_least(0, warmup=self.warmup, until=self.until)
         at_least(1, interval=self.interval)
 
-    @property
-    def returns(self) -> bool:
-        """Whether personal entries may be shared again."""
-        return self.candidates == "reselect" or self.criterion == "held_out"
+    def check_merge(self, merge: str) -> None:
+        """UsageError for a merge that is unknown, or that never averages an entry which is shared again."""
+        one_of(MERGES, merge=merge)
+        if merge == "union" and (self.candidates == "reselect" or self.criterion == "held_out"):
+            raise UsageError(
+                'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" '
+                'does not; use "sharers"'
+            )
 
     def due(self, round: Tensor) -> Tensor:
         """Whether the mask grows in this round, counted from 0."""

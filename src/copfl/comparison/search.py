@@ -49,9 +49,8 @@ class Search(NamedTuple):
     folder: Path  # of the journal
     seed: int
     metric: MetricInfo
-    jobs_of: Callable[
-        [Candidate, float], list[Job]
-    ]  # its runs with this fraction of the rounds, one per seed
+    # The runs of a candidate with this fraction of the rounds, one per seed.
+    jobs_of: Callable[[Candidate, float], list[Job]]
     run: Callable[[list[Job]], None]
 
 

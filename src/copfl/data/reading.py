@@ -258,9 +258,8 @@ class ImageFile(NamedTuple):
     read: Callable[[], bytes]
 
 
-Locate = Callable[
-    [PurePosixPath], tuple[str, str] | None
-]  # split and label by an image's path; None: neither
+# Split and label by an image's path; None: neither.
+Locate = Callable[[PurePosixPath], tuple[str, str] | None]
 
 
 def by_folder(path: PurePosixPath) -> tuple[str, str] | None:

@@ -105,9 +105,8 @@ def _card(models: RunModels) -> str:
     model, data = e.tables["model"], e.federation.dataset
     name = str(model.get("name", model.get("value", "")))
     source, _, base = name.partition(":")
-    place = (
-        Path(base).name if os.path.isdir(base) else base
-    )  # the card may be published: no paths of this machine
+    # The card may be published: no paths of this machine.
+    place = Path(base).name if os.path.isdir(base) else base
     metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
     value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
     licence = _licence(Path(base) / "README.md")

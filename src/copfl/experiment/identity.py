@@ -30,9 +30,8 @@ def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
     }
     if result.get("run", {}).get("precision") in USUAL_PRECISIONS:
         del result["run"]["precision"]
-    if "sha256" in (
-        model := result.get("model", {})
-    ):  # the content of a pretrained model counts, not its place
+    model = result.get("model", {})
+    if "sha256" in model:  # the content of a pretrained model counts, not its place
         model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
     if not result.get("run", {}).get("new_clients", True):  # none: as before there was such a setting

@@ -47,9 +47,8 @@ BATCH = 500  # samples that are predicted at once
 class Predictions(NamedTuple):
     """The predictions of a model for some samples."""
 
-    outputs: NDArray[
-        np.float64
-    ]  # probabilities [n, classes] or [n, labels]; of a regression values [n, targets]
+    # Probabilities [n, classes] or [n, labels]; of a regression values [n, targets].
+    outputs: NDArray[np.float64]
     score: float | None  # the primary metric, if targets were given
 
 

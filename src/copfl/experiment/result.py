@@ -88,8 +88,8 @@ class Experiment:
             "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
             "threads": torch.get_num_threads(),
             "parameters": self.task.d,
-            "batched_model": self.training.task.batched
-            is not None,  # if not, a GPU reaches half the speed at most
+            # If not, a GPU reaches half the speed at most.
+            "batched_model": self.training.task.batched is not None,
             **self.training.about(),
             "algorithm": repr(self.algorithm),
             **({"attackers": list(attackers)} if attackers else {}),

@@ -220,13 +220,8 @@ class Operations:
 
     def __call__(self, text: str, /, event: str = "", **fields: Any) -> None:
         if text:
-            level = (
-                logging.ERROR
-                if event == Event.FAILED
-                else logging.WARNING
-                if event in WARNINGS
-                else logging.INFO
-            )
+            level = logging.WARNING if event in WARNINGS else logging.INFO
+            level = logging.ERROR if event == Event.FAILED else level
             named = {"event": event, **fields} if event else {}
             logger.log(level, "copfl: %s", text, extra={"fields": named})
         if event:

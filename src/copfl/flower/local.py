@@ -191,9 +191,7 @@ def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int)
         x, y, x_test, y_test = dataset.train.x[train], dataset.train.y[train], tested.x[test], tested.y[test]
         if own_labels is not None:
             y, y_test = own_labels[client][y], own_labels[client][y_test]
-        if (
-            dataset.kind == CLASSIFICATION
-        ):  # a node's file has the names of its classes, whatever their number
+        if dataset.kind == CLASSIFICATION:  # a node's file has the names of its classes
             y, y_test = (np.array(dataset.classes)[labels] for labels in (y, y_test))
         np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)
         configs.append({"client": client, "data": str(path / "data.npz"), "state-dir": str(path / "state")})

@@ -135,9 +135,8 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                 logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
                 time.sleep(2)
                 continue
-            except (
-                httpx.HTTPStatusError
-            ) as error:  # it is registered, not connected, or unknown to this server
+            except httpx.HTTPStatusError as error:
+                # It is registered, not connected, or unknown to this server.
                 if requests[0] is activate:
                     answer = printable(error.response.text)
                     logger.warning(
@@ -173,11 +172,8 @@ class Node:
                 self.contact.touch()
             except RunNotRunningException:  # its answer is not wanted any more
                 is_message = False
-            except (
-                ObjectPullError,
-                ObjectPushError,
-                httpx.HTTPStatusError,
-            ) as error:  # the server was killed
+            except (ObjectPullError, ObjectPushError, httpx.HTTPStatusError) as error:
+                # The server was killed.
                 logger.warning("copfl: a message is dropped: %s", printable(error))
                 is_message = False
             now = time.monotonic()

@@ -13,9 +13,8 @@ from copfl.experiment.migration import NEW_CLIENT_MESSAGE
 HELLO, TRAIN, JOIN = "query", "train", "evaluate"  # the three requests, as Flower names its message types
 MAX_TEXT = 500  # characters of another machine's text that are logged or recorded
 MAX_HEAD = 2**20  # characters of the head of a message from a node
-ONE_OBJECT = (
-    2**20
-)  # bytes of a body that travels with its head: Flower sends every object in a request of its own
+# Bytes of a body that travels with its head: Flower sends every object in a request of its own.
+ONE_OBJECT = 2**20
 STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
 
 Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`

@@ -86,9 +86,7 @@ class Pretrained(nn.Module):
         seen, inputs = x.get("attention_mask"), dict(x)
         if seen is not None and self.mask != "plain":
             inputs["attention_mask"] = additive_mask(seen, self.dtype, causal=self.mask == "causal")
-        if (
-            self.mask == "causal" and self.positions
-        ):  # of every sample: clients are batched along the first axis
+        if self.mask == "causal" and self.positions:  # of every sample: the first axis batches clients
             ids = x["input_ids"]
             inputs.setdefault(
                 "position_ids", torch.arange(ids.shape[-1], device=ids.device).expand(ids.shape)

@@ -11,7 +11,7 @@ from torch import nn
 
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import Task, task_of, tree
-from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm, rate_of, with_rate
 from copfl.engine.mapping import vmap
 from copfl.engine.rounds import Round, State
 from copfl.engine.seed_batching import can_batch, run_batched
@@ -24,12 +24,14 @@ SIZES = (5, 9, 3)
 HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
 
 
-def simulations_of(algorithm: AnyAlgorithm) -> list[Simulation]:
-    """Two simulations with different initial weights and different seeds."""
+def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> list[Simulation]:
+    """Two simulations with different initial weights and seeds; the second has clients of these sizes."""
     needs = getattr(algorithm, "needs", ())
     task, federation = small_federation("batch", SIZES, needs=needs)
     other = replace(task, initial=1.25 * task.initial)
-    return [Simulation(algorithm, t, federation, vmap(), seed, 4) for seed, t in enumerate((task, other))]
+    another = federation if sizes == SIZES else small_federation("batch", sizes, needs=needs)[1]
+    simulations = [Simulation(algorithm, t, federation, vmap(), n, 4) for n, t in enumerate((task, other))]
+    return [simulations[0], simulations[1]._replace(federation=another)]
 
 
 def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple[State, list[Round]]:
@@ -44,6 +46,20 @@ def simulated(simulation: Simulation, executor: Executor | None = None) -> tuple
 def test_batched_seeds_equal_separate_ones(name: str) -> None:
     around = with_addons(FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local")
     simulations = simulations_of(around if name == "addons" else ALGORITHMS[name]())
+    equal_to_separate_ones(simulations)
+
+
+@pytest.mark.parametrize("name", [name for name, make in ALGORITHMS.items() if rate_of(make())] + ["addons"])
+def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
+    around = with_addons(
+        FedAvg(), server_momentum=0.9, ema=0.9, bn_stats="local", lr_schedule="linear", lr_rounds=9
+    )
+    one, other = simulations_of(around if name == "addons" else ALGORITHMS[name](), (4, 11, 6))
+    faster = with_rate(other.algorithm, 2 * float(rate_of(other.algorithm) or 0))
+    equal_to_separate_ones([one, other._replace(algorithm=faster)])
+
+
+def equal_to_separate_ones(simulations: list[Simulation]) -> None:
     assert can_batch(simulations)
     alone = [simulated(simulation) for simulation in simulations]
     both = run_batched(simulations, [partial(simulated, simulation) for simulation in simulations])
@@ -65,7 +81,6 @@ def test_only_simulations_with_one_program_are_batched() -> None:
     assert can_batch([one, other])
     assert not can_batch([one, other._replace(batch=5)])
     assert not can_batch([one, other._replace(algorithm=FedAvg(epochs=2))])
-    assert not can_batch([one, other._replace(federation=small_federation("batch", (5, 3, 9))[1])])
     assert not can_batch([one._replace(mapping=vmap(5)), other._replace(mapping=vmap(5))])  # six clients
 
 

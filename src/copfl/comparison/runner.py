@@ -51,6 +51,7 @@ from copfl.files import Busy
 Log = Callable[[str], None]
 ATTEMPTS = 3  # for a job whose worker is lost
 POLL = 2.0  # seconds between two checks of a folder that another process has
+BATCHED = (("run", "seed"), ("optimizer", "lr"))  # settings in which the jobs of a batch may differ
 SHOWN = 8  # running jobs that a line of progress names
 
 
@@ -121,7 +122,7 @@ class Runner:
     log: Log = print
     end: float = math.inf  # by the monotonic clock
     pause: float = PAUSE
-    batch_seeds: bool = False  # jobs that differ in the seed alone train as one batch, if they fit on the GPU
+    batch_seeds: bool = False  # jobs that differ in seed or learning rate train as one batch, if they fit
     known: Callable[[Job], bool] = lambda job: False  # jobs whose results are stored elsewhere
     check: Callable[[Job, Start, str], None] = lambda job, start, note: None  # refuses a run before it trains
     seconds: dict[str, float] = field(default_factory=dict)  # per round, by kind of job, as last measured
@@ -131,21 +132,24 @@ class Runner:
 
     def run(self, jobs: Sequence[Job]) -> Generator[Done]:
         """Every job as it ends. Its folder stays locked until the next one is asked for."""
-        groups: dict[str, list[Job]] = {}
-        for place, job in enumerate(jobs):
-            key = _without_seed(job) if self.batch_seeds else str(place)
-            groups.setdefault(key, []).append(job)
+        groups = _grouped(jobs, BATCHED) if self.batch_seeds else [[job] for job in jobs]
         if self.executor is not None:
-            yield from self._elsewhere(list(groups.values()), self.executor)
+            yield from self._elsewhere(groups, self.executor)
             return
-        for group in groups.values():
-            alone: list[list[Job]] = []
-            try:
-                yield from self._attempt(group)
-            except CannotBatch:
-                alone = [[job] for job in group]  # attempted below, where the error holds no GPU memory
-            for one in alone:
-                yield from self._attempt(one)
+        for group in groups:
+            yield from self._batched(group, len(BATCHED))
+
+    def _batched(self, jobs: Sequence[Job], differences: int) -> Iterator[Done]:
+        """These jobs as one batch, else in smaller ones whose jobs differ in fewer settings, else each alone."""
+        smaller: list[list[Job]] = []
+        try:
+            yield from self._attempt(jobs)
+        except CannotBatch:  # attempted below, where the error holds no GPU memory
+            smaller = (
+                _grouped(jobs, BATCHED[: differences - 1]) if differences > 1 else [[job] for job in jobs]
+            )
+        for some in smaller:
+            yield from self._batched(some, differences - 1)
 
     def _elsewhere(self, groups: Sequence[list[Job]], executor: Executor) -> Iterator[Done]:
         work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
@@ -239,10 +243,15 @@ class Prepared(NamedTuple):
     on_round: OnRound
 
 
-def _without_seed(job: Job) -> str:
-    tables = essential(job.tables)
-    del tables["run"]["seed"]
-    return json.dumps([tables, job.validation], sort_keys=True)
+def _grouped(jobs: Sequence[Job], apart_from: Sequence[tuple[str, str]]) -> list[list[Job]]:
+    """The jobs in groups of those that are alike but for these settings."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        tables = essential(job.tables)
+        for title, key in apart_from:
+            tables.get(title, {}).pop(key, None)
+        groups.setdefault(json.dumps([tables, job.validation], sort_keys=True), []).append(job)
+    return list(groups.values())
 
 
 def _kind(jobs: Sequence[Job]) -> str:

@@ -12,12 +12,14 @@ Only Down and Upload are sent. A field that is in neither never leaves its side.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from copfl.core import tree
+from copfl.core.optim import at_rate
 from copfl.core.task import Data, Personal, Plan, Task
 
 S = TypeVar("S")
@@ -109,6 +111,20 @@ def blank_samples(shape: Any, device: torch.device) -> Data:
     else:
         x = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
     return Data(x, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
+
+
+def rate_of(algorithm: Any) -> float | None:
+    """The learning rate of the algorithm's optimizer, if it has one."""
+    return getattr(getattr(algorithm, "optimizer", None), "lr", None)
+
+
+def with_rate(algorithm: Any, lr: float | Tensor) -> Any:
+    """The algorithm, also one inside wrappers, at another learning rate, which may be one per client."""
+    if rate_of(algorithm) is None:
+        return algorithm
+    if hasattr(algorithm, "algorithm"):
+        return dataclasses.replace(algorithm, algorithm=with_rate(algorithm.algorithm, lr))
+    return dataclasses.replace(algorithm, optimizer=at_rate(algorithm.optimizer, lr))
 
 
 def example_upload(

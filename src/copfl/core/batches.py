@@ -48,16 +48,18 @@ def plan(
     augment: bool = False,
     random: bool = False,
     device: torch.device | str = "cpu",
+    limits: tuple[int, int] | None = None,
 ) -> Plan:
     """The batches of these clients in this round, a row per client; every epoch is a shuffle of all samples.
 
     The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own
     samples; a step without a valid sample changes nothing for the client. With `random`, each step has a key
-    for the random numbers inside the model.
+    for the random numbers inside the model. `limits` are the smallest and the largest size, where other
+    clients than these train in the same batch.
     """
     client = np.asarray(ids, np.uint64)[:, None, None]  # [N, 1, 1]
     size = np.asarray(sizes, np.int64)
-    smallest, largest = int(size.min()), int(size.max())
+    smallest, largest = limits or (int(size.min()), int(size.max()))
     epoch = np.arange(epochs, dtype=np.uint64)[None, :, None]
     position = np.arange(largest)
     keys = hashed(seed, ORDER, round, client, epoch, position.astype(np.uint64))  # [N, epochs, largest]

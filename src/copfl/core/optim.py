@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -75,14 +76,14 @@ def _sgd(
     grad: Tensor,
     speed: Tensor | None,
     active: Tensor | None,
-    lr: float,
+    lr: float | Tensor,
     momentum: float,
     decay: float,
 ) -> tuple[Tensor, ...]:
     if decay:
         grad = torch.add(grad, w, alpha=decay)
     step = grad if speed is None else torch.add(grad, speed, alpha=momentum)
-    moved = torch.sub(w, step, alpha=lr)
+    moved = w - lr * step if isinstance(lr, Tensor) else torch.sub(w, step, alpha=lr)
     if active is not None:
         moved = torch.where(active, moved, w)
     if speed is None:
@@ -163,11 +164,20 @@ def faster(optimizer: Optimizer, factor: float) -> Optimizer:
     if isinstance(optimizer, Scaled):
         return Scaled(faster(optimizer.optimizer, factor), optimizer.lr_factor)
     lr = getattr(optimizer, "lr", None)
+    if isinstance(lr, Tensor):
+        return at_rate(optimizer, factor * lr)
     if not isinstance(lr, float) or not dataclasses.is_dataclass(optimizer) or isinstance(optimizer, type):
         raise UsageError(
             f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr"
         )
     return dataclasses.replace(optimizer, lr=factor * lr)
+
+
+def at_rate(optimizer: Optimizer, lr: float | Tensor) -> Optimizer:
+    """The same optimizer at another learning rate: a number, or one per client, which no value check reads."""
+    other = copy.copy(optimizer)
+    object.__setattr__(other, "lr", lr)
+    return other
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,14 +36,14 @@ class Split:
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
         self.labels = labels  # [clients, classes], the client's own label of each class; None: the same
-        self._last: tuple[tuple[int, ...], Data] | None = None
+        self._last: tuple[tuple[tuple[int, ...], int], Data] | None = None  # clients and width
 
-    def rows(self, ids: Sequence[int] | NDArray[np.int64]) -> Data:
-        """These clients' samples, a row per client, padded to the largest of them."""
+    def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
+        """These clients' samples, a row per client, padded to the largest of them, or to this width."""
         key = tuple(int(n) for n in ids)
-        if self._last is None or self._last[0] != key:  # all rounds of full participation have the same key
+        if self._last is None or self._last[0] != (key, width):  # the same with full participation
             sizes = self.sizes[list(key)]
-            index = np.zeros((len(key), int(sizes.max(initial=1))), np.int64)
+            index = np.zeros((len(key), int(sizes.max(initial=width))), np.int64)
             for position, client in enumerate(key):
                 index[position, : sizes[position]] = self.indices[client]
             device = self.y.device
@@ -52,7 +52,7 @@ class Split:
             y = self.y[chosen]
             if self.labels is not None:
                 y = torch.from_numpy(self.labels[list(key)]).to(device).gather(1, y)
-            self._last = key, Data(x, y, torch.from_numpy(sizes).to(device))
+            self._last = (key, width), Data(x, y, torch.from_numpy(sizes).to(device))
         return self._last[1]
 
 

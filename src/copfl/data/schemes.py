@@ -30,6 +30,8 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
     def scheme(dataset: Dataset, clients: int, seed: int, **options: Any) -> Partition:
         at_least(1, clients=clients)
         keywords = {"seed": int(seed), **(assign.__kwdefaults__ or {}), **options}
+        if not keywords.get("samples", True):  # all: as before there was such an option
+            del keywords["samples"]
         available, minimum = len(dataset.train), keywords.get("minimum", 1)
         if not available or not len(dataset.test):
             sizes = f"{available} train and {len(dataset.test)} test samples"
@@ -106,18 +108,31 @@ def concept_shift(
 
 @_scheme
 def dirichlet(
-    dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.3, minimum: int = 2, test: str = "same"
+    dataset: Dataset,
+    clients: int,
+    seed: int,
+    *,
+    alpha: float = 0.3,
+    minimum: int = 2,
+    test: str = "same",
+    samples: int = 0,
 ) -> Assigned:
     """Every class divided in Dirichlet(alpha) proportions; ``minimum`` train samples or more per client.
 
     ``test``: "same" follows the client's train labels, "iid" is an equal part of the test split.
+    ``samples``: the number of train samples that are divided, drawn at random; 0: all.
     """
+    at_least(0, samples=samples)
     at_least(1e-100, alpha=alpha)  # below, the logarithms overflow
     at_least(1, minimum=minimum)
     one_of(("same", "iid"), test=test)
     _needs_classes(dataset, "dirichlet")
     rng, shape = generator(seed), (len(dataset.classes), clients)
-    train = _proportional(rng, dataset.train.y, _log_gamma(rng, alpha, shape), minimum)
+    used = np.arange(len(dataset.train))
+    if samples:
+        used = np.sort(rng.permutation(len(used))[:samples])
+    parts = _proportional(rng, dataset.train.y[used], _log_gamma(rng, alpha, shape), minimum)
+    train = [used[part] for part in parts]
     if test == "iid":
         return train, _equal(rng, np.arange(len(dataset.test)), clients), _test_note(dataset, clients)
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T

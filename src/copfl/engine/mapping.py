@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics
+from copfl.core.algorithm import AnyAlgorithm, Metrics, with_rate
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
@@ -33,6 +33,7 @@ class ClientInput(NamedTuple):
     test: Data
     plan: Plan
     initial: Tensor | None = None  # the initial weights, where rows differ in them
+    lr: Tensor | None = None  # the learning rate, where rows differ in it
 
 
 class ClientResult(NamedTuple):
@@ -137,20 +138,27 @@ def run_chunks(
     mapping: Mapping,
     chunks: Sequence[Chunk],
     models: EvalModels,
+    rates: Sequence[float] = (),
 ) -> tuple[ChunkResult, ...]:
-    """`run_chunk` for clients of several federations in one program, each with a server of its own."""
+    """`run_chunk` for clients of several federations in one program, each with a server of its own.
 
-    def rows_of(task: Task, chunk: Chunk) -> ClientInput:
+    `rates`: the learning rate of each, where they differ.
+    """
+
+    def rows_of(task: Task, chunk: Chunk, rate: float) -> ClientInput:
         down = algorithm.downlink(chunk.server, chunk.ids)
         initial = None if len(chunks) == 1 else tree.repeat(task.initial, len(chunk.ids))
-        return ClientInput(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, initial)
+        lr = task.initial.new_full((len(chunk.ids),), rate) if rates else None
+        return ClientInput(chunk.ids, chunk.clients, down, chunk.data, chunk.test, chunk.plan, initial, lr)
 
     def update(given: ClientInput) -> ClientResult:
         task = tasks[0] if given.initial is None else replace(tasks[0], initial=given.initial)
-        return local_update(algorithm, task, given, models)
+        own = algorithm if given.lr is None else with_rate(algorithm, given.lr)
+        return local_update(own, task, given, models)
 
     def run(chunks: Sequence[Chunk]) -> tuple[ChunkResult, ...]:
-        rows = tree.concatenate([rows_of(task, chunk) for task, chunk in zip(tasks, chunks, strict=True)])
+        own = zip(tasks, chunks, rates or [0.0] * len(tasks), strict=True)
+        rows = tree.concatenate([rows_of(*one) for one in own])
         updated: ClientResult = mapping.over(update, rows)
         healthy = updated.metrics["healthy"] > 0
         updated = updated._replace(client=healthy_records(healthy, updated.client, rows.client))

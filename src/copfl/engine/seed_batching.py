@@ -1,4 +1,4 @@
-"""Several seeds of one experiment, simulated at once: their clients are trained as one batch.
+"""Several seeds or learning rates of one experiment, simulated at once: their clients train as one batch.
 
 Ten clients do not fill a GPU; thirty of three seeds nearly do, and compiled and recorded programs serve all
 three. Each simulation has its own round loop in its own thread. Its executor is a handle that submits the
@@ -12,21 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from copfl.core import tree
+from copfl.core.algorithm import rate_of, with_rate
 from copfl.core.evaluation import EvalModels
 from copfl.core.task import Task
 from copfl.engine.mapping import Chunk, ChunkResult, run_chunks
 from copfl.engine.rounds import Ids, State
-from copfl.engine.simulate import Executor, Simulation, chunk_input
+from copfl.engine.simulate import Executor, Simulation, Widths, chunk_input
 from copfl.errors import UsageError
 
 R = TypeVar("R")
 
 
 def can_batch(simulations: Sequence[Simulation]) -> bool:
-    """Whether these simulations have the same program, and their clients fit in one chunk."""
+    """Whether these simulations have the same program, and their clients fit in one chunk.
+
+    They may differ in the seed, in the learning rate, and in how many samples the clients have.
+    """
     programs = {_program(simulation) for simulation in simulations}
     clients = sum(simulation.federation.clients for simulation in simulations)
     fits = len(programs) == 1 and clients <= simulations[0].mapping.chunk
@@ -46,13 +51,23 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
     """All that determines the program of a round."""
     task, federation = simulation.task, simulation.federation
     shapes = tuple(
-        (name, t.shape, t.dtype)
+        (name, t.shape[1:], t.dtype)
         for split in (federation.train, federation.test)
         for name, t in tree.named((split.x, split.y))
     )
-    sizes = federation.train.sizes.tobytes()  # they determine the steps of an epoch
-    names = repr(simulation.algorithm), simulation.mapping.name
-    return *names, task.layout, shapes, sizes, simulation.batch, id(task.public)
+    names = repr(with_rate(simulation.algorithm, 1.0)), simulation.mapping.name
+    return *names, task.layout, shapes, simulation.batch, id(task.public)
+
+
+def _widths(simulations: Sequence[Simulation]) -> Widths | None:
+    """The sizes that all rows are padded to; None where every simulation has the same."""
+    federations = [simulation.federation for simulation in simulations]
+    if len({(f.train.sizes.tobytes(), f.test.sizes.tobytes()) for f in federations}) == 1:
+        return None
+    train, test = (
+        np.concatenate([getattr(f, split).sizes for f in federations]) for split in ("train", "test")
+    )
+    return Widths(int(train.min()), int(train.max()), int(test.max()))
 
 
 def run_batched(simulations: Sequence[Simulation], loops: Sequence[Callable[[Executor], R]]) -> list[R]:
@@ -113,7 +128,9 @@ class _Batch:
     """The submitted clients and their results. One loop runs at a time, or the training does."""
 
     def __init__(self, simulations: Sequence[Simulation]) -> None:
-        self.simulations = simulations
+        self.simulations, self.widths = simulations, _widths(simulations)
+        rates = [rate_of(simulation.algorithm) for simulation in simulations]
+        self.rates = [rate for rate in rates if rate is not None] if len(set(rates)) > 1 else []
         self.changed = threading.Condition()
         self.submitted: dict[int, _Submitted] = {}
         self.results: dict[int, ChunkResult] = {}
@@ -135,7 +152,9 @@ class _Batch:
                 if len({one.program() for one in submitted}) > 1:
                     raise UsageError("batched simulations must have the same rounds, evaluations and steps")
                 chunks = [one.chunk for one in submitted]
-                results = run_chunks(first.algorithm, tasks, first.mapping, chunks, submitted[0].models)
+                results = run_chunks(
+                    first.algorithm, tasks, first.mapping, chunks, submitted[0].models, self.rates
+                )
                 self.results, self.submitted = dict(enumerate(results)), {}
                 self.changed.notify_all()
 
@@ -150,7 +169,8 @@ class _Handle:
         """The result of each part's local updates, in the order of the parts."""
         batch, n = self.batch, self.n
         for part in parts:
-            chunk = chunk_input(batch.simulations[n], state.server, state.clients, state.round, part)
+            simulation, server = batch.simulations[n], state.server
+            chunk = chunk_input(simulation, server, state.clients, state.round, part, batch.widths)
             batch.submitted[n] = _Submitted(chunk, state.round, models)
             batch.changed.notify_all()
             batch.changed.wait_for(lambda: batch.stopped or n in batch.results)

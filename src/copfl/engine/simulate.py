@@ -190,7 +190,17 @@ def train_part(
     return result._replace(client=None)
 
 
-def chunk_input(simulation: Simulation, server: Any, clients: Store, round: int, part: Ids) -> Chunk:
+class Widths(NamedTuple):
+    """The sizes of clients that train in one batch with those of other simulations."""
+
+    smallest: int
+    largest: int
+    test: int  # the largest
+
+
+def chunk_input(
+    simulation: Simulation, server: Any, clients: Store, round: int, part: Ids, widths: Widths | None = None
+) -> Chunk:
     """The input of some clients' local updates."""
     federation, device = simulation.federation, simulation.task.device
     ids = torch.from_numpy(part).to(device)
@@ -204,6 +214,8 @@ def chunk_input(simulation: Simulation, server: Any, clients: Store, round: int,
         augment=federation.dataset.augment,
         random=simulation.task.random,
         device=device,
+        limits=None if widths is None else (widths.smallest, widths.largest),
     )
-    train, test = federation.train.rows(part), federation.test.rows(part)
+    train = federation.train.rows(part, 1 if widths is None else widths.largest)
+    test = federation.test.rows(part, 1 if widths is None else widths.test)
     return Chunk(server, ids, clients.rows(ids), train, test, batches)

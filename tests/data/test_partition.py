@@ -250,6 +250,15 @@ def test_a_huge_alpha_gives_equal_parts() -> None:
     assert np.abs(table.test - 10).max() <= 3
 
 
+def test_dirichlet_divides_as_many_train_samples_as_wanted() -> None:
+    dataset = balanced(10, 50, 10)
+    split = dirichlet(dataset, 5, 4, samples=60)
+    assert sum(sizes(split.train)) == 60
+    assert disjoint(split.train)
+    assert "samples" in split.keywords
+    assert "samples" not in dirichlet(dataset, 5, 4, samples=0).keywords  # as before there was the option
+
+
 def test_the_test_part_follows_the_train_labels() -> None:
     dataset = balanced(10, 5000, 1000)
     split = dirichlet(dataset, 10, 4)

@@ -169,8 +169,9 @@ def test_a_batch_without_time_starts_nothing_and_the_next_continues_from_the_rec
     assert contents(elsewhere / "results") == contents(whole / "results")
 
 
-def test_batched_seeds_give_the_same_records(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["seeds", "learning rates"])
+def test_batched_runs_give_the_same_records(
+    what: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batched: list[int] = []
     valid = seed_batching.run_batched
@@ -181,14 +182,15 @@ def test_batched_seeds_give_the_same_records(
 
     monkeypatch.setattr(seed_batching, "run_batched", noted)
     made, known = new_batch(tmp_path, batch_seeds=True), records.opened(whole / "results")
-    for job, error, _ in made.runner.run(ready(cells()[2].jobs({}), made)):
+    jobs = cells()[2].jobs({}) if what == "seeds" else [trial.job for trial in cells()[0].trials()]
+    for job, error, _ in made.runner.run(ready(jobs, made)):
         expected = known.get(job)
         assert error is None
         assert expected is not None
         record = batch.record_of(job)
         assert record.curves["loss"] == pytest.approx(expected.curves["loss"], rel=1e-4)
         assert record.rounds == expected.rounds
-    assert batched == [3]
+    assert batched == [len(jobs)]
 
 
 def test_seeds_that_do_not_fit_on_the_gpu_in_one_batch_train_one_after_another(

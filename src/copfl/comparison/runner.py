@@ -137,19 +137,18 @@ class Runner:
             yield from self._elsewhere(groups, self.executor)
             return
         for group in groups:
-            yield from self._batched(group, len(BATCHED))
+            yield from self._batched(group)
 
-    def _batched(self, jobs: Sequence[Job], differences: int) -> Iterator[Done]:
-        """These jobs as one batch, else in smaller ones whose jobs differ in fewer settings, else each alone."""
+    def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        """These jobs as one batch; if that cannot be, the seeds of each learning rate as one, or each job alone."""
         smaller: list[list[Job]] = []
         try:
             yield from self._attempt(jobs)
         except CannotBatch:  # attempted below, where the error holds no GPU memory
-            smaller = (
-                _grouped(jobs, BATCHED[: differences - 1]) if differences > 1 else [[job] for job in jobs]
-            )
+            by_rate = _grouped(jobs, BATCHED[:1])
+            smaller = by_rate if len(by_rate) > 1 else [[job] for job in jobs]
         for some in smaller:
-            yield from self._batched(some, differences - 1)
+            yield from self._batched(some)
 
     def _elsewhere(self, groups: Sequence[list[Job]], executor: Executor) -> Iterator[Done]:
         work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
@@ -202,7 +201,7 @@ class Runner:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            self.log("the GPU has no memory for all seeds in one batch: they train one after another")
+            self.log("the GPU has no memory for all these runs in one batch: they train one after another")
             raise CannotBatch from error
         return True
 

@@ -1,7 +1,7 @@
 """Runs what an experiment lacks, through `comparison.runner`, and adds a record of each run.
 
-On a GPU the seeds of one cell, and its learning rates, train as one batch. Several processes may work on one experiment; each
-leaves the runs of the others alone. A run that has a record is not run again.
+On a GPU the seeds of one cell, and its learning rates, train as one batch. Several processes may work on one
+experiment; each leaves the runs of the others alone. A run that has a record is not run again.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Runner:
             yield from self._batched(group)
 
     def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """These jobs as one batch; if that cannot be, the seeds of each learning rate as one, or each job alone."""
+        """These jobs as one batch; else the seeds of each learning rate as one; else each job alone."""
         smaller: list[list[Job]] = []
         try:
             yield from self._attempt(jobs)

@@ -174,7 +174,7 @@ def faster(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def at_rate(optimizer: Optimizer, lr: float | Tensor) -> Optimizer:
-    """The same optimizer at another learning rate: a number, or one per client, which no value check reads."""
+    """The same optimizer at another learning rate; one per client is not checked, as vmap reads no value."""
     other = copy.copy(optimizer)
     object.__setattr__(other, "lr", lr)
     return other

@@ -186,7 +186,6 @@ def to_bytes(packet: Packet) -> bytes:
 
 
 def from_bytes(content: bytes) -> Packet:
-    """The packet that `to_bytes` wrote."""
     head, newline, body = content.removeprefix(MAGIC).partition(b"\n")
     if not content.startswith(MAGIC) or not newline:
         raise WireError("it is truncated, or not a copfl file")

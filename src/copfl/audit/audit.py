@@ -96,8 +96,6 @@ class Seed(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """The results of an audit."""
-
     title: str
     rounds: int
     names: list[str]  # of the clients

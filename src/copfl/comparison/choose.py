@@ -218,8 +218,6 @@ class Standing(NamedTuple):
 
 @dataclass(eq=False)
 class Race:
-    """A race in a folder."""
-
     out: Path
     base: Tables
     seeds: list[int]

@@ -28,8 +28,6 @@ NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial we
 
 
 class Job(NamedTuple):
-    """One run."""
-
     label: str  # of its row
     tables: Tables  # all of them, with every default
     path: Path = Path()

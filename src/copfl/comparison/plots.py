@@ -48,7 +48,6 @@ def curves(comparison: Comparison) -> Lines:
 
 
 def curve(label: str, runs: Sequence[Record], metric: MetricInfo, place: int) -> Line:
-    """The curve of a row, from its runs."""
     values = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in runs]
     return charts.mean_curve(label, values, place, metric.factor)
 

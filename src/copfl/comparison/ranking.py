@@ -23,8 +23,6 @@ FILES = ("ranking.txt", "ranking.md", "ranking.json", "run.toml")
 
 
 class Ranked(NamedTuple):
-    """A row of the ranking."""
-
     label: str
     rounds: int  # that each of its runs was trained for
     seeds: int  # its runs
@@ -51,7 +49,6 @@ class Choice:
 
 
 def table_of(found: Choice) -> Table:
-    """The ranking."""
     metric, rows = found.metric, []
     for row in found.ranking:
         gap = ["", ""]

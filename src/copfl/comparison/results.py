@@ -43,7 +43,6 @@ class Record(NamedTuple):
 
     @property
     def metric(self) -> MetricInfo:
-        """The primary metric."""
         return self.metrics[0]
 
     @property

@@ -41,7 +41,6 @@ class Row:
 
     @property
     def metric(self) -> MetricInfo:
-        """The primary metric."""
         return self.outcomes[0].metric
 
     @property
@@ -81,7 +80,6 @@ class Comparison:
 
     @property
     def metric(self) -> MetricInfo:
-        """The primary metric."""
         return self.rows[0].metric
 
     def __str__(self) -> str:
@@ -247,14 +245,12 @@ def _map(comparison: Comparison) -> Table:
 
 
 def as_text(comparison: Comparison, width: int = 100) -> str:
-    """The comparison as plain text."""
     parts = [tables.as_text(table, width) for table in all_tables(comparison)]
     parts += ["\n".join(textwrap.wrap(f"Note: {note}", width)) for note in comparison.notes]
     return "\n\n".join(parts)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown."""
     parts = [tables.as_markdown(table) for table in all_tables(comparison)]
     return "\n\n".join([*parts, *(f"Note: {note}" for note in comparison.notes)]) + "\n"
 

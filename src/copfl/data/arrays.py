@@ -212,7 +212,6 @@ def _inputs(x: Any, suffix: str) -> Inputs:
 
 
 def _input(x: Any, what: str) -> NDArray[Any]:
-    """One checked array."""
     try:
         x = np.asarray(x)
     except ValueError as error:

@@ -27,8 +27,6 @@ CHUNK = 2**20
 
 
 class File(NamedTuple):
-    """A published file."""
-
     url: str
     digest: str  # md5 or sha256 as published; empty: none is known, and the file is not compared
     path: str  # in the data folder

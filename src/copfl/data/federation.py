@@ -85,7 +85,6 @@ class Federation:
 
 
 def _blank(samples: Samples) -> Samples:
-    """One sample of zeros."""
 
     def zero(array: NDArray[Any]) -> NDArray[Any]:
         return np.zeros_like(array, shape=(1, *array.shape[1:]))

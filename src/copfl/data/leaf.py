@@ -98,7 +98,6 @@ def _parts(place: Path, users: int) -> list[Users]:
 
 
 def _user_data(files: Sequence[Path]) -> dict[str, dict[str, list[Any]]]:
-    """The samples of each user in these files."""
     found: dict[str, dict[str, list[Any]]] = {}
     for path in files:
         with reading.naming(str(path), "LEAF file"):

@@ -32,7 +32,6 @@ def by_name(x: Inputs) -> dict[str, NDArray[Any]]:
 
 
 def shape_of(x: Inputs) -> Shape:
-    """The shape of one sample."""
     return each(lambda array: tuple(array.shape[1:]), x)
 
 

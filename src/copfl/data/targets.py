@@ -124,7 +124,6 @@ def _array(given: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def _inferred(y: NDArray[Any]) -> str:
-    """The kind of these targets."""
     if y.ndim == 1:
         if y.dtype.kind != "f":
             return CLASSIFICATION

@@ -138,7 +138,6 @@ def _to_bytes(t: Tensor) -> memoryview:
 
 
 def _from_bytes(content: np.ndarray[Any, np.dtype[np.uint8]], like: Tensor) -> Tensor:
-    """The tensor that `_to_bytes` wrote."""
     if like.dtype == torch.bool:
         return unpacked(content, like)
     if not len(content):  # torch views nothing of another dtype

@@ -159,7 +159,6 @@ class Component:
 
 
 def without(table: Mapping[str, Any], *keys: str) -> Table:
-    """The table without these keys."""
     return {k: v for k, v in table.items() if k not in keys}
 
 

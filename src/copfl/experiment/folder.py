@@ -92,7 +92,6 @@ class RunFolder:
         self.write_tables(tables)
 
     def write_tables(self, tables: Tables) -> None:
-        """Writes run.toml."""
         head = f"{HEAD}{__version__}. `copfl run -c run.toml` repeats this run, to the same rounds.jsonl."
         content = f"{head}\n\n{config.as_toml(tables)}\n{END}\n"
         files.write_bytes(self.path / "run.toml", content.encode())

@@ -132,7 +132,6 @@ def adapted(
 
 
 def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer | text.HashedWords | text.Bytes:
-    """The tokenizer of the model that the table describes."""
     name = str(table.get("name", ""))
     if name == "embedding" and "tokenizer" not in table:
         return text.HashedWords(table["words"], table.get("max_length", 0))

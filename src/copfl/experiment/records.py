@@ -37,7 +37,6 @@ def _plain(value: float) -> float | None:
 
 
 def encoded(record: Record) -> bytes:
-    """The record as a line."""
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 

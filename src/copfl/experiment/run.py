@@ -406,7 +406,6 @@ def setting_of(e: Experiment) -> simulate.Simulation:
 
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
-    """The rounds that are left."""
     settings, given = e.settings, contextlib.nullcontext(executor)
     e.training.compute()
     parallel = settings.workers > 1 and state.round < settings.rounds and executor is None

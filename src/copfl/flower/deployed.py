@@ -60,7 +60,6 @@ def write_connection(folder: Path, host: str, port: int, secure: bool, home: str
 
 
 def new_name() -> str:
-    """A name that no other run has."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 

@@ -48,7 +48,6 @@ class AuditLog:
             self.add(Event.RECOVERED)
 
     def add(self, event: str, **fields: Any) -> None:
-        """Appends a line."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"at": now, "event": event, **fields, "previous": self._previous}).encode()
         self._write(line + b"\n")
@@ -188,7 +187,6 @@ class Metrics:
             ) from error
 
     def add(self, event: str, **fields: Any) -> None:
-        """Counts an event."""
         if event == Event.STARTED:
             self.round.labels(self.run).set(fields["round"] - 1)
             self.planned.labels(self.run).set(fields["rounds"])

@@ -36,8 +36,6 @@ NodeConfig = Mapping[str, Any]
 
 
 class NodeData(NamedTuple):
-    """The samples of one node."""
-
     train: Data
     test: Data
     task: Task | None = None  # the tail of the model, where the samples are features of its frozen front

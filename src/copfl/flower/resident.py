@@ -50,7 +50,6 @@ class Resident:
             return refusal(CopflError(f"its program failed ({type(error).__name__}); see the node's log"))
 
     def settings(self, run_config: Mapping[str, Any]) -> Settings:
-        """The settings of this run config."""
         key = json.dumps(dict(run_config), sort_keys=True)
         if self._settings is None or self._settings[0] != key:
             self._settings = key, settings_of(run_config)

@@ -246,7 +246,6 @@ def _from_scalar(scalar: bytes) -> bytes:
 
 
 def _public(private: bytes) -> bytes:
-    """The public key of a private key."""
     from flwr.supercore.primitives import asymmetric
 
     return asymmetric.public_key_to_bytes(asymmetric.bytes_to_private_key(private).public_key())
@@ -347,7 +346,6 @@ class Sum:
 
 
 def _combined(shares: Sequence[bytes], rules: Rules) -> bytes:
-    """The secret."""
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 
     if len(shares) < rules.threshold:
@@ -372,7 +370,6 @@ def as_json(secrets: Secrets) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> Secrets:
-    """The secrets that `as_json` wrote."""
     masking, encryption, seed = (bytes.fromhex(fields[name]) for name in ("masking", "encryption", "seed"))
     keys = {int(n): Keys(*map(bytes.fromhex, row)) for n, row in fields["keys"].items()}
     shares = {int(n): Shares(*map(bytes.fromhex, row)) for n, row in fields["shares"].items()}

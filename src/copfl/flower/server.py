@@ -35,8 +35,6 @@ LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 @dataclass
 class Round:
-    """A round in progress."""
-
     number: int
     total: Any = None  # the sum of the uploads, in double precision
     dtypes: list[torch.dtype] = field(default_factory=list)  # of the total's tensors in the end

@@ -244,7 +244,6 @@ def _scale(config: RunConfig, targets: int) -> tuple[tuple[float, ...], tuple[fl
 
 
 def _public(path: str, shape: tuple[int, ...]) -> Tensor:
-    """The public samples."""
     arrays = npz_arrays(Path(path).expanduser())
     if "x" not in arrays or tuple(arrays["x"].shape[1:]) != shape:
         raise DataError(f"public={path} must hold an array x of samples {list(shape)}")

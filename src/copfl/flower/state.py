@@ -107,7 +107,6 @@ class ServerFolder:
             return {}
 
     def save_masks(self, client: int, masks: dict[str, Tensor]) -> None:
-        """Stores the masks of a client."""
         path, head = self._mask(client)
         write_packet(path, wire.encode(masks, head))
 

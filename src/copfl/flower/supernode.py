@@ -69,8 +69,6 @@ class Connection(NamedTuple):
 
 
 class App(NamedTuple):
-    """The app of a run."""
-
     run_config: Mapping[str, Any]
     path: tuple[str, ...]  # its folder, if the node may execute its code
 
@@ -148,8 +146,6 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
 
 
 class Node:
-    """A connected node."""
-
     def __init__(
         self, connection: Connection, node_config: Mapping[str, Any], folder: Path, allow_app_code: bool
     ) -> None:

@@ -25,7 +25,6 @@ def is_comparison(folder: Path) -> bool:
 
 
 def document_of(folder: Path) -> Document:
-    """The report of the comparison in this folder."""
     path = folder / FILE
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -82,7 +81,6 @@ def _mean(row: Row, name: str, of: str = "mean") -> float:
 
 
 def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -> list[str]:
-    """The rows by verdict."""
     about = f"Mean {metric.title} compared with {reference}, the same client of the same seed under both"
     if seeds < 2:
         return [f"{about}: one seed says nothing about the next, so no difference is distinguishable."]

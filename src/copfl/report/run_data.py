@@ -73,7 +73,6 @@ class RunData:
 
     @property
     def primary(self) -> MetricInfo:
-        """The primary metric."""
         return metrics_of(self.environment)[0]
 
     def has(self, name: str) -> bool:

@@ -183,7 +183,6 @@ def judged(values: Numbers, above: float = 0.0) -> str:
 
 
 def verdicts(claim: Claim, findings: Findings, protocol: str, judge: Judge = judged) -> list[Verdict]:
-    """The verdict of a claim in each of its columns."""
     if claim.kind not in JUDGES:
         raise unknown("kind of claim:", claim.kind, JUDGES)
     return list(JUDGES[claim.kind](Case(claim.options, findings, protocol, judge)))

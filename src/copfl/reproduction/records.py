@@ -130,7 +130,6 @@ class Store:
 
 
 def opened(folder: Path) -> Store:
-    """The records in a folder."""
     store = Store(folder)
     store.refresh()
     return store
@@ -154,7 +153,6 @@ def as_json(record: Record) -> str:
 
 
 def from_json(text: str) -> Record:
-    """The record in a line."""
     content = json.loads(text)
     if content.pop("format", None) != FORMAT:
         raise ValueError(f'it is no record of this version: "format" is not "{FORMAT}"')

@@ -9,12 +9,10 @@ from copfl.experiment.config import Tables, read_toml
 
 
 def names() -> list[str]:
-    """The presets."""
     files = [path.name for path in resources.files(__name__).iterdir()]
     return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def preset(name: str) -> Tables:
-    """The tables of a preset."""
     one_of(names(), preset=name)
     return read_toml((resources.files(__name__) / f"{name}.toml").read_bytes(), f"preset {name}")

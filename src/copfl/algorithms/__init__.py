@@ -31,33 +31,6 @@ from copfl.algorithms.pfedme import PFedMe as PFedMe
 from copfl.algorithms.reads import Reads as Reads
 from copfl.algorithms.splitnn import SplitNN as SplitNN
 
-ALGORITHMS: dict[str, type] = {
-    "apfl": APFL,
-    "copfl": COPFL,
-    "ditto": Ditto,
-    "fedala": FedALA,
-    "fedavg": FedAvg,
-    "fedavg_ft": FedAvgFT,
-    "fedbabu": FedBABU,
-    "fedbn": FedBN,
-    "fedcalm": FedCALM,
-    "fedce": FedCE,
-    "feddpa": FedDPA,
-    "fedex_lora": FedExLoRA,
-    "fedpac": FedPAC,
-    "fedper": FedPer,
-    "fedpoe": FedPOE,
-    "fedprox": FedProx,
-    "fedrep": FedRep,
-    "fedsa_lora": FedSALoRA,
-    "fedselect": FedSelect,
-    "ffa_lora": FFALoRA,
-    "ktpfl": KTpFL,
-    "lg_fedavg": LGFedAvg,
-    "local": Local,
-    "mr_mtl": MRMTL,
-    "perfedavg": PerFedAvg,
-    "pfedme": PFedMe,
-    "reads": Reads,
-    "splitnn": SplitNN,
-}
+# Every class above, by the name of its file.
+CLASSES = [value for value in list(globals().values()) if isinstance(value, type)]
+ALGORITHMS: dict[str, type] = {one.__module__.rpartition(".")[2]: one for one in CLASSES}

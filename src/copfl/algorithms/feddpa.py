@@ -19,9 +19,8 @@ class Client(NamedTuple):
     moments: State  # of the global model
     v: Tensor  # [D], the personal adapter and head
     v_moments: State
-    near: (
-        Tensor  # [f], the mean direction of the training samples' features in v; 0 before the first training
-    )
+    # [f], the mean direction of the training samples' features in v; 0 before the first training.
+    near: Tensor
     started: Tensor  # [] bool, whether it has trained before
 
 

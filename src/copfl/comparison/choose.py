@@ -297,7 +297,7 @@ class Race:
             all_done([job for jobs in runs.values() for job in jobs], self.processes, self.log)
         except RunError as error:
             self.note(str(error))
-        ready = [one for one in candidates if all(_finished(job) for job in runs[one.label])]
+        ready = [one for one in candidates if all(finished(job) for job in runs[one.label])]
         if not ready:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
         records = {one.label: [record_of(job) for job in runs[one.label]] for one in ready}
@@ -350,10 +350,6 @@ class Race:
     def note(self, text: str) -> None:
         self.notes.append(text)
         self.log(text)
-
-
-def _finished(job: Job) -> bool:
-    return RunFolder(job.path).begun and finished(job)
 
 
 def _entries(given: Sequence[str | Entry]) -> list[Entry]:

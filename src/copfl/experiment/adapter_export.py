@@ -19,6 +19,7 @@ from copfl.experiment import records
 from copfl.experiment.folder import named_tensors
 from copfl.experiment.inference import RunModels
 from copfl.models import adapters, pretrained
+from copfl.tables import capital
 
 TASK_TYPES = {
     "sequence": "SEQ_CLS",
@@ -111,42 +112,25 @@ def _card(models: RunModels) -> str:
     value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
     licence = _licence(Path(base) / "README.md")
     algorithm = {k: v for k, v in e.tables["algorithm"].items() if k != "name"}
-    head = [
-        "---",
-        "library_name: peft",
-        f"base_model: {json.dumps(place)}",
-        f"license: {licence or 'unknown'}",
-        f"datasets: [{json.dumps(data.name)}]",
-        f"metrics: [{metric.name}]",
-        "tags: [lora, federated-learning, copfl]",
-        "---",
-    ]
-    facts = {
-        "Base": f"{source}:{place}, SHA-256 {model.get('sha256', 'not known')}",
-        "Adapter": json.dumps(e.tables.get("adapter", {})),
-        "Data": f"{data.name}, {len(data.classes)} classes. {data.note}".strip(),
-        "Classes": ", ".join(data.classes[:200]),
-        "Method": f"{e.title}: {json.dumps(algorithm)}, {e.clients} clients, {e.settings.rounds} rounds",
-        metric.title[0].upper()
-        + metric.title[1:]: f"{value:.4f}, mean over the clients' personal models after the last round",
-        "Licence of the base": licence or "not stated in its folder; fill in",
-        "Licence of the data": "fill in",
-        "Licence of this adapter": "fill in",
-    }
-    listed = [f"- **{key}:** {fact}" for key, fact in facts.items()]
-    return "\n".join(
-        [
-            *head,
-            "",
-            "# A personal adapter",
-            "",
-            *listed,
-            "",
-            "```python",
-            *_usage(model, place, len(data.classes)),
-            "```",
-            "",
-        ]
+    return (
+        (Path(__file__).parent / "card.md")
+        .read_text("utf-8")
+        .format(
+            base=json.dumps(place),
+            license=licence or "unknown",
+            dataset=json.dumps(data.name),
+            metric=metric.name,
+            source=f"{source}:{place}",
+            sha256=model.get("sha256", "not known"),
+            adapter=json.dumps(e.tables.get("adapter", {})),
+            data=f"{data.name}, {len(data.classes)} classes. {data.note}".strip(),
+            classes=", ".join(data.classes[:200]),
+            method=f"{e.title}: {json.dumps(algorithm)}, {e.clients} clients, {e.settings.rounds} rounds",
+            title=capital(metric.title),
+            value=value,
+            base_license=licence or "not stated in its folder; fill in",
+            usage="\n".join(_usage(model, place, len(data.classes))),
+        )
     )
 
 

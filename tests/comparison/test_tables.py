@@ -80,6 +80,9 @@ def test_csv_has_every_number_as_it_is() -> None:
     assert float(local["accuracy_difference_mean"]) == pytest.approx(-0.075)
     assert local["chosen"] == "optimizer.lr=0.01"
     assert (local["seeds"], local["trials"], local["bytes_up_mean"]) == ("2", "2", "1500.0")
+    # Two of two clients gain over local in one seed, one of two in the other; no client is new.
+    assert (copfl["share_that_gains"], local["share_that_gains"]) == ("0.75", "")
+    assert [copfl[f"new_1_{what}"] for what in ("mean", "spread", "difference")] == ["", "", ""]
     (first, *_) = csv.DictReader(io.StringIO(as_csv(comparison(seeds=1))))
     assert first["accuracy_spread"] == ""
 

@@ -86,6 +86,7 @@ class Comparison:
         return as_text(self)
 
 
+ENDS = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")  # of a difference, in table.csv
 Column = tuple[str, Callable[[float, float], str]]  # its title, and a value with its spread as text
 
 
@@ -257,33 +258,31 @@ def as_markdown(comparison: Comparison) -> str:
 
 def as_csv(comparison: Comparison) -> str:
     """The comparison as CSV: a line per row, every number in full."""
-    ends = ("mean", "seeds_low", "seeds_high", "clients_low", "clients_high")
-    head = ["label", "algorithm", "optimizer", "lr", "settings", "chosen", "trials", "seeds"]
-    names, primary = columns(comparison), comparison.metric.name
-    head += [f"{name}_{what}" for name in names for what in ("mean", "spread")]
-    head += [f"{name}_difference_{end}" for name in accuracies("all", primary) for end in ends] + ["verdict"]
-    head += [
-        f"new_{name}_{what}" for name in new_clients.SAMPLES for what in ("mean", "spread", "difference")
-    ]
-    rows, shares = [], gaining(comparison)
-    for row in comparison.rows:
-        metrics, gains = row.metrics(), row.differences
-        line = [row.label, row.entry.name, *(str(row.optimizer.get(key, "")) for key in ("name", "lr"))]
-        line += [described(row.entry.settings), described(row.tuned.chosen)]
-        line += [str(len(row.tuned.trials)), str(len(comparison.seeds))]
-        line += [_cell(number) for name in names for number in metrics[name]]
-        for name in accuracies("all", primary):
-            gain = gains.get(name)
-            values = (math.nan,) * len(ends) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
-            line += map(_cell, values)
-        line.append(gains[primary].verdict if gains else "")
-        line.append(_cell(float(np.mean(shares.get(row.label, [math.nan])))))
-        new = new_client_differences(row)
-        for name in new_clients.SAMPLES:
-            numbers = (*new[name][0], new[name][1].mean) if new else (math.nan,) * 3
-            line += map(_cell, numbers)
-        rows.append(line)
-    return tables.as_csv(Table("", head, rows))
+    lines = [_line(row, comparison) for row in comparison.rows]
+    return tables.as_csv(Table("", list(lines[0]), [list(line.values()) for line in lines]))
+
+
+def _line(row: Row, comparison: Comparison) -> dict[str, str]:
+    """The cells of a row by column."""
+    metrics, gains, new = row.metrics(), row.differences, new_client_differences(row)
+    primary, shares = comparison.metric.name, gaining(comparison)
+    cells = {"label": row.label, "algorithm": row.entry.name}
+    cells |= {to: str(row.optimizer.get(key, "")) for to, key in (("optimizer", "name"), ("lr", "lr"))}
+    cells |= {"settings": described(row.entry.settings), "chosen": described(row.tuned.chosen)}
+    cells |= {"trials": str(len(row.tuned.trials)), "seeds": str(len(comparison.seeds))}
+    for name in columns(comparison):
+        cells |= {f"{name}_{what}": _cell(value) for what, value in metrics[name]._asdict().items()}
+    for name in accuracies("all", primary):
+        gain = gains.get(name)
+        values = (math.nan,) * len(ENDS) if gain is None else (gain.mean, *gain.seeds, *gain.clients)
+        cells |= {f"{name}_difference_{end}": _cell(v) for end, v in zip(ENDS, values, strict=True)}
+    cells["verdict"] = gains[primary].verdict if gains else ""
+    cells["share_that_gains"] = _cell(float(np.mean(shares.get(row.label, [math.nan]))))
+    for name in new_clients.SAMPLES:
+        numbers = (*new[name][0], new[name][1].mean) if new else (math.nan,) * 3
+        whats = zip(("mean", "spread", "difference"), numbers, strict=True)
+        cells |= {f"new_{name}_{what}": _cell(value) for what, value in whats}
+    return cells
 
 
 def _cell(number: float) -> str:

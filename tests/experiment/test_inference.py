@@ -186,7 +186,7 @@ def test_the_commands(
     np.savez(tmp_path / "xy.npz", **data)
     for both in ([], ["--client", 1, "--global"]):
         refused = called(capsys, "predict", run, *both, "--data", tmp_path / "x.npz")
-        assert (refused.code, "--client NUMBER, or --global" in refused.err) == (2, True)
+        assert (refused.code, "--client NUMBER" in refused.err) == (2, True)
     assert called(capsys, "predict", run, "--global", "--data", tmp_path / "x.npz").code == 0
     answer = called(capsys, "predict", run, "--client", 1, "--data", tmp_path / "x.npz")
     assert (answer.code, answer.err, len(answer.out.splitlines())) == (0, "", len(data["x"]))
@@ -205,6 +205,21 @@ def test_the_commands(
     assert "training alone: " in answer.out
     assert "start: the " in answer.out
     assert (tmp_path / "new.pt").is_file()
+
+
+def test_a_client_is_named_by_its_number_or_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    np.savez(tmp_path / "data.npz", x=x, y=y, group=np.repeat(["south", "north"], 20))
+    settings: dict[str, Any] = {"partition": "by_group", "model": "mlp", "rounds": 1}
+    copfl.run("fedavg", str(tmp_path / "data.npz"), **settings, out=tmp_path / "run")
+    found = inference.load(tmp_path / "run")
+    assert [found.number_of(client) for client in ("north", "south", "1", 0)] == [0, 1, 1, 0]
+    words = ["predict", tmp_path / "run", "--data", tmp_path / "data.npz", "--client"]
+    assert called(capsys, *words, "south") == called(capsys, *words, 1)
+    refused = called(capsys, *words, "east")
+    assert (refused.code, "the run has clients 0 to 1: north, south" in refused.err) == (2, True)
 
 
 def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) -> None:

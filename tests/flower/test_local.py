@@ -17,9 +17,11 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import RunError
 from copfl.files import Busy
+from copfl.flower import local
 from copfl.flower.local import LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
 from copfl.flower.processes import TAG, tagged
 from copfl.flower.status import LOCAL_HOME
+from tests.commands import called
 
 
 class Ended:
@@ -144,3 +146,20 @@ def test_a_trial_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
             time.sleep(0.01)
         with LocalFederation(tmp_path):
             assert left.wait(1) == -signal.SIGTERM
+
+
+def test_a_finished_run_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"rounds": 2}})
+    monkeypatch.setattr(local, "resume", lambda *given, **named: started.append(given) or iter(()))
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "server.copfl").touch()
+    monkeypatch.setattr(local.ServerFolder, "rounds", lambda folder: [{"round": n} for n in range(2)])
+    answer = called(capsys, "federate", "resume", tmp_path)
+    assert (answer.code, answer.err, started) == (0, "", [])
+    assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")
+    assert called(capsys, "federate", "resume", tmp_path, "--rounds", 3).code == 0
+    assert len(started) == 1

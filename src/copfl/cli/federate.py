@@ -85,8 +85,13 @@ def resume(
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
     _set_environment(metrics, log_format, log_level)
+    local = _local()
+    run = run or local.last_run(folder)
+    if done := local.finished(folder, run, rounds):
+        print(f"the run {run} is finished: it has {done} rounds; --rounds N continues it to N rounds in all")
+        return
     config = _config(None, rounds=rounds) | ({"rollback": True} if rollback else {})
-    _show(folder, _local().resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
+    _show(folder, local.resume(folder, run, nodes=nodes, data=data, scheme=scheme, config=config))
 
 
 @command

@@ -75,7 +75,7 @@ def watch(
 def export(
     *,
     run: Path,
-    client: int | None = None,
+    client: str | None = None,
     of_server: bool = False,
     out: Path,
     format: str = "safetensors",
@@ -87,13 +87,13 @@ def export(
     print(exporting.write(found, model, format, out))
 
 
-def _chosen(run: Path, client: int | None, of_server: bool) -> tuple[Any, Any]:
+def _chosen(run: Path, client: str | None, of_server: bool) -> tuple[Any, Any]:
     """The models of a run, and the one of them that the options name."""
     from copfl.errors import UsageError
     from copfl.experiment import inference
 
     if (client is None) != of_server:
-        raise UsageError("name the model: --client NUMBER, or --global, and not both")
+        raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
     found = inference.load(run)
     return found, found.new_client() if client is None else found.client(client)
 
@@ -101,7 +101,7 @@ def _chosen(run: Path, client: int | None, of_server: bool) -> tuple[Any, Any]:
 def predict(
     *,
     run: Path,
-    client: int | None = None,
+    client: str | None = None,
     of_server: bool = False,
     data: Path | None = None,
     sentence: list[str] | None = None,

@@ -249,6 +249,14 @@ def number_of_groups(dataset: Dataset) -> int:
     return len(np.unique(_groups(dataset, dataset.train)))
 
 
+def names_of_clients(dataset: Dataset, partition: Partition) -> list[str]:
+    """The name of each client's group, where each client is a group; otherwise their numbers."""
+    group = dataset.train.group
+    if partition.scheme != "by_group" or group is None or number_of_groups(dataset) != partition.clients:
+        return list(map(str, range(partition.clients)))
+    return [dataset.groups[group[part[0]]] for part in partition.train]
+
+
 def _groups(dataset: Dataset, split: Samples) -> Indices:
     if split.group is None or not dataset.groups:
         raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')
@@ -326,7 +334,8 @@ def _fill_slots(
             parts[client[slot]].append(pool[start : start + taken])
     notes = []
     if shared:
-        notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
+        few = f"{shared} {kind} have too few samples for separate test parts"
+        notes = [f"{few}; clients that have the same class are tested on the same samples of it"]
     if short:
         taken, available, many, key = min(short)
         what = f'class "{dataset.classes[key // groups]}"'

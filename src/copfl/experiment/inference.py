@@ -20,6 +20,7 @@ from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, by_name, each, shown
+from copfl.data.schemes import names_of_clients
 from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
@@ -42,6 +43,7 @@ from copfl.experiment.run import Experiment, prepare
 
 IMAGES = (".png", ".jpg", ".jpeg")
 BATCH = 500  # samples that are predicted at once
+SHOWN = 10  # names of clients in a message
 
 
 class Predictions(NamedTuple):
@@ -72,14 +74,23 @@ class RunModels:
     path: Path
     experiment: Experiment
 
-    def client(self, number: int) -> Personal:
-        """The personal model of this client."""
+    def number_of(self, client: int | str) -> int:
+        """The number of a client that is given by its number, or by its name in the data's client column."""
+        federation, clients = self.experiment.federation, self.experiment.clients
+        if str(client).isdecimal() and int(client) < clients:
+            return int(client)
+        names = names_of_clients(federation.dataset, federation.partition)
+        if str(client) in names:
+            return names.index(str(client))
+        known = "" if names[0] == "0" else f": {', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)}"
+        raise UsageError(f"there is no client {client}; the run has clients 0 to {clients - 1}{known}")
+
+    def client(self, client: int | str) -> Personal:
+        """The personal model of this client, by its number or name."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        clients = self.experiment.clients
-        if not 0 <= number < clients:
-            raise UsageError(f"there is no client {number}; the run has clients 0 to {clients - 1}")
+        number = self.number_of(client)
         path = self.path / "models" / f"client-{number:04d}.safetensors"
         if not path.is_file():
             reason = "models are saved when a run ends, unless run.save_models is off"

@@ -260,6 +260,13 @@ def resume(folder: Path | str, run: str | None = None, **options: Any) -> Iterat
     return up(folder, run=run or last_run(Path(folder)), resume=True, **options)
 
 
+def finished(folder: Path, run: str, rounds: int | None = None) -> int:
+    """The number of rounds of a run that has all of them; 0 if some are left."""
+    wanted = rounds or int(read_app(folder)["config"]["rounds"])
+    done = len(ServerFolder(str(folder.resolve() / "runs"), run, resume=True).rounds())
+    return done if done >= wanted else 0
+
+
 def last_run(folder: Path) -> str:
     """The run in the folder with the newest checkpoint."""
     runs = folder / "runs"

@@ -12,7 +12,7 @@ import numpy as np
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
-from copfl.data.schemes import number_of_groups
+from copfl.data.schemes import names_of_clients
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, mean_of_known, over_clients
@@ -84,7 +84,9 @@ def show(result: Result, out: IO[str]) -> None:
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
     if result.new_clients is not None:
-        print(f"\n{as_text(new_clients_table(result.new_clients, result.primary), width)}\n", file=out)
+        data, partition = result.experiment.federation.dataset, result.experiment.federation.partition
+        table = new_clients_table(result.new_clients, result.primary, client_names(data, partition))
+        print(f"\n{as_text(table, width)}\n", file=out)
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
@@ -134,12 +136,8 @@ def _table(result: Result, width: int) -> Table:
 
 def client_names(data: Dataset, partition: Partition) -> list[str]:
     """The numbers of the clients, with the names of their groups where each has one of its own."""
-    numbers = list(map(str, range(partition.clients)))
-    if partition.scheme != "by_group" or number_of_groups(data) != partition.clients:
-        return numbers
-    group: Any = data.train.group
-    groups = [data.groups[group[part[0]]] for part in partition.train]
-    return [n if name == n else f"{n} ({name[:NAME]})" for n, name in zip(numbers, groups, strict=True)]
+    names = enumerate(names_of_clients(data, partition))
+    return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]
 
 
 def _difference(metric: MetricInfo) -> str:
@@ -188,11 +186,14 @@ def _others(result: Result) -> list[str]:
     return notes
 
 
-def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY) -> Table:
+def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
     """The new clients' primary metric by the number of their samples, and that of training alone."""
     cells = [(new.accuracy[name], new.alone[name]) for name in new.accuracy]
     rows = [
-        [str(n), *(metric.text(float(values[place])) for pair in cells for values in pair)]
+        [
+            names[n] if names else str(n),
+            *(metric.text(float(values[place])) for pair in cells for values in pair),
+        ]
         for place, n in enumerate(new.clients)
     ]
     means = ["mean", *(metric.text(float(mean_of_known(values))) for pair in cells for values in pair)]

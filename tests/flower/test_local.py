@@ -20,6 +20,7 @@ from copfl.files import Busy
 from copfl.flower import local
 from copfl.flower.local import LAST_TAG, MAX_RECONNECTS, LocalFederation, follow
 from copfl.flower.processes import TAG, tagged
+from copfl.flower.state import ServerFolder
 from copfl.flower.status import LOCAL_HOME
 from tests.commands import called
 
@@ -153,11 +154,16 @@ def test_a_finished_run_is_not_started_again(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"rounds": 2}})
-    monkeypatch.setattr(local, "resume", lambda *given, **named: started.append(given) or iter(()))
+
+    def resume(*given: Any, **_: Any) -> list[Any]:
+        started.append(given)
+        return []
+
+    monkeypatch.setattr(local, "resume", resume)
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)
     (run / "server.copfl").touch()
-    monkeypatch.setattr(local.ServerFolder, "rounds", lambda folder: [{"round": n} for n in range(2)])
+    monkeypatch.setattr(ServerFolder, "rounds", lambda folder: [{"round": n} for n in range(2)])
     answer = called(capsys, "federate", "resume", tmp_path)
     assert (answer.code, answer.err, started) == (0, "", [])
     assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src" / "copfl").rglob("*.py"))
 MOST_LINES, LONGEST_LINE = 450, 110  # lines of one module; characters of one line
+MOST_IN_ALL = 34_000  # lines of the package: lower it where code is removed
 MOST_POSITIONAL, MOST_UNPACKED = 8, 4
 
 
@@ -48,6 +49,7 @@ def test_what_mypy_does_not_read_is_not_imported() -> None:
 def test_modules_and_lines_are_short() -> None:
     modules = {str(path): path.read_text("utf-8").splitlines() for path in SOURCES}
     assert {name for name, lines in modules.items() if len(lines) > MOST_LINES} == set()
+    assert sum(map(len, modules.values())) <= MOST_IN_ALL, "remove or share code, before the bound is raised"
     assert {
         name for name, lines in modules.items() if len(max(lines, key=len, default="")) > LONGEST_LINE
     } == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import inspect
 import json
 import os
 import re
@@ -23,7 +24,8 @@ import torch
 
 from copfl import __version__
 from copfl.algorithms import ALGORITHMS
-from copfl.cli import options
+from copfl.cli import data, federate, options
+from copfl.cli.main import app
 from copfl.data import datasets, download
 from copfl.data.schemes import SCHEMES
 from copfl.experiment import components, records
@@ -393,6 +395,18 @@ def test_help_lists_the_options_in_groups_on_two_screens(capsys: Capture, comman
     assert titles == ["Data", "Model", "Training", "Federation", "Robustness", "Output", "Options"]
     assert text.count("\n") <= 100
     assert "Robust aggregation against malicious clients: clip" in text
+
+
+def test_every_row_of_the_table_of_options_is_an_option() -> None:
+    groups = {"commands": app, "data": data.app, "federate": federate.app}
+    functions = {group: [c.callback for c in of.registered_commands] for group, of in groups.items()}
+    for group, tables in ((name, options.TABLE[name]) for name in groups):
+        known = {f.__name__: set(inspect.signature(f).parameters) for f in functions[group] if f}
+        known["shared"] = set().union(*known.values())
+        for title, rows in tables.items():
+            assert rows.keys() <= known[title], f"options.toml, [{group}.{title}]"
+    every = {name for fs in functions.values() for f in fs if f for name in inspect.signature(f).parameters}
+    assert options.TABLE["shared"].keys() | options.TABLE["training"].keys() <= every
 
 
 def test_output_that_cannot_be_written(here: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from copfl.engine.rounds import Round, Values
 from copfl.errors import RunError
 from copfl.experiment.migration import METRICS, renamed
+from copfl.wire import plain
 
 Record = dict[str, Any]
 ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of damaged lines
@@ -25,15 +26,11 @@ def as_record(round: Round) -> Record:
     return {
         "round": round.number + 1,
         "clients": [int(n) for n in round.ids],
-        "federation": {name: _plain(value) for name, value in sorted(round.federation.items())},
-        "mean": {name: _plain(float(np.nanmean(v))) for name, v in metrics if not np.isnan(v).all()},
+        "federation": {name: plain(value) for name, value in sorted(round.federation.items())},
+        "mean": {name: plain(float(np.nanmean(v))) for name, v in metrics if not np.isnan(v).all()},
         "left_out": [int(n) for n in round.ids[round.clients["healthy"] == 0]],
-        "per_client": {name: [_plain(v) for v in values] for name, values in metrics},
+        "per_client": {name: [plain(v) for v in values] for name, values in metrics},
     }
-
-
-def _plain(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def encoded(record: Record) -> bytes:

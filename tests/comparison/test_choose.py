@@ -38,8 +38,9 @@ def test_the_stages_by_hand() -> None:
 def test_the_stages_with_several_seeds_by_hand() -> None:
     """Rounds first, then seeds: 10 candidates, 12 rounds and 3 seeds at a third of 10 * 12 * 3."""
     stages = plan(12, 3, 10, 120)
-    assert stages == [Rung(4, 1, 10), Rung(12, 1, 4), Rung(12, 3, 2)]  # 4, 4 * 3 and 4 * 9 rounds of each
-    assert cost(stages) == 10 * 4 + 4 * (12 - 4) + 2 * 2 * 12 == 120
+    assert stages == [Rung(8, 1, 10), Rung(12, 1, 4), Rung(12, 2, 2)]
+    assert cost(stages) == 10 * 8 + 4 * (12 - 8) + 2 * 12 == 120
+    assert plan(12, 3, 10, 200)[-1] == Rung(12, 3, 2)  # the first stage has all rounds: more seeds
     longer = plan(40, 3, 20, 800)
     assert all(rung.seeds == 1 or rung.rounds == 40 for rung in longer)  # whole runs of more seeds
 

@@ -1,10 +1,10 @@
 """Which method for this federation? `copfl.choose(...)`: a race by successive halving on validation samples.
 
-Every candidate trains for some rounds with the first seed. Those beyond the best third are dropped. The
-others go on: first to all rounds, then with the other seeds, until two have all rounds with all seeds. So the
-early stages spend their budget on rounds, as the order after few rounds is not that after all of them. From
-half of the rounds on, what is distinguishably worse than the best is dropped too. A run continues from its
-checkpoint. Test samples never enter the race. Local training is always in it.
+Every candidate trains for most of the rounds with the first seed. Those beyond the best third are dropped. The
+others train for all rounds, and the last two with a second seed. So the budget is spent on rounds, as the
+order after few rounds is not that after all of them. From half of the rounds on, what is distinguishably worse
+than the best is dropped too. A run continues from its checkpoint. Test samples never enter the race. Local
+training is always in it.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -44,7 +44,7 @@ from copfl.experiment.run import Experiment, Result, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
 from copfl.stats import LEVEL, Difference, difference
 
-FINALISTS = 2  # are trained for all rounds with all seeds
+FINALISTS = 2  # are trained for all rounds, with this many seeds or more
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
 
@@ -155,20 +155,23 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
     Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are in a
     row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
     proportion from stage to stage; beyond the first seed it has whole runs. The first stage, which drops
-    most, is as long as the limit allows.
+    most, is as long as the limit allows. If it has all rounds, the last one has as many seeds as it allows.
     """
     counts = [candidates]
     while counts[-1] > FINALISTS:
         counts.append(max(FINALISTS, math.ceil(counts[-1] / 3)))
     steps = len(counts) - 1
 
-    def stages(first: int) -> list[Rung]:
-        amounts = [first * (rounds * seeds / first) ** (stage / steps) for stage in range(steps)]
+    def stages(first: int, last: int) -> list[Rung]:
+        amounts = [first * (rounds * last / first) ** (stage / steps) for stage in range(steps)]
         within = [(min(round(amount), rounds), max(1, round(amount / rounds))) for amount in amounts]
-        return [Rung(*run, count) for run, count in zip([*within, (rounds, seeds)], counts, strict=True)]
+        return [Rung(*run, count) for run, count in zip([*within, (rounds, last)], counts, strict=True)]
 
-    fitting = [first for first in range(1, rounds + 1) if cost(stages(first)) <= limit]
-    return stages(max(fitting, default=1))
+    least = min(seeds, FINALISTS)
+    lengths = [(first, least) for first in range(1, rounds + 1)]
+    more = [(rounds, last) for last in range(least + 1, seeds + 1)]
+    fitting = [pair for pair in lengths + more if cost(stages(*pair)) <= limit]
+    return stages(*max(fitting, default=(1, least)))
 
 
 def cost(rungs: Sequence[Rung]) -> int:

@@ -9,7 +9,8 @@ block gives the reason for not running it:
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
 Runs have two rounds, large batches and no local baseline; comparisons have one seed, a small model, one process and no
-charts, and tune only what the command names. The test checks that the commands work, not their results.
+charts, and tune only what the command names; new clients have two local updates. The test checks that the commands
+work, not their results.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def install(arguments: list[str]) -> None:
 def call(words: list[str]) -> tuple[int, str]:
     """Exit code and output of `copfl WORDS`, run in this process."""
     from copfl.cli import main as cli
+    from copfl.experiment import new_clients
 
     words = [*words, *OVERRIDES.get(words[0], ())] if words else words
     if words[:1] == ["compare"] and "--tune" not in words:
@@ -148,6 +150,7 @@ def call(words: list[str]) -> tuple[int, str]:
     output = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["copfl", *words]),
+        mock.patch.object(new_clients, "UPDATES", ROUNDS),
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):

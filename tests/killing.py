@@ -2,7 +2,7 @@
 
     python -m tests.killing FOLDER [kill] [full] [clock]    default: all three
 
-    kill     SIGKILL before the first, second, ... open, rename or sync
+    kill     the folder as SIGKILL before the first, second, ... open, rename or sync leaves it
     full     that operation fails as on a full disk, or no file may grow
     clock    SIGKILL or Ctrl-C at random times, in runs that measure which engine is fastest
 
@@ -74,17 +74,16 @@ def child(
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def before(number: int, act: Callable[[], None], folder: Path) -> Callable[[], None]:
-    """A patch that calls `act` before the open, sync or rename with this number in the folder."""
+def before_each(act: Callable[[int], None], folder: Path) -> Callable[[], None]:
+    """A patch that calls `act` with 1, 2, ... before each open, sync and rename in the folder."""
     count = 0
 
     def patched(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(target: Any, *given: Any, **named: Any) -> Any:
             nonlocal count
-            count += isinstance(target, int) or str(target).startswith(str(folder))
-            if count == number:
+            if isinstance(target, int) or str(target).startswith(str(folder)):
                 count += 1
-                act()
+                act(count)
             return original(target, *given, **named)
 
         return call
@@ -95,12 +94,12 @@ def before(number: int, act: Callable[[], None], folder: Path) -> Callable[[], N
     return patch
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def fail_at(number: int) -> Callable[[int], None]:
+    def act(now: int) -> None:
+        if now == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-
-def fail() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return act
 
 
 def small(limit: int) -> Callable[[], None]:
@@ -108,15 +107,33 @@ def small(limit: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def operations(act: Callable[[], None], expected: int, folder: Path) -> Iterator[tuple[str, Path]]:
-    """A stopped run for every disk operation of a run."""
+def kills(folder: Path) -> Iterator[tuple[str, Path]]:
+    """What a kill before each disk operation leaves: copies of one run's folder at those moments.
+
+    What the process has not written yet is in its memory alone, and so in no copy.
+    """
+    path, copies = folder / "run", folder / "copies"
+
+    def copy(number: int) -> None:
+        (copies / str(number)).mkdir(parents=True)
+        if path.exists():
+            shutil.copytree(path, copies / str(number) / "run")
+
+    assert child((*EXACT, "--out", str(path)), before_each(copy, path)) == 0
+    assert {place.name for place in folder.iterdir()} == {"run", "copies", "never-stopped"}
+    for number in range(1, 1 + len(list(copies.iterdir()))):
+        yield f"operation {number}", copies / str(number) / "run"
+
+
+def failures(folder: Path) -> Iterator[tuple[str, Path]]:
+    """A run for every disk operation of a run, which fails as on a full disk."""
     for number in range(1, 1000):
         path = folder / f"at-{number}"
-        code = child((*EXACT, "--out", str(path)), before(number, act, path))
+        code = child((*EXACT, "--out", str(path)), before_each(fail_at(number), path))
         if code == 0:
             assert number > 20, f"a run has more than {number} disk operations"
             return
-        assert code == expected, f"operation {number} ended in {code}"
+        assert code == 2, f"operation {number} ended in {code}"
         yield f"operation {number}", path
 
 
@@ -155,9 +172,9 @@ def stopped(how: str, folder: Path) -> None:
     assert len(expected) == 3, "rounds.jsonl and two models"
     stops = times(folder)
     if how == "kill":
-        stops = operations(die, -signal.SIGKILL, folder)
+        stops = kills(folder)
     elif how == "full":
-        stops = itertools.chain(limits(folder), operations(fail, 2, folder))
+        stops = itertools.chain(limits(folder), failures(folder))
     for what, path in stops:
         has_run = (path / "run.toml").exists()
         left = sorted(files(path)) if path.exists() else []

@@ -18,7 +18,7 @@ HARNESS = Path(__file__).parent.parent / "benchmarks" / "kills.py"
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processor times from /proc")
 def test_kills_and_the_other_faults(tmp_path: Path) -> None:
-    kills, full = (20, 2) if SLOW else (6, 1)
+    kills, full = (20, 2) if SLOW else (3, 1)
     options = [
         "--kills",
         str(kills),

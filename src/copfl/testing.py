@@ -72,6 +72,7 @@ class Trial:
         self.algorithm, self.rounds, self.batch, self.norm = algorithm, rounds, batch, norm
         self.needs: tuple[str, ...] = getattr(algorithm, "needs", ())
         self.task, self.federation = small_federation(norm, SIZES, needs=self.needs)
+        self.outputs: dict[int, ClientOutput] = {}
 
     @cached_property
     def state(self) -> State:
@@ -106,8 +107,11 @@ class Trial:
         return client, down, tree.row(self.federation.train.rows([n]), 0), tree.row(order, 0)
 
     def output(self, n: int) -> ClientOutput:
-        with torch.no_grad():
-            return self.algorithm.client_update(self.task, *self.arguments(self.state, n))
+        """What the client's next local update returns; computed once, which "no side effects" allows."""
+        if n not in self.outputs:
+            with torch.no_grad():
+                self.outputs[n] = self.algorithm.client_update(self.task, *self.arguments(self.state, n))
+        return self.outputs[n]
 
 
 class LoRALinear(nn.Module):

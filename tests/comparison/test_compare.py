@@ -19,6 +19,7 @@ from copfl.comparison.compare import compare, sweep
 from copfl.comparison.tables import FILES
 from copfl.data.partition import Partition
 from copfl.errors import CopflError, UsageError
+from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
 from tests.commands import command, environment
@@ -102,11 +103,11 @@ def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path)
 
 
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
-    tune = {"lr": [0.5, 0.05], "copfl.rate": [0.1, 0.3]}
+    how: dict[str, Any] = {"tune": {"lr": [0.5, 0.05]}, "tune_seeds": [1, 2], "validation": 0.25}
     out = tmp_path / "a"
-    found = compare(["copfl", "local"], [0], base(data), out, tune=tune, tune_seeds=[1, 2], validation=0.25)
+    found = compare(["copfl", "local"], [0], base(data, rounds=2), out, **how)
     parts = [Partition.load(path) for path in sorted((out / "tuning").glob("*/partition.json"))]
-    assert len(parts) == (4 + 2) * 2  # trials times tuning seeds
+    assert len(parts) == (2 + 2) * 2  # trials times tuning seeds
     whole = {
         s: prepare([{**base(data), "run": {**base(data)["run"], "seed": s}}]).federation.partition
         for s in (1, 2)
@@ -120,10 +121,8 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     finals = [Partition.load(path) for path in (out / "runs").glob("*/partition.json")]
     assert {part.test_from for part in finals} == {"test"}
     # Other test samples: everything about the tuning is the same, byte for byte, and what is reported is not.
-    tables = base(clouds(tmp_path / "other.npz", test_seed=2))
-    other = compare(
-        ["copfl", "local"], [0], tables, tmp_path / "b", tune=tune, tune_seeds=[1, 2], validation=0.25
-    )
+    tables = base(clouds(tmp_path / "other.npz", test_seed=2), rounds=2)
+    other = compare(["copfl", "local"], [0], tables, tmp_path / "b", **how)
     assert [row["trials"] for row in numbers(found)["rows"]] == [
         row["trials"] for row in numbers(other)["rows"]
     ]
@@ -157,7 +156,9 @@ def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path:
 def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
     tmp_path: Path, data: Path
 ) -> None:
-    found = compare(["copfl", "fedrep", "local"], [0], base(data), tmp_path / "a", reference="local")
+    found = compare(
+        ["copfl", "fedrep", "local"], [0], base(data, rounds=1), tmp_path / "a", reference="local"
+    )
     for row in found.rows:
         tried = [trial.settings["optimizer"]["lr"] for trial in row.tuned.trials]
         assert tried == [3e-3, 1e-3, 1e-2]
@@ -208,8 +209,13 @@ def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data
     assert tables.gaining(untuned(["fedavg"], [0, 1], base(data, clients=4), tmp_path / "a")) == {}
 
 
-def test_new_clients_have_a_table_of_their_own(tmp_path: Path, data: Path) -> None:
-    found = untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5), tmp_path / "a")
+def test_new_clients_have_a_table_of_their_own(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_clients, "UPDATES", 3)
+    found = untuned(
+        ["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5, rounds=1), tmp_path / "a"
+    )
     assert "4 clients (50% of them new)" in found.title
     text = str(found)
     assert "New clients: accuracy in %" in text
@@ -223,7 +229,7 @@ def test_new_clients_have_a_table_of_their_own(tmp_path: Path, data: Path) -> No
     assert csv[0].endswith("new_all_difference")
     next((tmp_path / "a").rglob("new_clients.json")).unlink()  # killed before it was written: trained again
     assert numbers(
-        untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5), tmp_path / "a")
+        untuned(["fedper", "local"], [0, 1], base(data, clients=4, new_clients=0.5, rounds=1), tmp_path / "a")
     ) == numbers(found)
 
 

@@ -21,7 +21,7 @@ from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
 
 SIZES = (5, 9, 3)
-HOW: dict[str, Any] = {"rounds": 3, "batch": 4}
+HOW: dict[str, Any] = {"rounds": 2, "batch": 4}
 
 
 def simulations_of(algorithm: AnyAlgorithm, sizes: tuple[int, ...] = SIZES) -> list[Simulation]:

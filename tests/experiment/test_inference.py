@@ -83,8 +83,17 @@ def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(r
     assert fitted.lr in (0.001, 0.003, 0.01)
     assert fitted.alone[-1] > 0.6  # it has a fair chance too
     assert found.predict(fitted.model, data.test.x, data.test.y).score == pytest.approx(fitted.scores[-1])
-    # The choice depends on the train samples alone.
-    other = found.personalize(dataclasses.replace(data, test=data.test.take(np.arange(5))))
+
+
+def test_the_choices_for_a_new_client_depend_on_its_train_samples_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "EPOCHS", (1, 2))
+    found = inference.load(run)
+    data = newcomer(found, (1, 4, 7), train=24)
+    fitted, other = (
+        found.personalize(one) for one in (data, dataclasses.replace(data, test=data.test.take(np.arange(5))))
+    )
     assert (other.start, other.lr, other.epochs) == (fitted.start, fitted.lr, fitted.epochs)
     assert isinstance(other.model, torch.Tensor)
     assert isinstance(fitted.model, torch.Tensor)

@@ -33,7 +33,9 @@ def test_the_clients_that_are_kept_out() -> None:
     assert any(split_new(0, 10, 0.2)[1].tolist() != split_new(s, 10, 0.2)[1].tolist() for s in range(1, 9))
 
 
-def test_new_clients_do_not_train_and_do_not_change_the_others(tmp_path: Path) -> None:
+def test_new_clients_do_not_train_and_do_not_change_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = copfl.run("fedavg", **QUICK, new_clients=0.4, out=tmp_path / "run")
     new = result.new_clients
     assert new is not None
@@ -45,6 +47,7 @@ def test_new_clients_do_not_train_and_do_not_change_the_others(tmp_path: Path) -
     read = new_clients.read(tmp_path / "run")
     assert read is not None
     assert read.accuracy["5"].tolist() == new.accuracy["5"].tolist()
+    monkeypatch.setattr(new_clients, "UPDATES", 2)
     again = copfl.resume(tmp_path / "run", rounds=3)
     whole = copfl.run("fedavg", **{**QUICK, "rounds": 3}, new_clients=0.4)
     assert again.records == whole.records

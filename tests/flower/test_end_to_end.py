@@ -25,7 +25,7 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
 
     The process that shows the run's log is killed; the run continues.
     """
-    config = CONFIG | {"model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
+    config = CONFIG | {"rounds": 2, "model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
     app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
     init(app, model="mlp", config=config)
     nodes = write_nodes(federation, tmp_path / "nodes")
@@ -37,10 +37,10 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
         while "Successfully started run" not in local.tail("run") and process.poll() is None:
             time.sleep(0.2)
         process.kill()
-        records = list(follow(local, process, ServerFolder(str(runs), "test", resume=True), 3))
+        records = list(follow(local, process, ServerFolder(str(runs), "test", resume=True), 2))
         (run,) = local.runs()
     assert not local.alive()
-    assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
+    assert [r["clients"] for r in records] == [[0, 1, 2]] * 2
 
     settings = settings_of(config)
     server, state = server_of(settings, runs), simulated(settings, federation)
@@ -48,7 +48,7 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     rows, everybody = state.clients.rows(torch.arange(3)), torch.arange(3)
     theirs, ours = (settings.algorithm.downlink(s, everybody) for s in (state.server, server))
     for client, node in enumerate(nodes):
-        record = client_of(settings, node, client, 2)
+        record = client_of(settings, node, client, 1)
         assert farthest(record, tree.row(rows, client)) <= 1e-5
         personal = settings.algorithm.personal_model(settings.task, record, tree.row(ours, client))
         simulated_one = settings.algorithm.personal_model(

@@ -117,7 +117,7 @@ def test_all_addons_together_breaks_no_law(name: str) -> None:
         "lr_rounds": 5,
         "bn_stats": "local",
     }
-    check_algorithm(with_addons(algorithm, **every))
+    check_algorithm(with_addons(algorithm, **every), rounds=2)
 
 
 def test_training_knows_nothing_of_what_a_client_predicts_with() -> None:

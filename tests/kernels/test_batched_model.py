@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 from copfl.core.task import Data, Task, task_of
 from copfl.core.tree import vectorised
+from copfl.errors import UsageError
 from copfl.kernels.batched_model import batched_module
 from copfl.kernels.layers import Geometry, patches, product, unpatch
+from copfl.kernels.modules import for_tasks
 from copfl.models import MLP, ResNet18, SmallCNN
 
 CLIENTS, BATCH = 3, 5
@@ -64,6 +67,36 @@ class Tied(nn.Module):
         return result
 
 
+class NormAct(nn.BatchNorm2d):
+    """A batch norm with an activation, as timm has them."""
+
+    __module__ = "timm.layers"
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.ReLU6()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(self.drop(super().forward(x)))
+        return result
+
+
+class Padded(nn.Conv2d):
+    """A convolution that pads its input itself, as timm has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+class Subclasses(nn.Sequential):
+    """Subclasses of torch's layers with a forward of their own."""
+
+    def __init__(self) -> None:
+        norm = NormAct(3)
+        nn.init.uniform_(norm.running_var, 0.01, 0.1)  # so that the activation cuts values off
+        super().__init__(Padded(2, 3, 3, stride=2), norm, nn.Flatten(), nn.Linear(27, 4))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: MLP((7,), 4, width=5), (7,)),
     "cnn": (lambda: SmallCNN((2, 8, 8), 4, width=3, hidden=5), (2, 8, 8)),
@@ -74,6 +107,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "cnn with group norm": (lambda: SmallCNN((2, 8, 8), 4, width=4, hidden=5, norm="group"), (2, 8, 8)),
     "tied weights": (Tied, (1, 4, 4)),
+    "subclasses of layers": (Subclasses, (2, 6, 6)),
     "resnet": (lambda: ResNet18((3, 32, 32), 4, width=4), (3, 32, 32)),
     "resnet, cifar stem": (lambda: ResNet18((3, 8, 8), 4, width=4, stem="cifar", norm="group"), (3, 8, 8)),
 }
@@ -270,3 +304,20 @@ def test_a_partly_frozen_model_in_bf16_trains_whole_weights(monkeypatch: pytest.
     assert {t.dtype for t in (*task.module.parameters(), short[0])} == {torch.float32}
     error = float((whole[0] - short[0]).norm() / whole[0].norm())
     assert 1e-4 < error < 0.05
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_task_computes_what_a_model_with_subclasses_of_layers_does(training: bool) -> None:
+    model, x = Subclasses().train(training), 3 * torch.randn(4, 2, 6, 6)
+    ours = for_tasks(copy.deepcopy(model)).train(training)
+    assert list(ours.state_dict()) == [name for name in model.state_dict() if "num_batches" not in name]
+    torch.testing.assert_close(ours(x), model(x))
+
+
+def test_another_batch_norm_with_a_forward_of_its_own_is_refused() -> None:
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    with pytest.raises(UsageError, match="a Doubled, a batch norm with a forward of its own"):
+        for_tasks(nn.Sequential(Doubled(3)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from copfl.errors import UsageError
+from copfl.kernels.modules import for_tasks
 from copfl.models import adapters, pretrained
 from tests import vision as vision
 
@@ -33,6 +35,8 @@ def test_a_file_of_weights_and_a_new_head(name: str, tmp_path: Path) -> None:
     assert model.normalization == IMAGENET
     assert len(model.fresh) == 2
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(for_tasks(copy.deepcopy(model)).eval()(images), model(images))
     after = model.net.state_dict()
     assert all(
         torch.equal(t, after[key]) for key, t in own.state_dict().items() if f"net.{key}" not in model.fresh

@@ -109,7 +109,8 @@ class BatchedBatchNorm(Batched):
             y = torch.addcmul((bias - mean * scale)[:, None], rows, scale[:, None])
             self.after = {"running_mean": mean, "running_var": var}
         y = y.reshape(inside.shape)
-        return y if x.dim() == 2 else y.movedim(-1, 1)
+        y = y if x.dim() == 2 else y.movedim(-1, 1)
+        return y if like.tail is None else like.tail(y)
 
 
 class BatchedNorm(Batched):

@@ -225,8 +225,8 @@ def batched_module(
 
 
 def _can(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
-        return is_plain(layer)
+    if isinstance(layer, nn.Conv2d) and not is_plain(layer):
+        return False
     return type(layer) in LAYERS and not (isinstance(layer, BatchNorm) and layer.weight is None)
 
 

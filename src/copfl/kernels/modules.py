@@ -149,7 +149,8 @@ class BatchNorm(nn.Module):
 
     Clients of unequal size are batched with padding, which must not count in the statistics. The Task sets
     `valid` around each call; None: all samples are valid. A frozen one, whose `train` leaves it in evaluation
-    mode, stays frozen: it always normalises with its running statistics, and never changes them.
+    mode, stays frozen: it always normalises with its running statistics, and never changes them. What the
+    module that it replaces does after the norm, as those of timm do, is its `tail`.
     """
 
     running_mean: Tensor
@@ -169,12 +170,17 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", like.running_mean)
         self.register_buffer("running_var", like.running_var)
         self.valid: Tensor | None = None
+        self.tail = _after_the_norm(like)
 
     def train(self, mode: bool = True) -> BatchNorm:
         """In training mode, unless it is frozen."""
         return super().train(mode and not self.frozen)
 
     def forward(self, x: Tensor) -> Tensor:
+        normalised = self._normalised(x)
+        return normalised if self.tail is None else self.tail(normalised)
+
+    def _normalised(self, x: Tensor) -> Tensor:
         values = x.numel() // x.shape[1]
         if not self.training or (self.valid is None and values > 1):
             running = self.running_mean, self.running_var
@@ -195,6 +201,21 @@ class BatchNorm(nn.Module):
             self.running_var.add_(momentum * (unbiased - self.running_var))
         scaled = centred * torch.rsqrt(variance + self.eps).view(shape)
         return scaled if self.weight is None else scaled * self.weight.view(shape) + self.bias.view(shape)
+
+
+def _after_the_norm(like: nn.modules.batchnorm._BatchNorm) -> nn.Module | None:
+    """The dropout and activation of timm's batch norms; None for torch's own. Another one is refused."""
+    kind = type(like)
+    if kind.forward in (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return None
+    parts = [getattr(like, name, None) for name in ("drop", "act")]
+    tail = nn.Sequential(*(part for part in parts if isinstance(part, nn.Module)))
+    if kind.__module__.startswith("timm.") and len(tail) == 2 and not list(tail.parameters()):
+        return tail
+    raise UsageError(
+        f"the model has a {kind.__name__}, a batch norm with a forward of its own, which copfl cannot batch over "
+        "clients; use torch's own batch norm and put what follows it into a module of its own"
+    )
 
 
 def is_plain(conv: nn.Conv2d) -> bool:

@@ -93,7 +93,7 @@ class Subclasses(nn.Sequential):
 
     def __init__(self) -> None:
         norm = NormAct(3)
-        nn.init.uniform_(norm.running_var, 0.01, 0.1)  # so that the activation cuts values off
+        nn.init.uniform_(norm.get_buffer("running_var"), 0.01, 0.1)  # so that the activation cuts values off
         super().__init__(Padded(2, 3, 3, stride=2), norm, nn.Flatten(), nn.Linear(27, 4))
 
 

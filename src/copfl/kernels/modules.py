@@ -213,8 +213,8 @@ def _after_the_norm(like: nn.modules.batchnorm._BatchNorm) -> nn.Module | None:
     if kind.__module__.startswith("timm.") and len(tail) == 2 and not list(tail.parameters()):
         return tail
     raise UsageError(
-        f"the model has a {kind.__name__}, a batch norm with a forward of its own, which copfl cannot batch over "
-        "clients; use torch's own batch norm and put what follows it into a module of its own"
+        f"the model has a {kind.__name__}, a batch norm with a forward of its own, which copfl cannot batch "
+        "over clients; use torch's own batch norm and put what follows it into a module of its own"
     )
 
 

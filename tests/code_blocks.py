@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = 2
+ROUNDS = 1
 FENCE = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<fence>```+)(?P<language>[\w-]*)[^\n]*\n(?P<code>.*?)^(?P=fence)[ ]*$",
     re.MULTILINE | re.DOTALL,

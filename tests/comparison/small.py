@@ -31,7 +31,7 @@ def base(data: Path, **run: Any) -> Tables:
         "data": {"name": str(data)},
         "model": {"name": "mlp", "width": 4},
         "partition": {"name": "iid"},
-        "run": {"clients": 2, "rounds": 3, "batch": 8, "engine": "vmap", **run},
+        "run": {"clients": 2, "rounds": 3, "batch": 20, "engine": "vmap", **run},
     }
 
 
@@ -47,5 +47,5 @@ def numbers(found: Comparison) -> Any:
 def line(data: Path, out: Path, *more: str) -> list[str]:
     """The words of `copfl compare` for the same."""
     model = f"--dataset {data} --partition iid --model mlp --set mlp.width=4"
-    run = f"--clients 2 --rounds 3 --batch 8 --engine vmap --out {out} --no-plots"
+    run = f"--clients 2 --rounds 3 --batch 20 --engine vmap --out {out} --no-plots"
     return ["compare", *model.split(), *run.split(), *more]

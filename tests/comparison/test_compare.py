@@ -63,7 +63,7 @@ def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None
     found = untuned(["copfl", "local"], [0, 1], base(data), tmp_path / "a", last=2)
     assert found.reference == "copfl"  # the first, where none is named
     copfl_row, local_row = found.rows
-    size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 8}
+    size: dict[str, Any] = {"clients": 2, "rounds": 3, "batch": 20}
     alone = [
         copfl.run(
             "local",

@@ -122,7 +122,7 @@ def test_a_run_file_that_was_changed_is_reported(tmp_path: Path) -> None:
     one = job(tmp_path)
     carry_out(one)
     path = one.path / "run.toml"
-    path.write_text(path.read_text().replace("batch = 8", "batch = 9"))
+    path.write_text(path.read_text().replace("batch = 20", "batch = 21"))
     with pytest.raises(RunError, match="was changed in run"):
         finished(one)
 

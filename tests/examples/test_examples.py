@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import copfl
-from tests.commands import started
+from tests.commands import called
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -53,9 +53,14 @@ def test_own_data_learns_from_tables_texts_and_images(monkeypatch: pytest.Monkey
     assert min(found.values()) > 70  # a guess is right in 50 %: two classes a client
 
 
-def test_own_data_from_the_command_line(tmp_path: Path) -> None:
+def test_own_data_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
     words = ("run", "-d", "own_data:wine", "-m", "own_data:Net", "-n", "5", "-r", "1", "--json")
-    answer = started(*words, "--out", tmp_path / "run", cwd=EXAMPLES)
+    answer = called(capsys, *words, "--out", tmp_path / "run")
     assert (answer.code, answer.err) == (0, "")
     assert '"rounds": 1' in answer.out
 

@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
     "mean": "0.3",
     "std": "0.37",
     "model-options.width": 16,
-    "batch": 64,
+    "batch": 256,
     "optimizer.lr": 0.003,
 }
 

@@ -41,7 +41,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     state = begin(settings.algorithm, settings.task, 3)
     rounds = list(
         simulate(
-            settings.algorithm, settings.task, federation, sequential(), state, rounds=2, batch=64, seed=0
+            settings.algorithm, settings.task, federation, sequential(), state, rounds=2, batch=256, seed=0
         )
     )
     assert farthest(played.server, state.server) < 1e-6

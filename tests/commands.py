@@ -1,10 +1,9 @@
-"""copfl's command line, called inside the test process or as a subprocess."""
+"""copfl's command line, called inside the test process or started as a subprocess."""
 
 from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -43,14 +42,6 @@ def called(capsys: pytest.CaptureFixture[str], *words: object) -> Answer:
 def command(*words: object) -> list[str]:
     """The command line that starts `copfl WORDS` as a subprocess."""
     return [sys.executable, "-m", "copfl", *map(str, words)]
-
-
-def started(*words: object, cwd: Path) -> Answer:
-    """The answer to `copfl WORDS`, from a subprocess."""
-    done = subprocess.run(
-        command(*words), cwd=cwd, capture_output=True, text=True, timeout=300, env=environment()
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def environment() -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import http.server
+import importlib
 import inspect
+import io
 import json
 import os
 import re
@@ -25,13 +27,13 @@ import torch
 from copfl import __version__
 from copfl.algorithms import ALGORITHMS
 from copfl.cli import data, federate, options
-from copfl.cli.main import app
+from copfl.cli.main import app, main
 from copfl.data import datasets, download
 from copfl.data.schemes import SCHEMES
 from copfl.experiment import components, records
 from copfl.experiment.components import OPTIMIZERS
 from copfl.models import describe
-from tests.commands import TINY, Answer, called, command, environment, files, found, started
+from tests.commands import TINY, Answer, called, command, environment, files, found
 from tests.slow import SLOW
 
 Capture = pytest.CaptureFixture[str]
@@ -240,16 +242,27 @@ def mypackage(here: Path) -> Path:
     return here
 
 
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new process, this one has not imported the package, and does not know its folder."""
+    paths = [path for path in sys.path if not (Path(path) / "mypackage").is_dir()]
+    monkeypatch.setattr(sys, "path", paths)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mypackage"]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
+
+
 def test_a_model_and_data_of_one_s_own(
     mypackage: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forgotten(monkeypatch)
     words = ["--dataset", "mypackage.things:load", "--model", "mypackage.things:Net", "-n", 2, "-r", 2]
     assert called(capsys, "run", *words, "-s", "model.width=6", "-s", "data.count=90", "-o", "a").code == 0
     text = (mypackage / "a" / "run.toml").read_text()
     assert 'name = "mypackage.things:Net"\nwidth = 6\n' in text
     (mypackage / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")  # the run file knows where the code was
-    again = started("run", "-c", "../a/run.toml", "-o", "b", cwd=mypackage / "elsewhere")
+    forgotten(monkeypatch)
+    again = called(capsys, "run", "-c", "../a/run.toml", "-o", "b")
     assert again.code == 0, again.err
     assert found(mypackage / "elsewhere" / "b") == found(mypackage / "a")
     assert called(capsys, "resume", "../a", "-r", 3).code == 0
@@ -420,14 +433,20 @@ def test_output_that_cannot_be_written(here: Path) -> None:
     assert full.stderr == "copfl: the output: No space left on device\n"
 
 
-def test_names_that_the_output_cannot_show_are_no_reason_to_fail(here: Path) -> None:
+def test_names_that_the_output_cannot_show_are_no_reason_to_fail(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     y = np.arange(60) % 2
     np.savez(here / "größe.npz", x=np.zeros((60, 3), np.float32), y=y)
-    ascii_only = {**environment(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    words = command("run", "-d", "größe.npz", "-m", "mlp", "-n", 2, "-r", 1, "-o", "out")
-    done = subprocess.run(words, cwd=here, capture_output=True, env=ascii_only)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"gr??e" in done.stdout
+    written = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, content in written.items():
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(content, encoding="ascii", write_through=True))
+    words = ["run", "-d", "größe.npz", "-m", "mlp", "-n", "2", "-r", "1", "-o", "out"]
+    monkeypatch.setattr(sys, "argv", ["copfl", *words])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert written["stderr"].getvalue() == b""
+    assert b"gr??e" in written["stdout"].getvalue()
 
 
 # -- what there is -----------------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def task() -> Task:
 
 
 def rounds(task: Task, mapping: Mapping, name: str) -> Tensor:
-    algorithm = ALGORITHMS[name]()
+    algorithm = ALGORITHMS[name](**({"head_epochs": 2} if name == "fedrep" else {}))
     state = begin(algorithm, task, len(SIZES))
-    shown = list(simulate(algorithm, task, federation(), mapping, state, rounds=3, seed=3, batch=4))
+    shown = list(simulate(algorithm, task, federation(), mapping, state, rounds=2, seed=3, batch=4))
     assert all(one.clients["healthy"].all() for one in shown)
     parts = tree.leaves((state.server, state.clients.rows(torch.arange(len(SIZES)))))
     return torch.cat([t.double().flatten() for t in parts])

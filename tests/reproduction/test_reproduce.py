@@ -31,6 +31,7 @@ from copfl.experiment.identity import identity
 from copfl.experiment.run import execute
 from copfl.reproduction import batch, experiments, findings, pages, records
 from tests.commands import Answer, called
+from tests.slow import slow
 
 SMALL = Path(__file__).parent / "small.toml"
 COLUMN = ("--column", "digits-3")
@@ -233,6 +234,7 @@ def test_a_run_without_a_record_does_not_affect_those_of_its_batch(
     assert ["seed 0: no fraction" in problem for problem in problems] == [True]
 
 
+@slow  # each of them imports everything; the tests below have their parts: a run of another, records added at once
 def test_several_processes_share_an_experiment_and_none_repeats_a_run_of_another(
     whole: Path, tmp_path: Path
 ) -> None:

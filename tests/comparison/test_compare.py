@@ -234,10 +234,10 @@ def test_new_clients_have_a_table_of_their_own(
 
 
 def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
-    over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [4, 8]}
+    over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [10, 20]}
     found = sweep(over, [0, 1], base(data), tmp_path / "a")
     assert [row.label for row in found.rows] == [
-        "rate=0.1 run.batch=4", "rate=0.1 run.batch=8", "rate=0.3 run.batch=4", "rate=0.3 run.batch=8",
+        "rate=0.1 run.batch=10", "rate=0.1 run.batch=20", "rate=0.3 run.batch=10", "rate=0.3 run.batch=20",
     ]  # fmt: skip
     same = untuned(["copfl:rate=0.3:optimizer=mamo"], [0, 1], base(data), tmp_path / "b")
     assert same.rows[0].per_seed()["accuracy"] == found.rows[3].per_seed()["accuracy"]

@@ -219,7 +219,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
     federation: Federation, tmp_path: Path
 ) -> None:
     """Local training shares nothing but a count: only the client's record shows that it diverged."""
-    config = CONFIG | {"algorithm": "local", "rounds": 1}
+    config = CONFIG | {"algorithm": "local", "rounds": 1, "batch": 64}
     _, _, _, transport = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     asked = next(packet for _, question, packet in transport.sent if question == TRAIN)
     settings, others = (
@@ -231,7 +231,7 @@ def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(
     assert not list(Path(others[0]["state-dir"]).rglob("*.copfl"))
     state = begin(settings.algorithm, settings.task, 3)
     shown = next(
-        simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=1, batch=256)
+        simulate(settings.algorithm, settings.task, federation, sequential(), state, rounds=1, batch=64)
     )
     assert shown.clients["healthy"].tolist() == [0, 0, 0]
 

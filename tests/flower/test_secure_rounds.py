@@ -145,7 +145,7 @@ def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
 def test_values_that_do_not_fit_never_leave_a_client(
     key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    config = SECURE | {"run": f"refused-{key[:6]}", key: value}
+    config = SECURE | {"run": f"refused-{key[:6]}", "batch": 64, key: value}
     settings = settings_of(config | {"runs": str(tmp_path)})
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
     log: list[str] = []

@@ -8,9 +8,9 @@ block gives the reason for not running it:
     <!-- fails -->             the command must end with an error
     <!-- file: mine.py -->     the block is saved under that name instead of run
 
-Runs have two rounds, large batches and no local baseline; comparisons have one seed, a small model, one process and no
-charts, and tune only what the command names; new clients have two local updates. The test checks that the commands
-work, not their results.
+Runs have one round, large batches and no local baseline; comparisons have one seed, a small model, one process and no
+charts, and tune only what the command names, with two values; new clients have one local update. The test checks that
+the commands work, not their results.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -143,6 +144,7 @@ def call(words: list[str]) -> tuple[int, str]:
     words = [*words, *OVERRIDES.get(words[0], ())] if words else words
     if words[:1] == ["compare"] and "--tune" not in words:
         words = [*words, "--no-tune"]
+    words = [two_of(word) if before == "--tune" else word for before, word in pairwise(("", *words))]
     if "--tune-seeds" in words:
         words = [*words, "--tune-seeds", "0"]
     if words[0] == "resume" and "--rounds" in words:
@@ -158,6 +160,12 @@ def call(words: list[str]) -> tuple[int, str]:
             cli.main()
         except SystemExit as exit:
             return int(exit.code or 0), output.getvalue()[-2000:]
+
+
+def two_of(tuned: str) -> str:
+    """The first two of the values that `--tune NAME=VALUE,...` tries."""
+    name, _, values = tuned.partition("=")
+    return f"{name}={','.join(values.split(',')[:2])}"
 
 
 def logical_lines(code: str) -> Iterator[str]:

@@ -63,8 +63,9 @@ def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> l
         for number, settings in _drawn(search, study, spaces[row]).items()
     ]:
         values = measured(search, [candidate for *_, candidate in drawn], FRACTIONS[0])
-        for (row, number, _), value in zip(drawn, values, strict=True):
-            _tell(studies[row], number, value)
+        with locked(search.folder / ".search.lock", wait=WAIT):  # Optuna refuses a value that comes twice
+            for (row, number, _), value in zip(drawn, values, strict=True):
+                _tell(studies[row], number, value)
     groups = [
         [
             Candidate(row, _settings(trial.params, spaces[row]))

@@ -527,7 +527,7 @@ def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
 
 
 def test_killed_and_resumed_is_never_killed(here: Path, capsys: Capture) -> None:
-    words = ["-r", 12, "-n", 4, "-m", "mlp", "-s", "run.checkpoint_every=4"]
+    words = ["-r", 12, "-n", 4, "-m", "mlp", "-s", "run.checkpoint_every=4", "--no-local-baseline"]
     one_thread = {**environment(), "OMP_NUM_THREADS": "1"}  # like this process, which does the rest
     assert called(capsys, "run", *words, "-o", "whole").code == 0
     process = subprocess.Popen(command("run", *words, "-o", "killed"), cwd=here, env=one_thread)

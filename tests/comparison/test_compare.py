@@ -354,7 +354,7 @@ import sys
 for name in ("typer", "click", "rich", "sklearn", "PIL", "safetensors", "matplotlib"):
     sys.modules[name] = None
 import copfl
-found = copfl.compare(["copfl", "local"], [0, 1], {base(data, rounds=1)!r}, {str(tmp_path / "a")!r})
+found = copfl.compare(["copfl", "local"], [0, 1], {base(data, rounds=1)!r}, {str(tmp_path / "a")!r}, tune={{}})
 print(found)
 """)
     done = subprocess.run(

@@ -164,18 +164,17 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert charts.figure(heat)["values"] == [[None, 0.25]]
 
 
-def test_pictures_for_papers_are_the_same_bytes_each_time(
+def test_every_chart_is_a_picture_for_papers(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-    for name in ("a", "b"):
-        words = ("report", runs["copfl"], "--out", tmp_path / "r.html", "--figures", tmp_path / name)
-        assert called(capsys, *words).code == 0
+    words = ("report", runs["copfl"], "--out", tmp_path / "r.html", "--figures", tmp_path / "a")
+    assert called(capsys, *words).code == 0
     first = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     assert {f"{name}.{kind}" for name in ("accuracy", "clients", "where") for kind in ("png", "svg")} <= set(
         first
     )
-    assert first == {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    # The same bytes each time: comparison/test_plots.py.
     assert b"client 3" in first["clients.svg"]
 
 

@@ -8,7 +8,7 @@ from copfl.algorithms import COPFL, FedAvg
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import autotune
 from copfl.engine.autotune import Choice, Workload
-from copfl.engine.mapping import sequential, vmap
+from copfl.engine.mapping import Chunk, sequential, vmap
 from copfl.testing import small_federation
 
 
@@ -54,7 +54,7 @@ def test_a_measurement_leaves_the_process_as_it_was() -> None:
         assert autotune.mkldnn_enabled() == before
 
 
-@pytest.mark.parametrize(("enough", "measured"), [(0.0, 2), (60.0, 1)])
+@pytest.mark.parametrize(("enough", "measured"), [(0.0, 3), (60.0, 1)])
 def test_a_measurement_that_decides_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, enough: float, measured: int
 ) -> None:
@@ -62,6 +62,37 @@ def test_a_measurement_that_decides_is_not_repeated(
     monkeypatch.setattr(autotune, "run_chunk", lambda *given, **named: calls.append(given))
     autotune.seconds(load_of(FedAvg(), (4, 4)), CHOICES[0], enough=enough)
     assert len(calls) == measured
+
+
+def test_few_samples_decide_where_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sizes = [0.0], []
+
+    def run_chunk(algorithm: object, task: object, engine: object, chunk: Chunk, models: object) -> None:
+        sizes.append(tuple(chunk.data.y.shape))
+        clock[0] += 0.1 * chunk.data.y.numel()
+
+    monkeypatch.setattr(autotune, "run_chunk", run_chunk)
+    monkeypatch.setattr(autotune.time, "process_time", lambda: clock[0])
+    load = load_of(FedAvg(), (64, 64, 64))._replace(batch=16)
+    assert autotune.seconds(load, Choice(vmap(3), True)) == pytest.approx(6.4)  # 64 samples of 0.1 seconds
+    assert sizes == [(2, 4), (2, 4)]  # clients, samples
+
+
+def test_a_trial_of_few_samples_trains_the_clients_on_them_alone() -> None:
+    load = load_of(FedAvg(), (20, 3))._replace(batch=10)
+    chunk, factor = autotune._trial(load, clients=2, samples=8)
+    assert (chunk.data.size.tolist(), [len(epoch) for epoch in chunk.plan]) == ([8, 3], [1])
+    assert factor == pytest.approx(2 * 10 / 8 / 2)  # two steps of ten samples, and two clients were trained
+
+
+@pytest.mark.parametrize(("processes", "chosen"), [(1, 0), (2, 1), (4, 1)])
+def test_an_engine_that_uses_all_processors_is_preferred(
+    monkeypatch: pytest.MonkeyPatch, processes: int, chosen: int
+) -> None:
+    of = dict(zip(CHOICES, (1.0, 1.1, 1.2), strict=True))
+    monkeypatch.setattr(autotune, "seconds", lambda load, choice, **_: of[choice])
+    load = load_of(FedAvg(), (4, 4), rounds=500)._replace(processes=processes)
+    assert autotune.choose(load, CHOICES) == CHOICES[chosen]  # of two clients, vmap(2) is one part
 
 
 def test_the_chunks_of_a_round_are_equal() -> None:
@@ -87,18 +118,17 @@ def test_the_chunks_of_a_round_are_equal() -> None:
 def test_processes_in_a_long_run(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int, chunk: int, states: int, expected: int
 ) -> None:
-    monkeypatch.setattr(autotune, "seconds", lambda *_, **__: seconds)
     monkeypatch.setattr(autotune, "processors", lambda: 4)
     monkeypatch.setattr(autotune, "SHARED", autotune.SHARED if autotune.SHARED.is_dir() else Path.cwd())
     load = load_of(COPFL(), (4, 4, 4, 4), rounds=rounds)
-    assert autotune.processes(load, vmap(chunk), states) == expected
+    total = seconds * load.local_updates
+    assert autotune.processes(load, vmap(chunk), states, total) == expected
 
 
 def test_one_process_for_what_cannot_be_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(FedAvg):
         """Nobody else can import this one."""
 
-    monkeypatch.setattr(autotune, "seconds", lambda *_, **__: 1e3)
     monkeypatch.setattr(autotune, "processors", lambda: 2)
     for algorithm, expected in ((FedAvg(), 2), (Mine(), 1)):
-        assert autotune.processes(load_of(algorithm, (4, 4)), sequential(), states=2) == expected
+        assert autotune.processes(load_of(algorithm, (4, 4)), sequential(), states=2, total=1e3) == expected

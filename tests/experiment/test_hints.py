@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import copfl
 from copfl.core.task import task_of
 from copfl.data import arrays
 from copfl.data.samples import Dataset
-from copfl.experiment.hints import hints
+from copfl.experiment.hints import hints, padding
 from tests.commands import called
 
 
@@ -71,3 +72,19 @@ def test_the_command_names_the_model_its_size_and_the_rate_and_prints_a_hint_onc
     # 5 * 64 + 64, 64 * 64 + 64 and 64 * 2 + 2
     assert "Model: mlp with 4,674 parameters; optimizer sgd, learning rate 0.1." in done.out
     assert done.err.count("the inputs are not scaled") == 1
+
+
+@pytest.mark.parametrize(
+    ("longest", "max_length", "found"),
+    [(60, 0, "95% have at most 20; --set model.max_length=20"), (60, 40, ""), (24, 0, "")],
+)
+def test_sentences_that_are_mostly_padding(longest: int, max_length: int, found: str) -> None:
+    lengths = np.array([20] * 99 + [longest])
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    sentences = arrays.from_arrays({"input_ids": mask, "attention_mask": mask}, np.arange(100) % 3)
+    short = dataclasses.replace(
+        sentences, train=dataclasses.replace(sentences.train, x={"attention_mask": mask})
+    )
+    hint = padding(short, max_length)
+    assert found in hint
+    assert bool(hint) == bool(found)

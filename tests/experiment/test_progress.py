@@ -26,3 +26,11 @@ def test_a_line_at_most_every_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = out.getvalue().splitlines()
     assert printed[0] == "round 2/10: accuracy 60.0 %, shared 25 %, 2:40 left"
     assert [line.split(":")[0] for line in printed] == [f"round {n}/10" for n in (2, 4, 6, 8, 10)]
+
+
+def test_the_expected_time_of_a_long_run() -> None:
+    assert progress.expected(100.0, rounds=10, processes=1, baseline=True) == ""
+    line = progress.expected(4000.0, rounds=10, processes=2, baseline=True)
+    assert line.startswith(
+        "10 rounds will take about 1:06:40 or more with 2 processes, and about as long again"
+    )

@@ -55,7 +55,7 @@ def run(
     with ranks.group():
         if ranks.follower():
             return follow()
-        prepared = prepare([*layers, line, tables])
+        prepared = prepare([*layers, line, tables], tell=None if quiet or as_json else _tell)
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
             _train(prepared, folder, track or [], quiet, as_json)
@@ -81,7 +81,8 @@ def resume(
         if ranks.follower():
             return follow()
         with run_folder.claimed(run, new=False) as folder:
-            _train(reopen(folder, rounds), folder, track or [], quiet, as_json)
+            prepared = reopen(folder, rounds, tell=None if quiet or as_json else _tell)
+            _train(prepared, folder, track or [], quiet, as_json)
 
 
 def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
@@ -120,6 +121,12 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
         summary.show(result, sys.stdout)
     if not (quiet or as_json):
         _warn(result.warnings[len(prepared.hints) :])
+
+
+def _tell(line: str) -> None:
+    """Prints what is being prepared; the first round of a large model may come minutes later."""
+    if line:
+        print(f"preparing: {line}", file=sys.stderr, flush=True)
 
 
 def _warn(found: list[str]) -> None:

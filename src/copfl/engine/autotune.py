@@ -35,6 +35,7 @@ GAIN = 1.25  # the factor by which another choice must be faster, so that noise 
 MAX_CLIENTS = {"cpu": 64, "cuda": 512}  # in one batch
 MEMORY = 4e9  # bytes that a batch may take on a CPU
 LONG = 0.5  # seconds: a longer measurement is not repeated
+FEW_CLIENTS, FEW_SAMPLES = 2, 4  # of the first trial; if it is long, it is the only one
 PARALLEL_FROM = 30.0  # seconds: a shorter run would spend on starting processes what they save
 SHARED = Path("/dev/shm")  # where Linux has the memory that processes share
 
@@ -53,10 +54,15 @@ class Workload(NamedTuple):
     batch: int
     participants: int  # in each round
     rounds: int
+    processes: int = 1  # that may train its clients
 
     @property
     def local_updates(self) -> int:
         return self.participants * self.rounds
+
+    def parallel(self, engine: Mapping) -> int:
+        """The number of processes that can train at the same time with this engine."""
+        return min(self.processes, math.ceil(self.participants / engine.chunk))
 
 
 def choose_engine(load: Workload, *, engine: str, chunk: int, mkldnn: str) -> Mapping:
@@ -145,15 +151,17 @@ def clients_per_batch(task: Task, participants: int) -> int:
 
 
 def choose(load: Workload, choices: Sequence[Choice]) -> Choice:
-    """The first choice, unless the run is long and another is clearly faster."""
+    """The first choice, unless the run is long and another is clearly faster, on all processes together."""
     best, *others = choices
     if not others:
         return best
     fastest = seconds(load, best, enough=MEASURED_FROM * GAIN / load.local_updates) / GAIN
     if fastest * load.local_updates < MEASURED_FROM:
         return best
+    fastest /= load.parallel(best.engine)
     for other in others:
-        measured = seconds(load, other, limit=fastest)
+        parallel = load.parallel(other.engine)
+        measured = seconds(load, other, limit=fastest * parallel) / parallel
         if measured < fastest:
             best, fastest = other, measured
     return best
@@ -164,11 +172,17 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processes(load: Workload, engine: Mapping, states: int) -> int:
+def total_seconds(load: Workload, engine: Mapping) -> float:
+    """The processor seconds of all local updates on a CPU; of a short run an upper bound."""
+    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / load.local_updates
+    return seconds(load, choice, enough=enough) * load.local_updates
+
+
+def processes(load: Workload, engine: Mapping, states: int, total: float) -> int:
     """The number of worker processes: one for each processor if the run is long, else one; on a GPU one.
 
-    `states` is the number of clients' records in memory, which processes must then share. Results do not
-    depend on the number of processes.
+    `states` is the number of clients' records in memory, which processes must then share; `total` are the
+    processor seconds of all local updates. Results do not depend on the number of processes.
     """
     algorithm, task = load.algorithm, load.task
     most = min(processors(), math.ceil(load.participants / engine.chunk))
@@ -177,8 +191,7 @@ def processes(load: Workload, engine: Mapping, states: int) -> int:
     record = sum(t.nbytes for t in tree.leaves(algorithm.client_init(task)))
     if not _can_share(states * record + 8 * most * task.initial.nbytes) or not _can_pickle((algorithm, task)):
         return 1
-    choice, enough = Choice(engine, mkldnn_enabled()), PARALLEL_FROM / load.local_updates
-    return most if seconds(load, choice, enough=enough) > enough else 1
+    return most if total > PARALLEL_FROM else 1
 
 
 def _can_share(size: int) -> bool:
@@ -202,37 +215,72 @@ def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: flo
     """The processor seconds of a client's local update: the better of two measurements.
 
     The first decides if it is far beyond the limit, or below `enough`. One step per epoch is timed and
-    multiplied by the number of steps: a slow choice would otherwise take a minute.
+    multiplied by the number of steps: a slow choice would otherwise take a minute. Few samples of two clients
+    come first. Of a large model they take long enough to decide, and all samples would take minutes.
     """
-    engine, algorithm, federation = choice.engine, load.algorithm, load.federation
-    part = np.arange(min(engine.chunk, federation.clients))
+    engine, algorithm = choice.engine, load.algorithm
     task = load.task.with_batching() if engine.name != "sequential" else load.task
-    sizes, augment = federation.train.sizes[part], federation.dataset.augment
-    epochs, random = algorithm.total_epochs, task.random
-    batches = plan(0, 0, part, sizes, batch=load.batch, epochs=epochs, augment=augment, random=random)
-    steps = max(map(len, batches))
+    clients = min(engine.chunk, load.federation.clients)
+    before = mkldnn_enabled()
+    set_mkldnn(choice.mkldnn)
+
+    def measured(chunk: Chunk) -> float:
+        # The processor's time, which the load of other programs does not change.
+        start = time.process_time()
+        run_chunk(algorithm, task, engine, chunk, ())
+        return time.process_time() - start
+
+    try:
+        few, factor = _trial(load, min(clients, FEW_CLIENTS), FEW_SAMPLES)
+        first = measured(few)
+        if LONG < first < 4 * LONG:  # the first call of a program may prepare something
+            first = min(first, measured(few))
+        if first > LONG or first * factor < enough:
+            return first * factor
+        whole, factor = _trial(load, clients, load.batch)
+        best = math.inf
+        for _ in range(2):
+            taken = measured(whole)
+            best = min(best, taken * factor)
+            if best < enough or best > 3 * limit or taken > LONG:
+                break
+        return best
+    finally:
+        set_mkldnn(before)
+
+
+def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
+    """Local updates of a step per epoch, of `samples` samples; the factor to one client's local update.
+
+    With fewer samples than a batch the clients have no others: a pass over all of them is part of some updates.
+    """
+    algorithm, task, federation, part = load.algorithm, load.task, load.federation, np.arange(clients)
+    sizes, data = federation.train.sizes[part], federation.train.rows(part)
+    factor = math.ceil(sizes.max() / load.batch) / clients
+    if samples < load.batch:
+        factor *= min(load.batch, sizes.max()) / min(samples, sizes.max())
+        sizes = np.minimum(sizes, samples)
+        x, y = tree.each(lambda t: t[:, :samples], (data.x, data.y))
+        data = Data(x, y, data.size.clamp(max=samples))
+    batches = plan(
+        0,
+        0,
+        part,
+        sizes,
+        batch=min(load.batch, samples),
+        epochs=algorithm.total_epochs,
+        augment=federation.dataset.augment,
+        random=task.random,
+    )
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
         ids=torch.from_numpy(part),
         clients=tree.repeat(algorithm.client_init(task), len(part)),
-        data=federation.train.rows(part),
+        data=data,
         test=federation.test.rows(part),
         plan=tuple(epoch[:1] for epoch in batches),
     )
-    best = math.inf
-    before = mkldnn_enabled()
-    set_mkldnn(choice.mkldnn)
-    try:
-        for _ in range(2):
-            # The processor's time, which the load of other programs does not change.
-            start = time.process_time()
-            run_chunk(algorithm, task, engine, chunk, ())
-            best = min(best, (time.process_time() - start) * steps / len(part))
-            if best < enough or best > 3 * limit or best * len(part) / steps > LONG:
-                break
-    finally:
-        set_mkldnn(before)
-    return best
+    return chunk, factor
 
 
 def keep_freed_memory() -> None:

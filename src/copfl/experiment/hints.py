@@ -13,6 +13,7 @@ from copfl.core.task import Task
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
+USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be for a hint
 LARGE = 20.0  # a standard deviation; models and learning rates are made for about 1
 
 
@@ -22,6 +23,21 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
     x = task.numbers(each(lambda array: torch.tensor(array, device=task.device), samples))
     found = (_outputs(task, each(lambda tensor: tensor[:OUTPUTS], x)), _inputs(by_name(x)))
     return [sentence for sentence in found if sentence]
+
+
+def padding(dataset: Dataset, max_length: int) -> str:
+    """The hint for sentences most of which are much shorter than the longest, to which all are padded."""
+    mask = by_name(dataset.train.x).get("attention_mask")
+    if mask is None or max_length or not len(mask):
+        return ""
+    lengths = mask.sum(1)
+    longest, usual = mask.shape[1], int(np.quantile(lengths, USUAL, method="higher"))
+    if longest < MUCH * usual:
+        return ""
+    return (
+        f"sentences are padded to the {longest} tokens of the longest, but {USUAL:.0%} have at most {usual}; "
+        f"--set model.max_length={usual} cuts the others and trains about {longest / usual:.1f} times as fast"
+    )
 
 
 def _outputs(task: Task, x: Any) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from copfl.engine.rounds import Round
 
 RECENT = 20  # rounds from which the time left is estimated
+LONG_RUN = 120  # seconds from which the expected time is printed
 INTERVAL = 30  # seconds between two lines, so that a short run prints none
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
@@ -58,6 +59,17 @@ def lines(
     return on_round
 
 
+def expected(seconds: float, rounds: int, processes: int, baseline: bool) -> str:
+    """A line about the time that a long run will take on a CPU; empty for a short one."""
+    if seconds < LONG_RUN:
+        return ""
+    alone = ", and about as long again for the training alone (--no-local-baseline)" * baseline
+    return (
+        f"{rounds} rounds will take about {span(seconds)} or more with {processes} process"
+        f"{'es' * (processes > 1)}{alone}; --rounds and --epochs make it shorter"
+    )
+
+
 def _described(rounds: int, metric: MetricInfo, long: bool) -> Callable[[Round, float], str]:
     """A function that describes a round: mean primary metric, shared fraction, time left."""
     recent = list[float]()
@@ -69,7 +81,7 @@ def _described(rounds: int, metric: MetricInfo, long: bool) -> Callable[[Round, 
         if not np.isnan(values).all():
             shown = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
             parts.append(f"{metric.title} {shown}" if long else shown)
-        if "shared" in round.federation and long:
+        if round.federation.get("shared") and long:  # of training alone it is 0, and says nothing
             parts.append(f"shared {100 * round.federation['shared']:.0f} %")
         parts.append(f"{span((rounds - round.number - 1) * sum(recent) / len(recent))} left")
         return ", ".join(parts)

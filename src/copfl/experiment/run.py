@@ -30,6 +30,7 @@ from copfl.experiment import (
     components,
     divergence,
     gains,
+    hints,
     model_tables,
     new_clients,
     presets,
@@ -40,10 +41,12 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
+from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
-from copfl.experiment.run_settings import RunSettings, device_of
+from copfl.experiment.run_settings import check_ranks, device_of
 from copfl.experiment.task_tables import build_task, check_task
+from copfl.models import pretrained
 from copfl.wrappers.addons import with_addons
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -58,12 +61,15 @@ def prepare(
     model: Any = None,
     partition: Partition | None = None,
     validation: float = 0.0,
+    tell: Callable[[str], None] | None = None,
 ) -> Experiment:
     """The experiment that the tables describe, see `resolve`; a value given here replaces its table.
 
     Nothing is written, so that what cannot run fails before there is a folder. With `validation`, that
     fraction of each client's training samples replaces its test samples, except in a given partition.
+    `tell` gets a line about each step that may take long.
     """
+    tell = tell or (lambda line: None)
     data = None if data is None else user_code.as_dataset(data)
     values = {"algorithm": algorithm, "data": data, "model": model, "partition": partition}
     fixed = {kind: value for kind, value in values.items() if value is not None}
@@ -76,11 +82,15 @@ def prepare(
     if workers > 1 and threads > 1:
         raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
     if ranks.joined():
-        _check_ranks(settings)
+        check_ranks(settings)
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
+    is_large = pretrained.is_pretrained(str(tables["model"].get("name", "")))
+    if is_large:
+        tell(f"reading {len(dataset.train) + len(dataset.test):,} samples for the pretrained model")
     dataset = model_tables.tokenized(dataset, tables["model"])
+    tell(hints.padding(dataset, tables["model"].get("max_length", 0)))
     dataset = dataset if settings.augment else dataclasses.replace(dataset, augment=False)
     if partition is None:
         partition = components.build_partition(tables["partition"], dataset, settings)
@@ -109,6 +119,9 @@ def prepare(
         dtype=settings.dtype,
     )
     first = tree.row(federation.train.rows([0]), 0)
+    if is_large:
+        total = sum(parameter.numel() for parameter in module.parameters())
+        tell(f"the model has {total:,} parameters; {task.d:,} are trained and sent")
     task = task.probed(first)
     check_task(tables.get("task", {}), task, first)
     if public := getattr(algorithm, "public", 0):
@@ -116,7 +129,15 @@ def prepare(
     own_cut = getattr(algorithm, "cut", "")  # of split learning, which may lie in the front
     algorithm = components.build_wrappers(algorithm, tables, task, federation, settings)
     training = features.training_of(task, federation, "off" if own_cut else settings.cache_features)
-    load = autotune.Workload(algorithm, *training[:2], settings.batch, settings.participants, settings.rounds)
+    if training.front is not None:
+        tell(
+            f"the input of {training.front.cut} is computed once for each sample: what comes before is frozen"
+        )
+    most = autotune.processors() if not workers and threads == 1 and device.type == "cpu" else 1
+    sizes = (settings.batch, settings.participants, settings.rounds)
+    load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
+    if is_large and device.type == "cpu":
+        tell("timing the ways to train on a few samples")
     engine = autotune.choose_engine(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )
@@ -128,7 +149,10 @@ def prepare(
         raise UsageError("precision bf16 needs an engine that batches clients, and a model of known layers")
     if not workers and threads == 1:
         states = federation.clients if settings.store == "memory" else 0
-        workers = autotune.processes(load._replace(task=training.task), engine, states)
+        load = load._replace(task=training.task)
+        seconds = autotune.total_seconds(load, engine) if device.type == "cpu" else 0.0
+        workers = autotune.processes(load, engine, states, seconds)
+        tell(expected(seconds / workers, settings.rounds, workers, settings.local_baseline))
     settings = dataclasses.replace(
         settings,
         device=str(device),
@@ -141,25 +165,6 @@ def prepare(
     )
     tables = {**tables, "run": vars(settings)}
     return Experiment(algorithm, task, federation, engine, settings, tables, training)
-
-
-def _check_ranks(settings: RunSettings) -> None:
-    """UsageError for settings that do not fit to a run over several processes."""
-    if settings.workers > 1:
-        raise UsageError(
-            f"torchrun has started {ranks.started()} processes, and each trains by itself; leave out "
-            f"workers={settings.workers} and use --nproc-per-node=N for more of them"
-        )
-    if settings.store == "disk":
-        raise UsageError(
-            "store=disk keeps the clients' states in one file, but processes of torchrun keep them in the "
-            "memory of each; leave out store=disk, or run without torchrun and with --workers N"
-        )
-    if ":" in settings.device and ranks.started() > 1:
-        raise UsageError(
-            f"device={settings.device} names one GPU for {ranks.started()} processes; use --device cuda, and "
-            "each process takes the GPU of its number"
-        )
 
 
 EVERYDAY = {  # keyword arguments of `run` that are settings of other tables

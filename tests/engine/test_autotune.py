@@ -72,7 +72,7 @@ def test_few_samples_decide_where_they_take_long(monkeypatch: pytest.MonkeyPatch
         clock[0] += 0.1 * chunk.data.y.numel()
 
     monkeypatch.setattr(autotune, "run_chunk", run_chunk)
-    monkeypatch.setattr(autotune.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
     load = load_of(FedAvg(), (64, 64, 64))._replace(batch=16)
     assert autotune.seconds(load, Choice(vmap(3), True)) == pytest.approx(6.4)  # 64 samples of 0.1 seconds
     assert sizes == [(2, 4), (2, 4)]  # clients, samples

@@ -12,8 +12,7 @@ import pytest
 
 from copfl.engine import ranks
 from copfl.errors import UsageError
-from copfl.experiment.run import _check_ranks
-from copfl.experiment.run_settings import RunSettings
+from copfl.experiment.run_settings import RunSettings, check_ranks
 from tests.commands import TINY, called, command, environment, files, found
 from tests.slow import slow
 
@@ -75,7 +74,7 @@ def test_what_needs_one_process_is_refused(
     for name, value in variables(0, 2, 1).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=message):
-        _check_ranks(RunSettings(**setting))  # type: ignore[arg-type]
+        check_ranks(RunSettings(**setting))  # type: ignore[arg-type]
 
 
 def test_other_commands_are_refused_once(

@@ -12,7 +12,6 @@ import pytest
 
 from copfl.engine import ranks
 from copfl.errors import UsageError
-from copfl.experiment.run_settings import RunSettings, check_ranks
 from tests.commands import TINY, called, command, environment, files, found
 from tests.slow import slow
 
@@ -63,18 +62,18 @@ def test_two_ranks_give_the_bytes_of_one_process(
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"workers": 2}, "leave out workers=2"),
-        ({"store": "disk"}, "leave out store=disk"),
-        ({"device": "cuda:1"}, "use --device cuda"),
+        ((2, "memory", "cpu"), "leave out workers=2"),
+        ((1, "disk", "cpu"), "leave out store=disk"),
+        ((1, "memory", "cuda:1"), "use --device cuda"),
     ],
 )
 def test_what_needs_one_process_is_refused(
-    setting: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+    setting: tuple[int, str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables(0, 2, 1).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=message):
-        check_ranks(RunSettings(**setting))  # type: ignore[arg-type]
+        ranks.check(*setting)
 
 
 def test_other_commands_are_refused_once(

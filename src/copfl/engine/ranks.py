@@ -25,7 +25,7 @@ from copfl.core.evaluation import EvalModels
 from copfl.engine.mapping import ChunkResult
 from copfl.engine.rounds import Ids, State
 from copfl.engine.simulate import InProcess, Simulation
-from copfl.errors import RunError
+from copfl.errors import RunError, UsageError
 
 T = TypeVar("T")
 VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # that torchrun sets
@@ -334,3 +334,22 @@ def serve(simulation: Simulation) -> None:
         _, state.round, parts, models = command
         state.server = _broadcast(state.server)
         training.round(state, parts, models)
+
+
+def check(workers: int, store: str, device: str) -> None:
+    """UsageError for settings that do not fit to a run over several processes."""
+    if workers > 1:
+        raise UsageError(
+            f"torchrun has started {started()} processes, and each trains by itself; leave out "
+            f"workers={workers} and use --nproc-per-node=N for more of them"
+        )
+    if store == "disk":
+        raise UsageError(
+            "store=disk keeps the clients' states in one file, but processes of torchrun keep them in the "
+            "memory of each; leave out store=disk, or run without torchrun and with --workers N"
+        )
+    if ":" in device and started() > 1:
+        raise UsageError(
+            f"device={device} names one GPU for {started()} processes; use --device cuda, and "
+            "each process takes the GPU of its number"
+        )

@@ -44,7 +44,7 @@ from copfl.experiment.gains import Analysis
 from copfl.experiment.progress import expected
 from copfl.experiment.result import Experiment as Experiment
 from copfl.experiment.result import Result as Result
-from copfl.experiment.run_settings import check_ranks, device_of
+from copfl.experiment.run_settings import device_of
 from copfl.experiment.task_tables import build_task, check_task
 from copfl.models import pretrained
 from copfl.wrappers.addons import with_addons
@@ -82,7 +82,7 @@ def prepare(
     if workers > 1 and threads > 1:
         raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
     if ranks.joined():
-        check_ranks(settings)
+        ranks.check(settings.workers, settings.store, settings.device)
     precision = settings.precision_on(device)
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()

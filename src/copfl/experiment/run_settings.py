@@ -8,7 +8,6 @@ import torch
 
 from copfl.core.batches import participants, split_new
 from copfl.core.evaluation import EVAL_MODELS
-from copfl.engine import ranks
 from copfl.engine.rounds import Ids
 from copfl.errors import UsageError, below_one, fraction_of, one_of
 
@@ -114,22 +113,3 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f'device "{name}" needs a CUDA GPU and a CUDA build of PyTorch; use --device cpu')
     return device
-
-
-def check_ranks(settings: RunSettings) -> None:
-    """UsageError for settings that do not fit to a run over several processes."""
-    if settings.workers > 1:
-        raise UsageError(
-            f"torchrun has started {ranks.started()} processes, and each trains by itself; leave out "
-            f"workers={settings.workers} and use --nproc-per-node=N for more of them"
-        )
-    if settings.store == "disk":
-        raise UsageError(
-            "store=disk keeps the clients' states in one file, but processes of torchrun keep them in the "
-            "memory of each; leave out store=disk, or run without torchrun and with --workers N"
-        )
-    if ":" in settings.device and ranks.started() > 1:
-        raise UsageError(
-            f"device={settings.device} names one GPU for {ranks.started()} processes; use --device cuda, and "
-            "each process takes the GPU of its number"
-        )

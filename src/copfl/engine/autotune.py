@@ -252,7 +252,7 @@ def seconds(load: Workload, choice: Choice, limit: float = math.inf, enough: flo
 def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
     """Local updates of a step per epoch, of `samples` samples; the factor to one client's local update.
 
-    With fewer samples than a batch the clients have no others: a pass over all of them is part of some updates.
+    With fewer samples than a batch, the clients have no others: some updates also make a pass over all.
     """
     algorithm, task, federation, part = load.algorithm, load.task, load.federation, np.arange(clients)
     sizes, data = federation.train.sizes[part], federation.train.rows(part)

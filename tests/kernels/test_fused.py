@@ -1,6 +1,8 @@
-"""`elementwise` is the function itself, alone and under vmap, with the rows of its results aligned when compiled."""
+"""`elementwise` is the function itself, alone and under vmap."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -21,25 +23,34 @@ def test_alone_it_is_the_function() -> None:
     assert second.tolist() == [1.0, 2.0]
 
 
+def test_the_gradient_is_that_of_torch_func() -> None:
+    x, y, scale = torch.randn(3, 4), torch.randn(3, 4), torch.randn(3)
+
+    def loss(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return scale * (x * x).sum(), 2 * x
+
+    def own(scale: Tensor, x: Tensor, y: Tensor) -> Any:
+        return room.gradient(lambda x, y: loss(scale, x, y), x, y)
+
+    def torchs(scale: Tensor, x: Tensor, y: Tensor) -> Any:
+        return torch.func.grad_and_value(loss, argnums=(1, 2), has_aux=True)(scale, x, y)
+
+    found, wanted = (torch.func.vmap(f)(scale, x, y) for f in (own, torchs))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not found[0][1].any()  # the loss does not depend on it
+
+
 def test_own_where_the_mask_is() -> None:
     mask = torch.tensor([True, False, False])
     assert either(mask, torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])).tolist() == [1, 5, 6]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_under_vmap_a_scalar_per_client_meets_its_own_row(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if compiled:  # the plumbing around the compiler, without the compiler
-        monkeypatch.setattr(room, "compiles", lambda tensor: True)
-        monkeypatch.setattr(room, "_compiled", lambda function, shape: function)
+def test_under_vmap_a_scalar_per_client_meets_its_own_row() -> None:
     x, slope = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.tensor([10.0, 100.0])
     mapped = torch.func.vmap(lambda a, b: elementwise(line, a, b, None, 1.0))
     first, second = mapped(x, slope)
     assert first.tolist() == [[11.0, 21.0, 31.0], [401.0, 501.0, 601.0]]
     assert second.tolist() == x.tolist()
-    if compiled:
-        assert first.stride(0) == room.ALIGN
 
 
 def test_an_argument_without_client_axis_is_the_same_for_all() -> None:

@@ -23,7 +23,7 @@ from copfl.core.layout import Layout, layout_of
 from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
-from copfl.kernels.fused import mapped
+from copfl.kernels.fused import gradient, mapped
 from copfl.kernels.modules import (
     BatchNorm,
     Inputs,
@@ -253,21 +253,16 @@ class Task:
             return objective(logits, features, y, valid), after
 
         if mapped():
-
-            def loss(moving: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-                value, after = value_and_buffers(split(moving))
-                return value, (value.detach(), after)
-
-            gradient, (value, after) = torch.func.grad(loss, has_aux=True)(trained)
-            return gradient, value, after
+            (grad,), (value, after) = gradient(lambda moving: value_and_buffers(split(moving)), trained)
+            return grad, value.detach(), after
         leaves = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
-        gradient = torch.zeros_like(trained)
-        for leaf, part in zip(leaves.values(), split(gradient).values(), strict=True):
+        grad = torch.zeros_like(trained)
+        for leaf, part in zip(leaves.values(), split(grad).values(), strict=True):
             leaf.grad = part  # each layer's gradient is added in place, while it is in the processor's cache
         with torch.enable_grad():
             value, after = value_and_buffers(leaves)
             value.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
-        return gradient, value.detach(), after.detach()
+        return grad, value.detach(), after.detach()
 
     def forward(
         self, w: Tensor, x: KeyedInputs, training: bool = False, valid: Tensor | None = None

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny
 from copfl.kernels.draws import Draws, Keyed
-from copfl.kernels.fused import aligned_like, over_rows
+from copfl.kernels.fused import aligned, gradient, over_rows
 from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_plain, logits_of
 
 # Where short products are faster. There, a model of which a part is frozen computes with short activations,
@@ -165,12 +165,8 @@ class BatchedModule:
         tape = Tape()
         logits, features, after = self._forward(parameters, buffers, x, valid, tape, head)
 
-        def value_of(logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-            value = loss(logits, features)
-            return value, value.detach()
-
-        grads, value = torch.func.grad(value_of, argnums=(0, 1), has_aux=True)(logits, features)
-        return _backward(grads[0], grads[1], tape), value, after
+        grads, (value, _) = gradient(lambda *given: (loss(*given), ()), logits, features)
+        return _backward(grads[0], grads[1], tape), value.detach(), after
 
 
 class Place(NamedTuple):
@@ -286,7 +282,7 @@ def _forward(
         with torch.no_grad():
             return (*model({**fixed, **statistics}, x, None, False)[:2], buffers)
     trained, split = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
-    (tape.gradient,) = aligned_like((trained,), *trained.shape)
+    tape.gradient = aligned(trained, trained.dtype)
     gradients = split(tape.gradient)
     tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
@@ -309,9 +305,9 @@ def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
         gradients = torch.autograd.grad(
             [o for o, _ in pairs], tape.parameters, [g for _, g in pairs], allow_unused=True
         )
-    for part, gradient in zip(tape.parts, gradients, strict=True):
-        if gradient is None:
+    for part, found in zip(tape.parts, gradients, strict=True):
+        if found is None:
             part.zero_()
-        elif gradient.data_ptr() != part.data_ptr():  # else a layer wrote it there already
-            part.copy_(gradient)
+        elif found.data_ptr() != part.data_ptr():  # else a layer wrote it there already
+            part.copy_(found)
     return tape.gradient

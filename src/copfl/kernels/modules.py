@@ -23,6 +23,7 @@ from copfl.errors import UsageError
 from copfl.kernels.fused import mapped
 
 FEW = 4  # outputs of a map up to which, on a CPU, one matrix product is faster than a convolution
+MANY = 16  # samples from which this also holds for kernels of one pixel
 LARGE = 2**14  # entries from which pooling is worth another memory layout
 
 
@@ -54,6 +55,8 @@ class Convolution(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kernel_size == (1, 1) and x.shape[0] < MANY and not mapped():
+            return super().forward(x)
         axes = zip(x.shape[-2:], self.kernel_size, self.stride, map(int, self.padding), strict=True)
         (height, down), (width, across) = (positions_of(*axis) for axis in axes)
         if not (down and across):

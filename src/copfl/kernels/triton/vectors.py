@@ -15,7 +15,7 @@ BLOCK = 1024
 
 # A row may be split into segments, such as a model's tensors, each with its own count and threshold. A
 # program processes a part of one: `segments`, [3, parts], has each part's segment, its first place, and the
-# segment's end.
+# segment's end. The bit at which a digit begins is no constant of the kernel: each would be compiled by itself.
 
 PIECES = tl.constexpr(8)
 PART = PIECES.value * BLOCK
@@ -28,12 +28,12 @@ def _parts(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(found, dtype=torch.int32).reshape(-1, 3).T.contiguous().to(device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["low_bit"])
 def _digits(
-    keys, low, counts, ties, segments, parts, number, stride,
-    PLACE: tl.constexpr, TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
+    keys, low, counts, ties, segments, parts, number, stride, low_bit,
+    TOP: tl.constexpr, TIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the keys whose higher digits are those of `low`, how many have each digit at PLACE.
+    """Of the keys whose higher digits are those of `low`, how many have each digit from `low_bit` on.
 
     With TIES the keys are the places, counted from the end, of the entries that equal the threshold in
     `ties`.
@@ -43,7 +43,7 @@ def _digits(
     if TIES and tl.load(ties + at * 3 + 2) == 0:  # all equal keys are taken
         return
     start, end = tl.load(segments + parts + part), tl.load(segments + 2 * parts + part)
-    prefix = 0 if TOP else tl.load(low + at) >> (PLACE + 4)
+    prefix = 0 if TOP else tl.load(low + at) >> (low_bit + 4)
     total = tl.zeros([32], dtype=tl.int32)
     for piece in tl.static_range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
@@ -52,16 +52,16 @@ def _digits(
             key = tl.where((place < end) & (key == tl.load(ties + at * 3)), end - 1 - place, -1).to(tl.int64)
         fits = key >= 0
         if not TOP:  # the highest digit has nothing above it
-            fits = fits & ((key >> (PLACE + 4)) == prefix)
-        digit = tl.where(fits, (key >> PLACE) & 15, 31).to(tl.int32)
+            fits = fits & ((key >> (low_bit + 4)) == prefix)
+        digit = tl.where(fits, (key >> low_bit) & 15, 31).to(tl.int32)
         total += tl.histogram(digit, 32)
     bins = tl.arange(0, 32)
     tl.atomic_add(counts + at * 16 + bins, total, mask=bins < 16)
 
 
-@triton.jit
-def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.constexpr):
-    """The digit of the threshold at PLACE, from how many keys have each digit.
+@triton.jit(do_not_specialize=["low_bit", "digits"])
+def _settle(counts, wanted, low, above, equal, low_bit, digits):
+    """The digit of the threshold from `low_bit` on, from how many keys have each digit.
 
     The counts are left as they are, and one warp does it: another, without a barrier, might read them late.
     """
@@ -71,12 +71,12 @@ def _settle(counts, wanted, low, above, equal, PLACE: tl.constexpr, DIGITS: tl.c
     higher = tl.load(above + at)
     # The keys with this digit or a higher one.
     reached = tl.sum(tl.where(bins[None] >= bins[:, None], found[None], 0), 1) + higher
-    digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < DIGITS)).to(tl.int32), 0) - 1
+    digit = tl.sum(((reached >= tl.load(wanted + at)) & (bins < digits)).to(tl.int32), 0) - 1
     digit = tl.maximum(digit, 0)
     tl.store(above + at, higher + tl.sum(tl.where(bins > digit, found, 0), 0))
     tl.store(equal + at, tl.sum(tl.where(bins == digit, found, 0), 0))
     before = tl.load(low + at)
-    tl.store(low + at, before + (digit.to(before.dtype) << PLACE))
+    tl.store(low + at, before + (digit.to(before.dtype) << low_bit))
 
 
 def threshold(
@@ -96,10 +96,10 @@ def threshold(
     for place, counts in zip(places, every, strict=True):
         _digits[(segments.shape[1], rows)](
             keys, low, counts, low if ties is None else ties, segments, segments.shape[1], number,
-            keys.stride(0), PLACE=place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
+            keys.stride(0), place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
         )  # fmt: skip
         digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
-        _settle[(rows * number,)](counts, wanted, low, above, equal, PLACE=place, DIGITS=digits, num_warps=1)
+        _settle[(rows * number,)](counts, wanted, low, above, equal, place, digits, num_warps=1)
     return low, above, equal
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from copfl.core.task import Data, Task, task_of
 from copfl.core.tree import vectorised
 from copfl.errors import UsageError
+from copfl.kernels import batched_layers
 from copfl.kernels.batched_model import batched_module
 from copfl.kernels.layers import Geometry, patches, product, unpatch
 from copfl.kernels.modules import for_tasks
@@ -130,7 +131,8 @@ def step(task: Task, rows: tuple[Tensor, Tensor, Tensor], valid: Tensor | None) 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_folded_clients_equal_mapped_ones(name: str, padded: bool) -> None:
+def test_folded_clients_equal_mapped_ones(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched_layers, "compiles", lambda x: padded)  # a linear layer as it is on a GPU
     make, shape = MODELS[name]
     torch.manual_seed(0)
     task = task_of(make(), 4, dtype=torch.float64)

@@ -11,8 +11,11 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from copfl.kernels.draws import Draws
+from copfl.kernels.fused import compiles
 from copfl.kernels.layers import Geometry, convolve, normalise, product
 from copfl.kernels.modules import BatchNorm, Convolution, mappable_attention
+
+POINT = Geometry((1, 1), (1, 1), (0, 0))
 
 
 class Batched(nn.Module):
@@ -49,7 +52,13 @@ class BatchedLinear(Batched):
         n, like = self.clients(), self.like[0]
         rows = x.reshape(n, -1, x.shape[-1])  # [N, B..., in]
         bias = self.value("bias")
-        if "weight" in self.values:
+        if "weight" in self.values and compiles(x):
+            # As a convolution of one pixel, which writes the weight's gradient to its place in the vector.
+            gradient = self.gradients.pop("weight", None)
+            places = None if gradient is None else gradient[..., None, None]
+            weight, pixels = self.values["weight"][..., None, None], rows.reshape(-1, 1, 1, x.shape[-1])
+            y = convolve(pixels, weight, POINT, self.products, places).view(n, rows.shape[1], -1)
+        elif "weight" in self.values:
             y = product(rows, self.values["weight"].transpose(1, 2), self.products)
         else:
             y = F.linear(rows, like.weight)  # type: ignore[arg-type]

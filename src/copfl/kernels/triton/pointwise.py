@@ -110,8 +110,6 @@ class _Writer(TorchFunctionMode):
 
 
 def _kind(t: Tensor) -> str:
-    if t.dim() > 2:
-        raise Unknown("more than two axes")
     long = t.dim() > 0 and t.shape[-1] > 1
     return ("rows" if long else "column") if t.dim() == 2 else "vector" if long else "number"
 
@@ -174,20 +172,19 @@ def results_of(function, given: list) -> tuple[Tensor, ...] | None:
     """function(*given) as rows [N, d], aligned for matrix products; None: it has no kernel."""
     from copfl.kernels.fused import aligned
 
-    try:
-        signature = tuple((_kind(a), a.dtype) if isinstance(a, Tensor) else ("value", a) for a in given)
-    except Unknown:
+    tensors = [a for a in given if isinstance(a, Tensor)]
+    like = next(t for t in tensors if t.dim() == 2 and t.shape[1] > 1)
+    if any(t.dim() > 2 or t.device != like.device for t in tensors):
         return None
+    signature = tuple((_kind(a), a.dtype) if isinstance(a, Tensor) else ("value", a) for a in given)
     if (found := _kernel_or_none(function, signature)) is None:
         return None
     kernel, dtypes = found
-    like = next(a for a in given if isinstance(a, Tensor) and _kind(a) == "rows")
     results = tuple(aligned(like, dtype) for dtype in dtypes)
     arguments = []
-    for a in given:
-        if isinstance(a, Tensor):
-            across = a.stride(-1) if a.dim() and a.shape[-1] > 1 else 0
-            arguments += [_bytes(a), a.stride(0) if a.dim() == 2 else 0, across]
+    for t in tensors:
+        across = t.stride(-1) if t.dim() and t.shape[-1] > 1 else 0
+        arguments += [_bytes(t), t.stride(0) if t.dim() == 2 else 0, across]
     (rows, length), stride = like.shape, results[0].stride(0)
     kernel[(triton.cdiv(length, BLOCK), rows)](*arguments, *map(_bytes, results), stride, length, BLOCK=BLOCK)
     return results

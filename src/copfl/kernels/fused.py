@@ -6,8 +6,9 @@ bytes that it needs. `elementwise(f, ...)` is f(...), inside vmap and outside, o
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -34,6 +35,17 @@ def aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
 def compiles(tensor: Tensor) -> bool:
     """Whether functions of this tensor are one kernel."""
     return COMPILE and tensor.is_cuda and can_compile()
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Plain PyTorch within it, for a comparison that is not worth the seconds of compiling kernels."""
+    global COMPILE
+    before, COMPILE = COMPILE, False
+    try:
+        yield
+    finally:
+        COMPILE = before
 
 
 @cache

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.core import tree
+from copfl.core import optim, tree
 from copfl.core.optim import Adam, Moments, Optimizer, Sgd, Velocity, begin, kept
 from copfl.errors import UsageError
+from copfl.kernels.fused import LONG
 from copfl.parts.mamo import Mamo
 
 OPTIMIZERS: list[Optimizer] = [Sgd(), Sgd(momentum=0.0), Adam(), Mamo()]
@@ -144,3 +145,20 @@ def test_optimizers_are_values() -> None:
     assert Adam(1e-3) == Adam(lr=1e-3)
     assert repr(Adam(1e-3)).startswith("Adam(lr=0.001, beta1=0.9, beta2=0.999")
     assert copy.copy(Sgd()) == Sgd() != Sgd(lr=0.5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_long_vector_takes_the_same_steps_in_one_pass(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    optimizer, active = Adam(lr=0.01, weight_decay=0.1), torch.rand(LONG + 9) > 0.5 if masked else None
+    start, grad = torch.randn(2, LONG + 9, dtype=torch.float64)
+    ends = []
+    for longest in (LONG, 2 * LONG):
+        monkeypatch.setattr(optim, "LONG", longest)
+        w, state = start, optimizer.init(start)
+        for scale in (1.0, -2.0, 0.5):
+            w, state = optimizer.step(w, scale * grad, state, active)
+        ends.append((w, *state))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=1e-15)

@@ -18,17 +18,26 @@ import torch
 from torch import nn
 
 from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.copfl import COPFL
 from copfl.core import tree
+from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Adam
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, cuda_graph, sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import begin, simulate
 from copfl.kernels import fused
+from copfl.parts.pwpm import Pwpm
 from copfl.testing import SIZES, small_federation
 
 ROUNDS, TOLERANCE = 5, 1e-9
-VARIANTS = {"copfl:benefit": {"criterion": "benefit", "candidates": "reselect"}, "fedavg:dropout": {}}
+VARIANTS = {"copfl:benefit", "fedavg:dropout"}
+
+
+def algorithm_of(name: str) -> AnyAlgorithm:
+    if name == "copfl:benefit":
+        return COPFL(growth=Pwpm(criterion="benefit", candidates="reselect"))
+    return COPFL() if name == "copfl" else ALGORITHMS[name.partition(":")[0]](optimizer=Adam(lr=1e-3))
 
 
 def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> State:
@@ -38,8 +47,7 @@ def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> Stat
         task = replace(task, random=True)
     if engine.name != "sequential":
         task = task.with_batching()
-    options = VARIANTS.get(name) or ({} if name == "copfl" else {"optimizer": Adam(lr=1e-3)})
-    algorithm = ALGORITHMS[name.partition(":")[0]](**options)
+    algorithm = algorithm_of(name)
     state = begin(algorithm, task, federation.clients)
     for _ in simulate(algorithm, task, federation, engine, state, rounds=ROUNDS, batch=4, eval_every=2):
         pass

@@ -24,6 +24,7 @@ from copfl.core.optim import Adam
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping
 from copfl.engine.simulate import begin, simulate
+from copfl.parts.phases import Phases
 
 DEVICE, SHAPE, SIZE, BATCH = "cuda", (3, 32, 32), 100, 32
 STEPS = 8  # of a client in a round of CO-PFL: two epochs of four batches
@@ -150,7 +151,7 @@ def measure_copfl(table: Table, clients: list[int], rounds: int, unbatched: bool
         once = seconds(count, batched=True)
         table.add("batched, CUDA graph", count, once, plain * count / 10)
         if count <= 30:  # the cost of the additional steps, without the work per round
-            twice = seconds(count, batched=True, epochs=2)
+            twice = seconds(count, batched=True, phases=Phases(epochs=2))
             table.add("  one more step", count, twice - once, None)
     small = plain_seconds(10, "cnn", 3)
     table.add("cnn, plain loop", 10, small, small)

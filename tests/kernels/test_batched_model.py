@@ -22,16 +22,19 @@ CLIENTS, BATCH = 3, 5
 
 
 class Words(nn.Module):
-    """Tokens to classes: an embedding, a layer norm and dropout-free mean."""
+    """Tokens and their positions to classes: embeddings, a layer norm and a mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, axes: int = 2) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(11, 6)
+        self.axes = axes
+        self.embedding, self.position = nn.Embedding(11, 6), nn.Embedding(9, 6)
         self.norm = nn.LayerNorm(6)
         self.answer = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.answer(self.norm(self.embedding(x)).mean(1))
+        positions = torch.arange(x.shape[1])
+        seen = self.embedding(x) + self.position(positions[None] if self.axes == 2 else positions)
+        result: Tensor = self.answer(torch.tanh(self.norm(seen)).mean(1))
         return result
 
 
@@ -157,6 +160,13 @@ def test_tokens_fold_too() -> None:
     assert folded.batched is not None
     for a, b in zip(step(task, (w, x, y), None), step(folded, (w, x, y), None), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+
+
+def test_positions_without_an_axis_for_samples_are_left_to_vmap() -> None:
+    task = task_of(Words(axes=1), 4, dtype=torch.float64)
+    for length in (6, 7):  # a multiple of the number of clients, and not
+        data = Data(torch.randint(0, 11, (8, length)), torch.arange(8) % 4, torch.tensor(8))
+        assert task.with_batching(data=data) is task
 
 
 def test_a_parameter_outside_the_known_layers_is_left_to_vmap() -> None:

@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from copfl.kernels.draws import CONSTANTS, mixed, shift_right
-
-Bits = NDArray[np.uint64]
+from copfl.kernels.draws import hashed as hashed
+from copfl.kernels.draws import mixed, shift_right
 
 # One stream per use, so that no two draws ever share their bits.
 ORDER, SHIFT_DOWN, SHIFT_ACROSS, FLIP, CHOICE, MODEL, MALICIOUS, NOISE = 0, 1, 2, 3, 4, 5, 6, 7
-
-
-def hashed(*counters: int | Bits) -> Bits:
-    """64 well-mixed bits for every combination of the counters, which broadcast against each other."""
-    step, first, second = map(np.uint64, CONSTANTS)
-    state = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # the hash relies on wrapping around
-        for counter in counters:
-            state = (state ^ np.asarray(counter, np.uint64)) + step
-            state = (state ^ (state >> np.uint64(30))) * first
-            state = (state ^ (state >> np.uint64(27))) * second
-            state = state ^ (state >> np.uint64(31))
-    return state
 
 
 def normal(key: Tensor, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
-from copfl.kernels.draws import Draws, Keyed, NotBatched
+from copfl.kernels.draws import Draws, Keyed
 from copfl.kernels.fused import gradient, mapped, without_kernels
 from copfl.kernels.modules import (
     BatchNorm,
@@ -34,6 +34,8 @@ from copfl.kernels.modules import (
 )
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
+# Of a model that does not fit the samples, or cannot take those of several clients as one batch.
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
 
 
@@ -175,7 +177,9 @@ class Task:
         with torch.no_grad(), without_kernels():
             try:
                 close = tree.vectorised(both, (w, x, y, key))
-            except NotBatched:
+            except FAILURES as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError):
+                    raise
                 return False
         return all(bool(c.all()) for c in close)
 
@@ -189,7 +193,7 @@ class Task:
         with torch.no_grad(), Draws(torch.zeros((), dtype=torch.int64, device=self.device)) as draws:
             try:
                 self._run(parameters, buffers, x, None, training=True)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+            except FAILURES:
                 return self
         return replace(self, random=draws.calls > 0)
 

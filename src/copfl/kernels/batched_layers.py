@@ -26,6 +26,7 @@ class Batched(nn.Module):
         self.like = [like]  # in a list, so that its parameters are not this module's
         self.values: dict[str, Tensor] = {}  # [N, ...]
         self.valid: Tensor | None = None  # [N, B] bool
+        self.samples = 0  # N * B
         self.after: dict[str, Tensor] = {}  # the buffers after the call
         self.products: torch.dtype | None = None  # the dtype of matrix products; None: that of the input
         self.gradients: dict[str, Tensor] = {}  # where a layer may write a parameter's gradient
@@ -142,6 +143,8 @@ class BatchedNorm(Batched):
 class BatchedEmbedding(Batched):
     def forward(self, x: Tensor) -> Tensor:
         n, table = self.clients(), self.values["weight"]  # [N, words, width]
+        if x.shape[0] == 1:  # the same for every sample, as the positions in a sentence are
+            x = x.expand(self.samples, *x.shape[1:])
         shift = torch.arange(n, device=x.device).repeat_interleave(x.shape[0] // n) * table.shape[1]
         return F.embedding(x + shift.view(-1, *[1] * (x.dim() - 1)), table.flatten(0, 1))
 

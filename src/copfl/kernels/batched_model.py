@@ -93,7 +93,7 @@ class BatchedModule:
         parameter = next(iter(tensors.values()))
         rows = next(iter(x.values())).shape[:2] if isinstance(x, dict) else x.shape[:2]
         for layer in self.layers.values():
-            layer.valid = valid
+            layer.valid, layer.samples = valid, rows.numel()
         for layer, name, source in self.places:
             layer.values[name] = _rounded(tensors[source], self.whole)
             if gradients and source in gradients and source not in self.tied:  # autograd adds those

@@ -59,18 +59,6 @@ def test_an_argument_without_client_axis_is_the_same_for_all() -> None:
     assert mapped(x).tolist() == [[11.0, 22.0], [13.0, 24.0]]
 
 
-def test_a_long_vector_goes_block_by_block_to_the_same_bits() -> None:
-    x, active = torch.randn(2 * room.BLOCK + 77), torch.rand(2 * room.BLOCK + 77) > 0.5
-
-    @room.of_many_steps
-    def moved(x: Tensor, active: Tensor, speed: float) -> tuple[Tensor, Tensor]:
-        return torch.where(active, x - speed * torch.sqrt(x.abs()), x), active & (x > 0)
-
-    for found, wanted in zip(elementwise(moved, x, active, 0.3), moved(x, active, 0.3), strict=True):
-        assert torch.equal(found, wanted)
-        assert found.dtype == wanted.dtype
-
-
 @pytest.mark.parametrize("kernel", [False, True])
 def test_the_old_vector_stays_where_the_new_one_is_not_wanted(
     kernel: bool, monkeypatch: pytest.MonkeyPatch

@@ -169,7 +169,7 @@ for function, given in (
 assert len(set(made)) == 13, sorted(set(made))
 rows, healthy = torch.randn(4, 1500, dtype=torch.float64), torch.tensor([True, False, True, True])
 rows[1] = torch.nan
-close(pointwise.sum_rows(healthy, rows), rows[healthy].sum(0))
+close(vectors.sum_rows(healthy, rows), rows[healthy].sum(0))
 print("equal")
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from copfl.errors import UsageError, above, below_one
-from copfl.kernels.fused import LONG, elementwise, mapped, of_many_steps
+from copfl.kernels.fused import LONG, elementwise, mapped
 
 State = Any  # a tree of tensors, defined by the optimizer
 
@@ -146,7 +146,6 @@ class Adam:
         return state  # one pair of moments for both kinds of entries
 
 
-@of_many_steps
 def _adam(
     w: Tensor,
     grad: Tensor,

@@ -201,9 +201,9 @@ def healthy_total(healthy: Tensor, summands: T) -> T:
         if gathered:
             return _or_zero(healthy, rows).flatten(0, 1)
         if rows.dim() == 2 and rows.shape[1] > LONG and compiles(rows):
-            from copfl.kernels.triton import pointwise
+            from copfl.kernels.triton import vectors
 
-            return pointwise.sum_rows(healthy, rows)
+            return vectors.sum_rows(healthy, rows)
         return _or_zero(healthy, rows).sum(0)
 
     totals = map(total, tree.leaves(summands), tree.gathered(summands))

@@ -19,7 +19,6 @@ from torch._functorch import eager_transforms as transforms
 COMPILE = True  # False: no kernels of our own, to measure their gain
 LONG = 2**16  # entries from which a vector is worth a kernel of its own
 ALIGN = 32  # entries: rows that start at multiples of this let matrix products read in the widest units
-BLOCK = 2**16  # entries: the intermediate results of a block stay in a core's cache
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -61,23 +60,18 @@ def mapped() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def gradient(
-    function: Callable[..., tuple[Tensor, Any]], *at: Tensor
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, Any]]:
-    """The gradients of the function's first result, and both results: torch.func.grad_and_value with has_aux.
-
-    Written from its parts, because it would first import torch's compiler, which takes six seconds.
-    """
+def gradient(function: Callable[..., tuple[Tensor, Any]], *at: Tensor) -> Any:
+    """torch.func.grad_and_value with has_aux, which would first import torch's compiler: six seconds."""
     with transforms.grad_increment_nesting() as level, torch.enable_grad():
         given = transforms._wrap_all_tensors(at, level)
         transforms._create_differentiable(given, level)
         value, other = function(*given)
-        found: tuple[Tensor | None, ...] = (None,) * len(given)
-        if value.requires_grad:
-            found = torch.autograd.grad(value, given, create_graph=True, allow_unused=True)
-        grads = tuple(torch.zeros_like(t) if g is None else g for t, g in zip(given, found, strict=True))
-        results: Any = (grads, (value, other))
-        return transforms._undo_create_differentiable(results, level)  # type: ignore[no-any-return]
+        how: Any = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+        grads = (
+            torch.autograd.grad(value, given, **how) if value.requires_grad else map(torch.zeros_like, given)
+        )
+        results: Any = (tuple(grads), (value, other))
+        return transforms._undo_create_differentiable(results, level)
 
 
 def over_rows(function: F) -> F:
@@ -107,38 +101,11 @@ def over_rows(function: F) -> F:
     return apply  # type: ignore[no-any-return]
 
 
-MANY_STEPS: set[Function] = set()
-
-
-def of_many_steps(function: F) -> F:
-    """Marks a function of six operations or more: blocks of them are worth one more copy."""
-    MANY_STEPS.add(function)
-    return function
-
-
-def _in_blocks(function: Function, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """function(*arguments), on a CPU in blocks of long vectors: one pass over memory instead of a dozen."""
-    vectors = [a for a in arguments if isinstance(a, Tensor) and a.dim() == 1]
-    length = max((len(v) for v in vectors), default=0)
-    long = function in MANY_STEPS and length > 2 * BLOCK and vectors[0].device.type == "cpu"
-    if not long or any(len(v) != length for v in vectors):
-        whole: tuple[Tensor, ...] = function(*arguments)
-        return whole
-    results: tuple[Tensor, ...] = ()
-    for start in range(0, length, BLOCK):
-        part = slice(start, start + BLOCK)
-        pieces = function(*(a[part] if isinstance(a, Tensor) and a.dim() == 1 else a for a in arguments))
-        if start == 0:
-            results = tuple(torch.empty(length, dtype=piece.dtype) for piece in pieces)
-        for result, piece in zip(results, pieces, strict=True):
-            result[part] = piece
-    return results
-
-
 class _Elementwise(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
-        return _in_blocks(function, arguments)
+        results: tuple[Tensor, ...] = function(*arguments)
+        return results
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

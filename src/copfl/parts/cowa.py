@@ -15,7 +15,7 @@ from torch import Tensor
 from copfl.core.batches import training_split, validation_split
 from copfl.core.task import Data, Plan, Task
 from copfl.errors import UsageError, fraction_of, one_of
-from copfl.kernels.fused import elementwise, of_many_steps
+from copfl.kernels.fused import elementwise
 
 SCORES = ("both", "gradient", "prediction", "none")
 LEAVE_ONE_OUT = ("exact", "paper")
@@ -199,7 +199,6 @@ def whole_without(
     )
 
 
-@of_many_steps
 def _exactly_without(
     w: Tensor, seen: Tensor, uploaded: Tensor, mask: Tensor, weights: Tensor, weight: Tensor, ever: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from copfl.errors import above, below_one, one_of
-from copfl.kernels.fused import elementwise, of_many_steps
+from copfl.kernels.fused import elementwise
 
 # Paper: the moments of an entry that becomes personal are not specified (docs/algorithms/copfl.md).
 #   "restart"  zero, and its step count starts again (default: no leakage and no oversized first steps)
@@ -72,7 +72,6 @@ class Mamo:
         return MamoState(u, v, t if self.change == "restart" else state.t)
 
 
-@of_many_steps
 def _step(
     w: Tensor, grad: Tensor, u: Tensor, v: Tensor, t: Tensor, active: Tensor | None, *numbers: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -34,8 +34,7 @@ from copfl.kernels.modules import (
 )
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
-# Of a model that does not fit the samples, or cannot take those of several clients as one batch.
-FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a model that does not fit
 EVAL_BATCH = 250  # samples in one forward pass of an evaluation: with fifty clients batched, gigabytes
 
 

@@ -15,8 +15,6 @@ from copfl.kernels.fused import compiles
 from copfl.kernels.layers import Geometry, convolve, normalise, product
 from copfl.kernels.modules import BatchNorm, Convolution, mappable_attention
 
-POINT = Geometry((1, 1), (1, 1), (0, 0))
-
 
 class Batched(nn.Module):
     """A layer whose parameters have a client axis; they are set around each call."""
@@ -58,7 +56,9 @@ class BatchedLinear(Batched):
             gradient = self.gradients.pop("weight", None)
             places = None if gradient is None else gradient[..., None, None]
             weight, pixels = self.values["weight"][..., None, None], rows.reshape(-1, 1, 1, x.shape[-1])
-            y = convolve(pixels, weight, POINT, self.products, places).view(n, rows.shape[1], -1)
+            y = convolve(pixels, weight, Geometry((1, 1), (1, 1), (0, 0)), self.products, places).view(
+                n, rows.shape[1], -1
+            )
         elif "weight" in self.values:
             y = product(rows, self.values["weight"].transpose(1, 2), self.products)
         else:

@@ -24,10 +24,7 @@ from copfl.kernels.fused import compiles, mapped, over_rows
 CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
 
-Bits = NDArray[np.uint64]
-
-
-def hashed(*counters: int | Bits) -> Bits:
+def hashed(*counters: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """64 well-mixed bits for every combination of the counters, which broadcast against each other."""
     step, first, second = map(np.uint64, CONSTANTS)
     state = np.zeros((), np.uint64)

@@ -41,15 +41,8 @@ PLACES = {
 SHAPES = {"rows": (1, 2), "column": (1, 1), "vector": (2,), "number": ()}
 
 
-class Unknown(Exception):
-    """An operation or an argument that has no form here."""
-
-
 class _Writer(TorchFunctionMode):
-    """Writes a line for every operation of a function that runs on tensors of an entry or two.
-
-    Not a TorchDispatchMode, which imports torch's compiler.
-    """
+    """Writes a line for every operation. Not a TorchDispatchMode, which imports torch's compiler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +58,7 @@ class _Writer(TorchFunctionMode):
         if isinstance(x, bool | int | float) and math.isfinite(x):
             return f"tl.full([], {x!r}, {TYPES[dtype]})"
         if id(x) not in self.names:
-            raise Unknown("a value from outside")
+            raise KeyError(x)
         name = self.names[id(x)]
         if x.dtype == dtype:
             return name
@@ -91,7 +84,7 @@ class _Writer(TorchFunctionMode):
         if name == "rpow" and isinstance(args[1], float) and args[1] > 0:  # in float64: 1 - beta^t cancels
             return f"tl.exp2({self.value(args[0], torch.float64)} * {math.log2(args[1])!r})"
         if name not in OPERATIONS or options.keys() - {"alpha"} or (name == "invert" and out != torch.bool):
-            raise Unknown(name)
+            raise KeyError(name)
         operands = [self.value(a, out) for a in args]
         if "alpha" in options:
             operands[1] = f"({self.value(options['alpha'], out)} * {operands[1]})"
@@ -118,7 +111,7 @@ def _kernel(function, signature):
     try:
         with writer:
             results = function(*values)
-    except (Unknown, KeyError):  # KeyError: of a dtype
+    except KeyError:  # an operation or a dtype that is not in the tables
         return None
     stores = []
     for n, result in enumerate(results):

@@ -53,12 +53,10 @@ class BatchedLinear(Batched):
         bias = self.value("bias")
         if "weight" in self.values and compiles(x):
             # As a convolution of one pixel, which writes the weight's gradient to its place in the vector.
-            gradient = self.gradients.pop("weight", None)
-            places = None if gradient is None else gradient[..., None, None]
+            gradient, point = self.gradients.pop("weight", None), Geometry((1, 1), (1, 1), (0, 0))
+            place = None if gradient is None else gradient[..., None, None]
             weight, pixels = self.values["weight"][..., None, None], rows.reshape(-1, 1, 1, x.shape[-1])
-            y = convolve(pixels, weight, Geometry((1, 1), (1, 1), (0, 0)), self.products, places).view(
-                n, rows.shape[1], -1
-            )
+            y = convolve(pixels, weight, point, self.products, place).view(n, rows.shape[1], -1)
         elif "weight" in self.values:
             y = product(rows, self.values["weight"].transpose(1, 2), self.products)
         else:

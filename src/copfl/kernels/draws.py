@@ -101,15 +101,14 @@ class Draws(TorchFunctionMode):
                 rows = _uniform(self.key, self.calls, size // clients, wide)
                 return rows.view(tuple(shape))
             if not self.key.dim() and self.key.device.type == "cpu" and not mapped():
-                # The same bits by numpy, whose operations on a few thousand numbers take a quarter of the time.
-                drawn = hashed(
-                    int(self.key) % 2**64, self.calls, np.arange(size, dtype=np.uint64)
-                ) >> np.uint64(40)
-                return (torch.from_numpy(drawn.astype(np.int64)).to(wide) * 2**-24).view(tuple(shape))
+                # numpy's operations on a few thousand numbers take a quarter of the time of torch's.
+                bits = hashed(int(self.key) % 2**64, self.calls, np.arange(size, dtype=np.uint64))
+                drawn = torch.from_numpy((bits >> np.uint64(40)).astype(np.int64))
+                return (drawn.to(wide) * 2**-24).view(tuple(shape))
             place = torch.arange(size // clients, device=self.key.device)
-            bits = mixed(self.key[..., None], self.calls, place)  # [N, size / N], or [size]
+            mix = mixed(self.key[..., None], self.calls, place)  # [N, size / N], or [size]
             # 24 bits, as many as a float32 has: the same draws in every precision.
-            return (shift_right(bits, 40).to(wide) * 2**-24).view(tuple(shape))
+            return (shift_right(mix, 40).to(wide) * 2**-24).view(tuple(shape))
 
     def chosen(self, shape: Sequence[int], probability: float | Tensor, like: Tensor) -> Tensor:
         """1 with this probability and else 0."""

@@ -35,17 +35,26 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
 
 
-def test_the_differences_on_the_page_of_fine_tuning_are_those_of_the_records() -> None:
-    """Its table is written by hand: the numbers, and which are significant with Holm's correction (bold)."""
-    runs = dict(records.Store(RECORDS).lines(RECORDS / "finetuning-text.jsonl.gz"))
-    experiment, store = experiments.read("finetuning-text"), records.Store(RECORDS, runs)
+BANKING = ["banking-skew", "banking-wrong", "banking-shift", "banking-small"]
+IMAGES = ["cifar10-probing", "cifar10-norms", "cifar10-lora", "cinic10-probing"]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"), [("finetuning-text", [*BANKING, "clinc-skew"]), ("finetuning-images", IMAGES)]
+)
+def test_the_differences_on_the_page_of_fine_tuning_are_those_of_the_records(
+    name: str, columns: list[str]
+) -> None:
+    """Its tables are written by hand: the numbers, and which are significant with Holm's correction (bold)."""
+    runs = dict(records.Store(RECORDS).lines(RECORDS / f"{name}.jsonl.gz"))
+    experiment, store = experiments.read(name), records.Store(RECORDS, runs)
     cells = findings.found(experiment, "full", ["equal"], range(5), store).cells
     text = (DOCS / "finetuning.md").read_text("utf-8").partition("## Sentences")[0]
-    line = re.compile(r"^\| (.+) − (.+?)" + r" \| (.+?)" * 4 + r" \|$", re.MULTILINE)
+    line = re.compile(r"^\| ([^|]+) − ([^|]+?)" + r" \| ([^|]+?)" * len(columns) + r" \|$", re.MULTILINE)
     written, gains = list[str](), list[findings.Gain]()
     for own, other, *shown in line.findall(text):
-        for kind, cell in zip(("skew", "wrong", "shift", "small"), shown, strict=True):
-            gain = findings.gain(*(cells["equal", f"banking-{kind}", label] for label in (own, other)))
+        for column, cell in zip(columns, shown, strict=True):
+            gain = findings.gain(*(cells["equal", column, label] for label in (own, other)))
             if len(gain.changes):
                 written.append(cell)
                 gains.append(gain)
@@ -53,6 +62,7 @@ def test_the_differences_on_the_page_of_fine_tuning_are_those_of_the_records() -
                 assert cell == findings.NOT_YET
     p_values = stats.holm([stats.t_test(gain.changes) for gain in gains])
     assert written == [f"**{g}**" if p < 0.05 else str(g) for g, p in zip(gains, p_values, strict=True)]
+    assert len(written) > 30
     assert f"the {len(written)} differences of this table" in text
 
 

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import torch
 from copfl.kernels import draws, fused, topk, layers
-from copfl.kernels.triton import norms, patches, random, vectors
+from copfl.kernels.triton import norms, patches, pointwise, random, vectors
 
 torch.manual_seed(0)
 close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
@@ -122,6 +122,54 @@ def both():
 plain, draws.compiles = both(), lambda tensor: True
 for a, b in zip(both(), plain, strict=True):
     torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+# Elementwise functions under vmap, every one of the package, each as one kernel.
+from copfl.core import optim
+from copfl.parts import cowa, mamo, phases, pwpm
+made = []
+plain_results, fused.compiles = pointwise.results_of, lambda tensor: True
+def results_of(function, given):
+    found = plain_results(function, given)
+    assert found is not None, function
+    made.append(function.__name__)
+    for a, b in zip(found, function(*given), strict=True):
+        assert a.dtype == b.dtype and a.stride(0) % fused.ALIGN == 0, function
+        rounding = 1e-12 if b.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(a, b.expand(a.shape), rtol=rounding, atol=rounding)
+    return found
+pointwise.results_of = results_of
+draw = lambda: torch.randn(3, 1500, dtype=torch.float64)
+flags, shared = torch.rand(3, 1500) > 0.5, torch.rand(1500) > 0.5
+for active in (flags, shared, None):
+    for rule in (optim.Sgd(), optim.Sgd(momentum=0.0), optim.Adam(weight_decay=0.1), mamo.Mamo()):
+        def steps(w, grad, active=active, rule=rule):
+            w, state = rule.step(w, grad, rule.init(w), active)
+            return rule.step(w, grad, state, active)
+        if active is flags:
+            torch.func.vmap(steps)(draw(), draw(), flags)
+        else:
+            torch.func.vmap(steps)(draw(), draw())
+torch.func.vmap(lambda w, g: mamo.Mamo().step(w, g, mamo.Mamo().init(w), None))(draw().float(), draw().float())
+torch.func.vmap(lambda a, b: optim.Scaled(optim.Sgd(), torch.tensor(0.5)).step(a, b, optim.Sgd().init(a), None))(
+    draw(), draw()
+)
+torch.func.vmap(lambda w, g, m: mamo.Mamo().forget(mamo.Mamo().init(w), m))(draw(), draw(), flags)
+torch.func.vmap(fused.either)(flags, draw(), draw())
+one, two = draw().abs(), draw()
+masks, numbers = torch.rand(3, 1500) > 0.5, torch.rand(3, dtype=torch.float64)
+for function, given in (
+    (cowa._exactly_without, (one, two, draw(), flags, draw().abs(), numbers, masks)),
+    (phases._merged, (flags, one, two, draw())),
+    (pwpm._moves, (two, flags, numbers)),
+    (pwpm._by_change, (two, flags, masks)),
+    (pwpm._by_benefit, (two, flags, masks)),
+    (pwpm._shared, (flags, one)),
+    (pwpm._weighted, (one, flags, numbers)),
+):
+    torch.func.vmap(lambda *g, function=function: fused.elementwise(function, *g))(*given)
+assert len(set(made)) == 13, sorted(set(made))
+rows, healthy = torch.randn(4, 1500, dtype=torch.float64), torch.tensor([True, False, True, True])
+rows[1] = torch.nan
+close(vectors.sum_rows(healthy, rows), rows[healthy].sum(0))
 print("equal")
 """
 

@@ -16,7 +16,7 @@ from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
 from copfl.core.task import Data, Plan, Task
 from copfl.engine.cuda_graph import Recorder
-from copfl.kernels.fused import LONG, either_rows, mostly_rows, quick
+from copfl.kernels.fused import LONG, compiles, either_rows, mostly_rows
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -200,9 +200,11 @@ def healthy_total(healthy: Tensor, summands: T) -> T:
     def total(rows: Tensor, gathered: bool) -> Tensor:
         if gathered:
             return _or_zero(healthy, rows).flatten(0, 1)
-        # For a long vector, one compiled pass that selects and adds is worth the time to compile it.
-        sum_of: Callable[..., Tensor] = quick(_sum_of, rows) if rows[0].numel() > LONG else _sum_of
-        return sum_of(healthy, rows)
+        if rows.dim() == 2 and rows.shape[1] > LONG and compiles(rows):
+            from copfl.kernels.triton import vectors
+
+            return vectors.sum_rows(healthy, rows)
+        return _or_zero(healthy, rows).sum(0)
 
     totals = map(total, tree.leaves(summands), tree.gathered(summands))
     return tree.rebuild(summands, list(totals))
@@ -210,10 +212,6 @@ def healthy_total(healthy: Tensor, summands: T) -> T:
 
 def _or_zero(healthy: Tensor, rows: Tensor) -> Tensor:
     return either_rows(healthy, rows, torch.zeros_like(rows))
-
-
-def _sum_of(healthy: Tensor, rows: Tensor) -> Tensor:
-    return _or_zero(healthy, rows).sum(0)
 
 
 def healthy_records(healthy: Tensor, new: T, old: T) -> T:

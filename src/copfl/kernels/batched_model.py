@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny
 from copfl.kernels.draws import Draws, Keyed
-from copfl.kernels.fused import aligned_like, gradient, over_rows
+from copfl.kernels.fused import aligned, gradient, over_rows
 from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, is_plain, logits_of
 
 # Where short products are faster. There, a model of which a part is frozen computes with short activations,
@@ -282,7 +282,7 @@ def _forward(
         with torch.no_grad():
             return (*model({**fixed, **statistics}, x, None, False)[:2], buffers)
     trained, split = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
-    (tape.gradient,) = aligned_like((trained,), *trained.shape)
+    tape.gradient = aligned(trained, trained.dtype)
     gradients = split(tape.gradient)
     tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())

@@ -1,4 +1,4 @@
-"""Elementwise functions in one pass over memory: compiled on a GPU with a compiler, plain PyTorch elsewhere.
+"""Elementwise functions in one pass over memory: a kernel on a GPU with Triton, plain PyTorch elsewhere.
 
 An optimizer's step reads and writes every parameter; as a dozen PyTorch operations it moves five times the
 bytes that it needs. `elementwise(f, ...)` is f(...), inside vmap and outside, only faster.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import types
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms as transforms
 
-COMPILE = True  # False: never compile, to measure the gain of compiling
+COMPILE = True  # False: no kernels of our own, to measure their gain
 LONG = 2**16  # entries from which a vector is worth a kernel of its own
 ALIGN = 32  # entries: rows that start at multiples of this let matrix products read in the widest units
 
@@ -25,45 +24,15 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 
-@lru_cache(maxsize=512)
-def _compiled(function: Function, signature: object) -> Function:
-    """A compiled copy per signature: the compiler gives up on a function after eight of them."""
-    # The compiler distinguishes functions by their code.
-    code = function.__code__.replace(co_name=function.__name__ + "_")
-    copy = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    return torch.compile(copy, dynamic=False)
-
-
-def _signature(arguments: Sequence[Any]) -> tuple[object, ...]:
-    return tuple((a.shape, a.stride(), a.dtype) if isinstance(a, Tensor) else a for a in arguments)
-
-
-@cache
-def _into(function: Function) -> Function:
-    """The function with its results written into given tensors, which the compiler does in the same pass."""
-
-    def into(outs: tuple[Tensor, ...], *arguments: Any) -> None:
-        for out, result in zip(outs, function(*arguments), strict=True):
-            out.copy_(result)
-
-    return into
-
-
-def aligned_like(results: tuple[Tensor, ...], rows: int, length: int) -> tuple[Tensor, ...]:
-    """Empty rows of this length for each result, aligned for a GPU."""
+def aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Empty rows of this shape [N, d], aligned for a GPU."""
+    rows, length = like.shape
     padded = -(-length // ALIGN) * ALIGN
-    return tuple(torch.empty(rows, padded, dtype=r.dtype, device=r.device)[:, :length] for r in results)
-
-
-def quick(function: Function, tensor: Tensor) -> Function:
-    """The function, compiled for this tensor's shape where that is possible."""
-    return _compiled(function, _signature([tensor])) if compiles(tensor) else function
+    return torch.empty(rows, padded, dtype=dtype, device=like.device)[:, :length]
 
 
 def compiles(tensor: Tensor) -> bool:
-    """Whether functions of this tensor are compiled."""
+    """Whether functions of this tensor are one kernel."""
     return COMPILE and tensor.is_cuda and can_compile()
 
 
@@ -78,9 +47,9 @@ def without_kernels() -> Iterator[None]:
         COMPILE = before
 
 
-@lru_cache(maxsize=1)
+@cache
 def can_compile() -> bool:
-    """Whether torch.compile can make GPU kernels here."""
+    """Whether Triton can make GPU kernels here."""
     if importlib.util.find_spec("triton") is None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
@@ -159,14 +128,13 @@ class _Elementwise(torch.autograd.Function):
 
         given = list(map(rows_of, arguments, dims))
         like = next(g for g in given if isinstance(g, Tensor) and g.dim() == rank + 1)
-        if not compiles(like) or like.dim() != 2:
+        results: tuple[Tensor, ...] | None = None
+        if compiles(like) and like.dim() == 2 and like.shape[1] > 1:
+            from copfl.kernels.triton import pointwise
+
+            results = pointwise.results_of(function, given)
+        if results is None:
             results = function(*given)
-        else:
-            # One entry of each determines the dtypes; a vector that clients have in common has no client
-            # axis.
-            first = [g[..., :1] if isinstance(g, Tensor) and g.dim() else g for g in given]
-            results = aligned_like(function(*first), *like.shape)
-            _compiled(_into(function), _signature(given))(results, *given)
         return results, tuple(0 for _ in results)
 
 

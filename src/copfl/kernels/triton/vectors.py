@@ -15,7 +15,7 @@ BLOCK = 1024
 
 # A row may be split into segments, such as a model's tensors, each with its own count and threshold. A
 # program processes a part of one: `segments`, [3, parts], has each part's segment, its first place, and the
-# segment's end. The bit at which a digit begins is no constant: a kernel would be compiled for each.
+# segment's end. The bit at which a digit begins is no constant of the kernel: each would be compiled by itself.
 
 PIECES = tl.constexpr(8)
 PART = PIECES.value * BLOCK
@@ -172,3 +172,24 @@ def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
         length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
     )  # fmt: skip
     return new
+
+
+@triton.jit
+def _sum_rows(healthy, rows, total, stride, length, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.zeros([BLOCK], dtype=total.dtype.element_ty)
+    for n in range(ROWS):
+        if tl.load(healthy + n) != 0:
+            found += tl.load(rows + place, mask=place < length, other=0)
+        rows += stride
+    tl.store(total + place, found, mask=place < length)
+
+
+def sum_rows(healthy: Tensor, rows: Tensor) -> Tensor:
+    """The sum of the healthy rows [N, d], in their order."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    (number, length), total = rows.shape, torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    _sum_rows[(triton.cdiv(length, BLOCK),)](
+        healthy.contiguous().view(torch.uint8), rows, total, rows.stride(0), length, ROWS=number, BLOCK=BLOCK
+    )
+    return total

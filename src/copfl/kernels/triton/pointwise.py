@@ -1,6 +1,6 @@
 """An elementwise function of rows as one kernel, written from the operations that the function calls.
 
-torch.compile does the same in seconds per function, after ten seconds of imports; this takes milliseconds, and
+torch.compile does it in seconds per function, after ten seconds of imports; this takes milliseconds, and
 Triton keeps the kernel on disk. A function with an operation that is not in the tables has no kernel.
 """
 
@@ -98,7 +98,7 @@ def _kind(t: Tensor) -> str:
 
 @cache
 def _kernel(function, signature):
-    """The kernel of a function for arguments of these kinds, and the dtypes of its results; None: it has none."""
+    """The kernel for arguments of these kinds, and the dtypes of its results; None: the function has none."""
     writer, values, reads, names = _Writer(), [], [], []
     for n, (kind, what) in enumerate(signature):
         values.append(what if kind == "value" else torch.ones(SHAPES[kind], dtype=what))

@@ -15,7 +15,7 @@ BLOCK = 1024
 
 # A row may be split into segments, such as a model's tensors, each with its own count and threshold. A
 # program processes a part of one: `segments`, [3, parts], has each part's segment, its first place, and the
-# segment's end. The bit at which a digit begins is no constant of the kernel: each would be compiled by itself.
+# segment's end. The bit at which a digit begins is no constant: each would be compiled by itself.
 
 PIECES = tl.constexpr(8)
 PART = PIECES.value * BLOCK

@@ -334,8 +334,8 @@ def _fill_slots(
             parts[client[slot]].append(pool[start : start + taken])
     notes = []
     if shared:
-        few = f"{shared} {kind} have too few samples for separate test parts"
-        notes = [f"{few}; clients that have the same class are tested on the same samples of it"]
+        # The words are part of the fingerprint of a partition, and so of stored runs.
+        notes = [f"test: {shared} {kind} have too few samples for parts of their own; clients share them"]
     if short:
         taken, available, many, key = min(short)
         what = f'class "{dataset.classes[key // groups]}"'

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload
+from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload, _last_mean
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import Data, Sgd, UsageError, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import vmap
 from copfl.experiment.config import built
-from copfl.parts.cowa import Cowa, Others, last_mean
+from copfl.parts.cowa import Cowa, Others
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm
@@ -51,7 +51,7 @@ def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
 
 
 def without(algorithm: COPFL, client: Client, down: Down, update: Tensor) -> Others:
-    return algorithm.contribution.others(last_mean(client, down), update)
+    return algorithm.contribution.others(_last_mean(client, down), update)
 
 
 def test_the_first_round_by_hand() -> None:

@@ -164,9 +164,13 @@ def test_tokens_fold_too() -> None:
 
 def test_positions_without_an_axis_for_samples_are_left_to_vmap() -> None:
     task = task_of(Words(axes=1), 4, dtype=torch.float64)
-    for length in (6, 7):  # a multiple of the number of clients, and not
-        data = Data(torch.randint(0, 11, (8, length)), torch.arange(8) % 4, torch.tensor(8))
-        assert task.with_batching(data=data) is task
+
+    def sentences(length: int) -> Data:
+        return Data(torch.randint(0, 11, (8, length)), torch.arange(8) % 4, torch.tensor(8))
+
+    assert task.with_batching(data=sentences(6)) is task  # a multiple of the number of clients: other numbers
+    with pytest.warns(UserWarning, match="plain vmap is used, as the batched form fails"):
+        assert task.with_batching(data=sentences(7)) is task
 
 
 def test_a_parameter_outside_the_known_layers_is_left_to_vmap() -> None:

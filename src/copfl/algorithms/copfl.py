@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
 from copfl.kernels.fused import either
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import Cowa, bounded, last_mean
+from copfl.parts.cowa import Cowa, LastMean, bounded
 from copfl.parts.mamo import Mamo
 from copfl.parts.phases import Phases, check_state_per_phase
 from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
@@ -49,6 +49,13 @@ class Total(NamedTuple):
     personal: Tensor  # [D], the number of clients for which the entry is personal
     score: Tensor  # [], sum of Gamma
     clients: Tensor  # []
+
+
+def _last_mean(client: Client, down: Down) -> LastMean:
+    """A client that missed the last round has no weight in its mean."""
+    weight = torch.where(client.round == down.round - 1, client.score, 0)
+    own, ever = (client.seen, client.w, client.mask), client.round >= 0
+    return LastMean(down.w, *own, down.weights, weight, down.score, ever)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class COPFL:
         )
         moments = self.optimizer.forget(local.moments, (mask ^ client.mask)[: task.d])
         # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
-        others = self.contribution.others(last_mean(client, down), local.update)
+        others = self.contribution.others(_last_mean(client, down), local.update)
         scores = self.contribution.judge(task, local.w, local.update, others, data)
         score = bounded(scores.total, down.bounds)
         metrics = {"loss": local.loss, "weight": score, **scores.metrics()}

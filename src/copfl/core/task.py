@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,7 +23,7 @@ from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
-from copfl.kernels.draws import Draws, Keyed
+from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import gradient, mapped, without_kernels
 from copfl.kernels.modules import (
     BatchNorm,
@@ -179,6 +180,8 @@ class Task:
             except FAILURES as error:
                 if isinstance(error, torch.cuda.OutOfMemoryError):
                     raise
+                if not isinstance(error, NotBatched):
+                    warnings.warn(f"plain vmap is used, as the batched form fails: {error}", stacklevel=2)
                 return False
         return all(bool(c.all()) for c in close)
 

@@ -137,7 +137,7 @@ def prepare(
     sizes = (settings.batch, settings.participants, settings.rounds)
     load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
     if is_large and device.type == "cpu":
-        tell("timing the ways to train on a few samples")
+        tell("timing the engines on a few samples")
     engine = autotune.choose_engine(
         load, engine=settings.engine, chunk=settings.chunk, mkldnn=settings.mkldnn
     )

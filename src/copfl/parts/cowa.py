@@ -7,7 +7,7 @@ and the loss of the model without it on its data (Eq. 10). Their sum is its weig
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,13 +34,6 @@ class LastMean(NamedTuple):
     weight: Tensor  # [], the client's Gamma in that mean; 0 if it did not take part
     total: Tensor  # [], the sum of Gamma over all clients
     ever: Tensor  # [] bool, whether the client took part before
-
-
-def last_mean(client: Any, server: Any) -> LastMean:
-    """The last mean by CO-PFL's records: a client that missed the last round has no weight in it."""
-    weight = torch.where(client.round == server.round - 1, client.score, 0)
-    own, ever = (client.seen, client.w, client.mask), client.round >= 0
-    return LastMean(server.w, *own, server.weights, weight, server.score, ever)
 
 
 class Others(NamedTuple):

@@ -87,8 +87,8 @@ def prepare(
     dataset = components.build_data(tables["data"]) if data is None else data
     dataset.check_test_classes()
     is_large = pretrained.is_pretrained(str(tables["model"].get("name", "")))
-    if is_large:
-        tell(f"reading {len(dataset.train) + len(dataset.test):,} samples for the pretrained model")
+    if is_large and getattr(dataset.train.x, "dtype", np.dtype(float)).kind in "UO":
+        tell(f"tokenising {len(dataset.train) + len(dataset.test):,} sentences")
     dataset = model_tables.tokenized(dataset, tables["model"])
     tell(hints.padding(dataset, tables["model"].get("max_length", 0)))
     dataset = dataset if settings.augment else dataclasses.replace(dataset, augment=False)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from copfl.comparison.entries import Entry
-from copfl.comparison.jobs import ACCURACIES
+from copfl.comparison.jobs import accuracies as metric_names
 from copfl.comparison.results import Record, Trial, Tuned
 from copfl.comparison.tables import Comparison, Row, as_csv, as_json, as_markdown, as_text
 from copfl.stats import difference
+
+ACCURACIES = metric_names("all")
 
 
 def record(*accuracies: float, broken: int = 0) -> Record:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.io import savemat
 
 from copfl.data.datasets import DATASETS, load
-from copfl.data.other_sets import SIGNALS
+from copfl.data.published import SIGNALS
 from copfl.errors import DataError
 from tests.data.files import assert_well_formed, write_image
 from tests.data.test_datasets import cifar_pickle

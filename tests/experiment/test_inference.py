@@ -18,7 +18,8 @@ from copfl.core.optim import Adam
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment import export, inference
-from copfl.experiment.personalize import Training, fine_tuned, nearest, vector_of
+from copfl.experiment.folder import vector_of
+from copfl.experiment.inference import Training, fine_tuned, nearest
 from copfl.models import build
 from tests.commands import called, files
 

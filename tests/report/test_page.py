@@ -15,7 +15,7 @@ import pytest
 from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
 from copfl.experiment.gains import Analysis, Cross
-from copfl.report import conclusion, document, page, run_data
+from copfl.report import document, page, run_data
 from tests.commands import called
 
 
@@ -46,10 +46,10 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
 
 def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
-    assert conclusion.of_runs([run])[0].endswith("the run did not train them alone as a baseline.")
+    assert page.of_runs([run])[0].endswith("the run did not train them alone as a baseline.")
     alone = run.last("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
-    first, who, cost = conclusion.of_runs([measured])
+    first, who, cost = page.of_runs([measured])
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
     assert (
@@ -105,7 +105,7 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
     low, high = map(float, bounds.split(" to "))
     assert low <= gain.mean() <= high
     assert verdict == ("not distinguishable" if low <= 0 <= high else "higher" if low > 0 else "lower")
-    assert f"local, sgd 0.1: {verdict}, {mean} points ({bounds})." in conclusion.of_runs(found)[0]
+    assert f"local, sgd 0.1: {verdict}, {mean} points ({bounds})." in page.of_runs(found)[0]
     names = list(data_of(page.render(found))["figures"])
     assert {"differences", "clients-1-copfl", "clients-3-fedavg"} <= set(names)
     chart = next(c for c in page.sections(found)[0].charts if c.name == "clients-1-copfl")

@@ -29,7 +29,6 @@ def choose(
     """
     from copfl.comparison import choose as racing
     from copfl.comparison import entries
-    from copfl.comparison.layers import VALIDATION
     from copfl.errors import AGAIN, stoppable
 
     with stoppable(AGAIN):
@@ -41,7 +40,7 @@ def choose(
             out or Path("runs") / f"choose-{options.data_name(tables)}",
             tune=entries.values_of(tune or [], "--tune"),
             addons=addons,
-            validation=VALIDATION if validation is None else validation,
+            validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,
             jobs=default_jobs(tables.get("run", {})) if jobs is None else jobs,
             log=options.logger(quiet),

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.comparison import entries as reading
-from copfl.comparison.entries import Entry, cells, check_own, check_seeds, described
+from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
 from copfl.comparison.folders import finished
 from copfl.comparison.jobs import LAST, Job
-from copfl.comparison.layers import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import Log, all_done
@@ -72,7 +71,7 @@ def choose(
     entries: Sequence[str | Entry] = ("all",),
     budget: str | int = "",
     seeds: Sequence[int] = (0, 1, 2),
-    base_tables: BaseTables | None = None,
+    base_tables: Base | None = None,
     out: str | Path = "runs/choose",
     *,
     tune: Mapping[str, Sequence[Any]] | None = None,
@@ -95,7 +94,7 @@ def choose(
     """
     out, log = Path(out), log or (lambda line: None)
     given = base_tables or {}
-    base = with_optimizer({**given, "run": {**given.get("run", {}), **KEPT}})
+    base = reading.with_optimizer({**given, "run": {**given.get("run", {}), **KEPT}})
     seeds = check_seeds(seeds)
     race = Race(out, base, seeds, validation, jobs, log)
     candidates = race.candidates(_entries(entries), tune or {})
@@ -237,7 +236,7 @@ class Race:
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
         """Every entry with every value of the grid that concerns it."""
         grid = reading.grid_of(tune, "--tune")
-        check_own("--tune", grid)
+        reading.check_own("--tune", grid)
         found = []
         for entry in rows:
             own = {
@@ -252,7 +251,7 @@ class Race:
 
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
         layers = [*layers_of(entry, self.base), more]
-        make = partial(job_of, self.out / "race", entry.label, layers, validation=self.validation)
+        make = partial(reading.job_of, self.out / "race", entry.label, layers, validation=self.validation)
         return Candidate(entry, layers, [make(seed) for seed in self.seeds])
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:

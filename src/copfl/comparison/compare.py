@@ -19,19 +19,8 @@ import numpy as np
 
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
-from copfl.comparison.entries import (
-    Entry,
-    Grid,
-    Range,
-    Space,
-    cells,
-    check_own,
-    check_seeds,
-    described,
-    layers,
-)
+from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
 from copfl.comparison.jobs import LAST, Job, Starts, accuracies
-from copfl.comparison.layers import VALIDATION, BaseTables, job_of, layers_of, with_optimizer
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Search
@@ -53,7 +42,7 @@ RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning
 def compare(
     entries: Sequence[str | Entry],
     seeds: Sequence[int] = (0, 1, 2),
-    base_tables: BaseTables | None = None,
+    base_tables: Base | None = None,
     out: str | Path = "runs/compare",
     *,
     tune: Mapping[str, Sequence[Any] | str] | None = None,
@@ -81,11 +70,11 @@ def compare(
     """
     parsed = [reading.entries_of([e]) if isinstance(e, str) else [reading.checked(e)] for e in entries]
     rows = [row for some in parsed for row in some]
-    base, out, log = with_optimizer(base_tables or {}), Path(out), log or _silent
-    seeds, tried = check_seeds(seeds), reading.space_of(tune or {}, "--tune")
-    tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
+    base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
+    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "--tune")
+    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
     _checked(rows, base, tried, last, jobs)
-    check_own("--tune", tried)
+    reading.check_own("--tune", tried)
     searching = _is_search(tried, trials)
 
     def space(entry: Entry) -> Space:
@@ -113,7 +102,7 @@ def compare(
         if fraction < 1:
             rounds = max(1, round(fraction * resolve(parts, {})["run"]["rounds"]))
             label, parts = f"{label}, {rounds} rounds", [*parts, {"run": {"rounds": rounds}}]
-        return [job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
+        return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     run = partial(all_done, processes=jobs, log=log, executor=executor)
     tuning_run = partial(run, what="tuning runs")
@@ -127,8 +116,9 @@ def compare(
             tuning_run,
         )
         names = [  # with all that its trials depend on, so that the same search goes on
-            f"{entry.label} {digest([_essential(entry, base), str(own), tune_seeds, validation, last])}"
+            f"{entry.label} {digest([essential(tables), str(own), tune_seeds, validation, last])}"
             for entry, own in zip(rows, spaces, strict=True)
+            for tables in [resolve(layers_of(entry, base), {})]
         ]
         found = search.searched(shared, spaces, names)
     else:
@@ -143,8 +133,8 @@ def compare(
     records = _records(final, run)
     against = records[labels.index(chosen)]
     table = [
-        Row(entry, own, best, {} if entry.label == chosen else _differences(own, against), optimizer_of(plan))
-        for entry, own, best, plan in zip(rows, records, found, final, strict=True)
+        Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
+        for entry, own, best in zip(rows, records, found, strict=True)
     ]
     notes = left_out + _notes(table) + _tuning_notes(table, spaces)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
@@ -156,7 +146,7 @@ def compare(
 def sweep(
     over: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] = (0, 1, 2),
-    base_tables: BaseTables | None = None,
+    base_tables: Base | None = None,
     out: str | Path = "runs/sweep",
     *,
     algorithm: str = "copfl",
@@ -166,7 +156,7 @@ def sweep(
     log: Log | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
-    seeds, grid = check_seeds(seeds), reading.grid_of(over, "--over")
+    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "--over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
     own = base.pop("algorithm", {})
     name = str(own.pop("name", algorithm))
@@ -179,24 +169,21 @@ def sweep(
     reading.checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
     final = [
-        [job_of(Path(out) / "runs", f"{name} {row.label}", layers(row, base), s, last=last) for s in seeds]
+        [
+            reading.job_of(Path(out) / "runs", f"{name} {row.label}", reading.layers(row, base), s, last=last)
+            for s in seeds
+        ]
         for row in rows
     ]
     prepare([final[0][0].tables, suitability.CHECK if executor else {}])
-    records = _records(final, partial(all_done, processes=jobs, log=log or _silent, executor=executor))
-    table = [
-        Row(entry, runs, optimizer=optimizer_of(plan))
-        for entry, runs, plan in zip(rows, records, final, strict=True)
-    ]
+    records = _records(
+        final, partial(all_done, processes=jobs, log=log or (lambda line: None), executor=executor)
+    )
+    table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
     write(result, Path(out))
     return result
-
-
-def optimizer_of(jobs: Sequence[Job]) -> dict[str, Any]:
-    """The optimizer of these runs of one row, with every option."""
-    return dict(jobs[0].tables["optimizer"])
 
 
 def unequal(rows: Sequence[Row]) -> list[str]:
@@ -216,11 +203,7 @@ def unequal(rows: Sequence[Row]) -> list[str]:
     return ["unequal learning rates"] if len(rates) > 1 else []
 
 
-def _essential(entry: Entry, base: BaseTables) -> Tables:
-    return essential(resolve(layers_of(entry, base), {}))
-
-
-def _default_grid(entry: Entry, base: BaseTables) -> Space:
+def _default_grid(entry: Entry, base: Base) -> Space:
     """Multiples of the optimizer's learning rate on this data set; empty where the rate is given."""
     name = reading.applies(entry, base)[1]
     titles = ("optimizer", name)
@@ -231,7 +214,7 @@ def _default_grid(entry: Entry, base: BaseTables) -> Space:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def _own_space(entry: Entry, base: BaseTables, space: Space) -> Space:
+def _own_space(entry: Entry, base: Base, space: Space) -> Space:
     """The space without the keys of other algorithms, and without those that the entry sets."""
     return {
         (title, key): values
@@ -240,11 +223,7 @@ def _own_space(entry: Entry, base: BaseTables, space: Space) -> Space:
     }
 
 
-def _silent(line: str) -> None:
-    """Prints nothing."""
-
-
-def _checked(rows: Sequence[Entry], base: BaseTables, space: Space, last: int, jobs: int) -> None:
+def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
     at_least(1, last=last, jobs=jobs)
     labels = [row.label for row in rows]
@@ -274,9 +253,7 @@ def _is_search(space: Space, trials: int | None) -> bool:
     return True
 
 
-def _suitable(
-    rows: Sequence[Entry], base: BaseTables, experiment: Experiment
-) -> tuple[list[Entry], list[str]]:
+def _suitable(rows: Sequence[Entry], base: Base, experiment: Experiment) -> tuple[list[Entry], list[str]]:
     """The rows that can train on the task, and a note on those that are left out; an error for others."""
     refused = suitability.refusals(rows, lambda entry: layers_of(entry, base), experiment)
     named = {

@@ -1,4 +1,7 @@
-"""What is compared, as people write it: algorithms with options, grids, seeds, and files of them."""
+"""What is compared, as people write it: algorithms with options, grids, seeds, and files of them.
+
+The settings of a row are layers of tables; with a seed they make a job.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.algorithms import ALGORITHMS
+from copfl.comparison.jobs import LAST, Job, placed
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config
+from copfl.experiment.components import OPTIMIZERS, resolve
 from copfl.experiment.config import Tables
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 Place = tuple[str, str]  # (table, key)
 Grid = dict[Place, list[Any]]  # the values to try
 
+VALIDATION = 0.2  # of each client's training samples
+OPTIMIZER = "adam"  # of every row, where none is named
+OWN = "own"  # in place of a name: each algorithm's own optimizer
 MOST_SEEDS = 10_000  # more is taken for a mistake
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
@@ -239,9 +247,41 @@ def concerns(entry: Entry, base: Base, title: str) -> bool:
 
 def _names_a_choice(title: str) -> bool:
     """Whether a table has the name of an algorithm or optimizer, and not of a kind such as [run]."""
-    from copfl.experiment.components import OPTIMIZERS
-
     return title in ALGORITHMS or title in OPTIMIZERS
+
+
+def job_of(
+    folder: Path,
+    label: str,
+    layers: Sequence[Tables],
+    seed: int,
+    *,
+    validation: float = 0.0,
+    last: int = LAST,
+) -> Job:
+    """The run of these layers of settings and this seed."""
+    tables = resolve([*layers, {"run": {"seed": seed}}], {})
+    return placed(Job(label, tables, validation=validation, last=last), folder)
+
+
+def with_optimizer(base: Base) -> Tables:
+    """The tables with one optimizer for every row, or with none for each algorithm's own."""
+    table = {"name": OPTIMIZER, **base.get("optimizer", {})}
+    if table["name"] == OWN:
+        del table["name"]
+    return {**{title: dict(own) for title, own in base.items()}, "optimizer": table}
+
+
+def layers_of(entry: Entry, base: Base) -> list[Tables]:
+    """The layers of an entry. With one optimizer for every row, each phase has a new state.
+
+    A state that two phases share makes the steps of the second one smaller.
+    """
+    result = layers(entry, base)
+    phased = "state_per_phase" in config.keywords_of(ALGORITHMS[entry.name])
+    if phased and "name" in base.get("optimizer", {}) and not resolve(result, {})["optimizer"]["keep"]:
+        result.insert(1, {entry.name: {"state_per_phase": True}})
+    return result
 
 
 def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:

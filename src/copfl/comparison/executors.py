@@ -6,12 +6,13 @@ The run folders must be on a file system that all machines share, and copfl must
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ R = TypeVar("R")
 
 FORMS = "slurm, slurm:PARTITION or dask:ADDRESS, such as dask:tcp://10.0.0.1:8786"
 TIMEOUT = 10.0  # seconds for an answer of Dask
+MOST = 100_000  # jobs, each of which has a thread that waits for it
 RESULTS = 1.0  # seconds between two checks for results
 STATES = 10.0  # seconds between two questions to Slurm
 DELAY = 15.0  # seconds after the end of a job until its result must be visible on a shared file system
@@ -66,8 +68,8 @@ def _dask(address: str) -> Iterator[Executor]:
         yield client.get_executor(pure=False)
 
 
-class Slurm(Executor):
-    """Every call is a job of Slurm. submitit submits it and stores its result; a thread watches the jobs."""
+class Slurm(ThreadPoolExecutor):
+    """Every call is a job of Slurm. submitit submits it and stores its result; a thread waits for that."""
 
     def __init__(self, folder: Path, partition: str | None = None, cpus: int = 1) -> None:
         try:
@@ -84,70 +86,43 @@ class Slurm(Executor):
         self._submitit.update_parameters(
             job_name="copfl", partition=partition, cpus_per_task=cpus, time=None, use_srun=False
         )
-        self._jobs: dict[Future[Any], Any] = {}
-        self._changed, self._closed = threading.Lock(), threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
+        super().__init__(MOST)
+        self._closed, self._asking = threading.Event(), threading.Lock()
+        self._asked = -math.inf
+        self._states: dict[str, str] | None = None
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         try:
             job = self._submitit.submit(fn, *args, **kwargs)
         except RuntimeError as error:  # of submitit, with what sbatch said
             raise RunError(f"Slurm did not take a job: {error}; correct the options of --on") from error
-        future: Future[R] = Future()
-        with self._changed:
-            self._jobs[future] = job
-        return future
+        return super().submit(self._result, job)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Cancels what is left."""
         self._closed.set()
-        self._watcher.join()
-        for job in self._jobs.values():
-            job.cancel(check=False)
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
-    def _watch(self) -> None:
-        """Sets the result of every job that has one, and an error for those that ended without."""
-        asked, ended = 0.0, dict[str, float]()  # when each job was first seen as ended
+    def _result(self, job: Any) -> Any:
+        """The result of the job, once there is one; an error, if it ended without."""
+        path, ended = Path(job.paths.result_pickle), math.inf  # when the job was first seen as ended
         while not self._closed.wait(RESULTS):
-            now = time.monotonic()
-            with self._changed:
-                jobs = dict(self._jobs)
-            if jobs and now - asked >= STATES:
-                asked, states = now, self._states()
-                if states is not None:
-                    gone = [
-                        job.job_id for job in jobs.values() if states.get(job.job_id, "COMPLETED") in ENDED
-                    ]
-                    ended = {id: ended.get(id, now) for id in gone}
-            for future, job in jobs.items():
-                outcome = self._outcome(job, now - ended.get(job.job_id, now) > DELAY)
-                if outcome is None and not future.cancelled():
-                    continue
-                if not future.set_running_or_notify_cancel():
-                    job.cancel(check=False)
-                elif isinstance(outcome, Exception):
-                    future.set_exception(outcome)
-                elif outcome is not None:
-                    future.set_result(outcome[0])
-                with self._changed:
-                    del self._jobs[future]
-
-    def _outcome(self, job: Any, lost: bool) -> tuple[Any] | Exception | None:
-        """The result, the error without one, or None as long as the job may run."""
-        path = Path(job.paths.result_pickle)
-        try:
             os.listdir(path.parent)  # so that a network file system reads it again
             if path.exists():
-                return (job.result(),)
-        except Exception as error:
-            return error
-        return RuntimeError(f"Slurm ended job {job.job_id}, see {job.paths.stderr}") if lost else None
+                return job.result()
+            ended = min(ended, time.monotonic()) if self._state(job.job_id) in ENDED else math.inf
+            if time.monotonic() - ended > DELAY:
+                raise RuntimeError(f"Slurm ended job {job.job_id}, see {job.paths.stderr}")
+        job.cancel(check=False)
+        raise CancelledError
 
-    def _states(self) -> dict[str, str] | None:
-        """The state of every job of this user that Slurm knows; None if it does not answer."""
-        words = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--user={os.getuid()}"]
-        answer = subprocess.run(words, capture_output=True, text=True)
-        if answer.returncode:
-            return None
-        return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+    def _state(self, id: str) -> str:
+        """The state of a job, as Slurm last answered for all jobs of this user; "" if it did not."""
+        with self._asking:
+            if time.monotonic() - self._asked >= STATES:
+                words = ["squeue", "--noheader", "--states=all", "--format=%A %T", f"--user={os.getuid()}"]
+                answer = subprocess.run(words, capture_output=True, text=True)
+                lines = answer.stdout.splitlines()
+                self._states = None if answer.returncode else dict(line.split(maxsplit=1) for line in lines)
+                self._asked = time.monotonic()
+            return "" if self._states is None else self._states.get(id, "COMPLETED")

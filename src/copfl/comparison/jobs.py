@@ -23,7 +23,6 @@ def accuracies(eval_models: str, metric: str = "accuracy") -> tuple[str, ...]:
     return tuple(f"{metric}{model}" for model in EVAL_MODELS[eval_models])
 
 
-ACCURACIES = accuracies("all")
 NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial weights"}
 
 

@@ -33,7 +33,6 @@ class Row:
     outcomes: list[Record]
     tuned: Tuned = field(default_factory=lambda: Tuned([]))
     differences: dict[str, Difference] = field(default_factory=dict)  # by accuracy; none for the reference
-    optimizer: dict[str, Any] = field(default_factory=dict)  # its table, with every option
 
     @property
     def label(self) -> str:
@@ -44,9 +43,14 @@ class Row:
         return self.outcomes[0].metric
 
     @property
+    def optimizer(self) -> dict[str, Any]:
+        """Its table, with every option."""
+        return self.outcomes[0].tables.get("optimizer", {})
+
+    @property
     def title(self) -> str:
         """The label, with optimizer and learning rate: "copfl (adam 0.001)"."""
-        optimizer = optimizer_text({"optimizer": self.optimizer})
+        optimizer = optimizer_text(self.outcomes[0].tables)
         return f"{self.label} ({optimizer})" if optimizer else self.label
 
     def per_seed(self) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,31 +59,31 @@ def image_folder(
         found, images = len(images), reading.intact(images)
         notes = [f"{found - len(images):,} of {found:,} images are corrupt and were skipped"]
     given = {image.split for image in images}
-    parts = {"": "train", "_test": "test"} if given >= {"train", "test"} else {"": ""}
-    images = [image for image in images if image.split in parts.values()]
+    parts = ("train", "test") if given >= {"train", "test"} else ("",)
+    images = [image for image in images if image.split in parts]
     classes = tuple(sorted({image.label for image in images if image.split != "test"}))
-    for folder in sorted((path / parts[""]).glob("[!.]*/")):
+    for folder in sorted((path / parts[0]).glob("[!.]*/")):
         if folder.name not in classes:
             raise DataError(f"{folder} has no images (*.png, *.jpg)")
     if not classes:
         raise DataError("no images; expected <class>/*.png or *.jpg, or {train,test}/<class>/*.png or *.jpg")
     if extra := {image.label for image in images} - set(classes):
         raise DataError(f"test/ has a class {min(extra)} which train/ lacks")
-    arrays: dict[str, Any] = {}
+    splits = []
     try:
         sizes = Counter(reading.image_size(image.read(), image.source) for image in images)
         shape = sizes.most_common(1)[0][0] if size is None else (size, size)
-        for suffix, split in parts.items():
+        for split in parts:
             chosen = [image for image in images if image.split == split]
-            arrays[f"x{suffix}"] = reading.decode_all(chosen, shape, gray)
-            arrays[f"y{suffix}"] = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
+            labels = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
+            splits.append((reading.decode_all(chosen, shape, gray), labels))
     except DataError as error:
         raise DataError(f"{error}. Replace it, or leave such images out with --skip-corrupt") from error
     resized = len(images) - sizes[shape]
     if resized:
         notes.append(f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}")
     name, note = path.resolve().name, "; ".join(notes)
-    return from_arrays(**arrays, name=name, classes=classes, augment=augment, note=note)
+    return from_splits(splits, name=name, classes=classes, augment=augment, note=note)
 
 
 def from_torch(
@@ -152,6 +152,7 @@ def from_arrays(
     name: str = "arrays",
     augment: bool = False,
     note: str = "",
+    natural: bool = False,
 ) -> Dataset:
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
@@ -197,7 +198,18 @@ def from_arrays(
         augment=augment,
         note="; ".join(filter(None, notes)),
         kind=targets.kind,
+        natural=natural,
     )
+
+
+def from_splits(splits: Iterable[Sequence[Any]], **options: Any) -> Dataset:
+    """`from_arrays` of (x, y) or (x, y, group) of train, and of test if there are two of them."""
+    arrays = {
+        f"{name}{suffix}": array
+        for suffix, split in zip(("", "_test"), splits, strict=False)
+        for name, array in zip(("x", "y", "group"), split, strict=False)
+    }
+    return from_arrays(**arrays, **options)
 
 
 def _inputs(x: Any, suffix: str) -> Inputs:

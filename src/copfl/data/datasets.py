@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import image_sets, leaf, other_sets, overview, reading
+from copfl.data import leaf, overview, published, reading
 from copfl.data.arrays import held_out, image_folder, npz_file, rank_within_class, statistics
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
-from copfl.data.download import advice
+from copfl.data.download import TABLE, advice
 from copfl.data.hub import PREFIX, hub_dataset
 from copfl.data.reading import ImageFile, existing
 from copfl.data.samples import Dataset, Samples, shown
@@ -31,19 +31,7 @@ OTHER_KINDS = "an .npz file with x and y, a folder of images, or LEAF's .json"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CINIC_MEAN, CINIC_STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR_MD5 = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
-CIFAR100_MD5 = {
-    "train": "16019d7e3df5f24257cddd939b257f8d",
-    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
-    "meta": "7973b15100ade9c7d40fb424638fde48",
-}
+CIFAR_MD5, CIFAR100_MD5 = (TABLE[name]["members"] for name in ("cifar10", "cifar100"))
 
 
 def reader(name: str) -> Callable[..., Dataset]:
@@ -336,26 +324,14 @@ def _image_splits(
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
-    "breast_cancer": other_sets.breast_cancer,
-    "wine": other_sets.wine,
-    "diabetes": other_sets.diabetes,
-    "cifar10": cifar10,
-    "cifar10c": cifar10c,
-    "cifar100": cifar100,
-    "cinic10": cinic10,
-    "mini_imagenet": mini_imagenet,
-    "fashion_mnist": image_sets.fashion_mnist,
-    "svhn": image_sets.svhn,
-    "tiny_imagenet": image_sets.tiny_imagenet,
-    "pacs": image_sets.pacs,
-    "office_caltech10": image_sets.office_caltech10,
-    "digits_five": image_sets.digits_five,
-    "femnist": leaf.femnist,
-    "shakespeare": leaf.shakespeare,
-    "uci_har": other_sets.uci_har,
-    "ag_news": other_sets.ag_news,
-    "sst2": other_sets.sst2,
-    "banking77": other_sets.banking77,
-    "clinc150": other_sets.clinc150,
+    read.__name__: read
+    for read in (
+        digits,
+        *(published.breast_cancer, published.wine, published.diabetes),
+        *(cifar10, cifar10c, cifar100, cinic10, mini_imagenet),
+        *(published.fashion_mnist, published.svhn, published.tiny_imagenet),
+        *(published.pacs, published.office_caltech10, published.digits_five),
+        *(leaf.femnist, leaf.shakespeare, published.uci_har),
+        *(published.ag_news, published.sst2, published.banking77, published.clinc150),
+    )
 }

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from copfl.data import reading
-from copfl.data.arrays import from_arrays
+from copfl.data.arrays import from_splits
 from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import DataError, at_least
 
@@ -37,23 +36,17 @@ def is_leaf(place: Path) -> bool:
 
 def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
     """A file or folder in LEAF's layout; `users` takes that many, those with the most samples."""
-    parts = _parts(place, users)
-    content: dict[str, Any] = {}
-    for suffix, part in zip(("", "_test"), parts, strict=False):
-        content |= {f"x{suffix}": part.x, f"y{suffix}": part.y, f"group{suffix}": part.user}
     name = place.stem if place.is_file() else place.resolve().name
-    return replace(from_arrays(**content, kind=kind, name=name), natural=True)
+    return from_splits(_parts(place, users), kind=kind, name=name, natural=True)
 
 
 def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
     """FEMNIST of LEAF: 28 x 28 images of 62 characters; the clients are the writers (users=N takes N)"""
-    content: dict[str, Any] = {}
-    for suffix, part in zip(("", "_test"), _parts(_folder(data_dir, "femnist"), users), strict=False):
+    splits = []
+    for part in _parts(_folder(data_dir, "femnist"), users):
         pixels = np.array(part.x, np.float32).reshape(-1, 28, 28)
-        labels = np.array(part.y, np.int64)
-        content |= {f"x{suffix}": np.rint(pixels * 255).astype(np.uint8), f"y{suffix}": labels}
-        content[f"group{suffix}"] = part.user
-    return replace(from_arrays(**content, classes=FEMNIST_CLASSES, name="femnist"), natural=True)
+        splits.append((np.rint(pixels * 255).astype(np.uint8), np.array(part.y, np.int64), part.user))
+    return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist", natural=True)
 
 
 def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -62,12 +55,11 @@ def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
     texts = [[x + y for x, y in zip(part.x, part.y, strict=True)] for part in parts]
     letters = sorted({letter for part in texts for text in part for letter in text})
     number = {letter: n for n, letter in enumerate(letters)}
-    content: dict[str, Any] = {}
-    for suffix, part, lines in zip(("", "_test"), parts, texts, strict=False):
+    splits = []
+    for part, lines in zip(parts, texts, strict=True):
         tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
-        content |= {f"x{suffix}": tokens[:, :-1], f"y{suffix}": tokens[:, 1:], f"group{suffix}": part.user}
-    found = from_arrays(**content, classes=letters, kind=NEXT_TOKEN, name="shakespeare")
-    return replace(found, natural=True)
+        splits.append((tokens[:, :-1], tokens[:, 1:], part.user))
+    return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare", natural=True)
 
 
 def _folder(data_dir: Path | None, name: str) -> Path:

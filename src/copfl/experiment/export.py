@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import io
 import json
 import logging
+import os
+import shutil
 import tempfile
 import warnings
 from collections import OrderedDict
@@ -22,13 +25,22 @@ from copfl.core.task import Experts, Personal, Task
 from copfl.data.federation import tensors
 from copfl.data.samples import Inputs, by_name, each
 from copfl.errors import UsageError, one_of
-from copfl.experiment import adapter_export
+from copfl.experiment import records
 from copfl.experiment.folder import named_tensors
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
-from copfl.models import adapters
+from copfl.models import adapters, pretrained
+from copfl.tables import capital
 
 TOLERANCE = 1e-5  # of the file's probabilities
+TASK_TYPES = {
+    "sequence": "SEQ_CLS",
+    "token": "TOKEN_CLS",
+    "causal": "CAUSAL_LM",
+    "embedding": "FEATURE_EXTRACTION",
+}
+HEAD = "head.safetensors"  # of a base without a head, to which peft can add none
+PREFIX = "base_model.model."  # of the names in peft's files
 
 
 def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
@@ -44,7 +56,7 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
     formats = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
     one_of([*formats, "peft"], format=format)
     if format == "peft":
-        return adapter_export.write(models, model, path)
+        return _peft(models, model, path)
     write_bytes(path, formats[format](models, model), durable=False)
     return path
 
@@ -81,7 +93,7 @@ def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
     if isinstance(model, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
         return {**parts, "share": model.share.cpu()}
-    tensors = adapters.merged(adapter_export.with_entries(task, model)).state_dict()
+    tensors = adapters.merged(with_entries(task, model)).state_dict()
     return {name.removeprefix("net."): t.cpu().contiguous() for name, t in tensors.items()}
 
 
@@ -94,7 +106,7 @@ class Predictor(nn.Module):
         experts = model if isinstance(model, Experts) else Experts(model[None], model.new_ones(1))
         self.register_buffer("fractions", experts.share.clone())
         self.nets = nn.ModuleList()
-        self.nets.extend(adapters.merged(adapter_export.with_entries(task, w)) for w in experts.w)
+        self.nets.extend(adapters.merged(with_entries(task, w)) for w in experts.w)
         self.eval()
 
     def forward(self, x: Inputs) -> Tensor:
@@ -147,3 +159,138 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+# A client's adapter as a folder that peft loads, with a model card
+
+
+def with_entries(task: Task, w: Tensor) -> nn.Module:
+    """A copy of the task's module with the entries of w."""
+    net = copy.deepcopy(task.module)
+    net.load_state_dict(named_tensors(task, w), strict=False)  # frozen tensors and integers keep their values
+    return net
+
+
+def _peft(models: RunModels, model: Personal, path: Path) -> Path:
+    """The folder, with adapter_config.json, adapter_model.safetensors and README.md; it must not exist."""
+    if isinstance(model, Experts):
+        raise UsageError("the client predicts with a mixture of models, which is no single adapter; use onnx")
+    task = models.experiment.task
+    module = with_entries(task, model)
+    if not any(adapters.is_adapter(name) for name, _ in module.named_parameters()):
+        raise UsageError(
+            "the run has no adapter; --format peft is for runs with --adapter, others use safetensors"
+        )
+    if path.exists():
+        raise UsageError(f"{path} exists already; name a new folder with --out")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        _write_files(models, module, set(task.layout.names), folder)
+        (folder / "README.md").write_text(_card(models), encoding="utf-8")
+        folder.chmod(0o755)  # a temporary folder is private
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        os.replace(folder, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
+def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    net = module.net if isinstance(module, pretrained.Pretrained) else module
+    if hasattr(net, "peft_config"):  # a PeftModel of the user
+        net.save_pretrained(folder)  # type: ignore[operator]
+        return
+    inner = "net." if net is not module else ""
+    table, adapter = models.experiment.tables["model"], models.experiment.tables["adapter"]
+    parameters = {name: p.detach().cpu().contiguous() for name, p in module.named_parameters()}
+    own = {name for name in parameters if adapters.is_adapter(name)}
+    others = {name for name in trained & parameters.keys() if name not in own}
+    outside = {name for name in others if not name.startswith(inner)}
+    kept = {name.removeprefix(inner) for name in others - outside}
+    tensors = {
+        f"{PREFIX}{name.removeprefix(inner).replace('.default.', '.')}": parameters[name] for name in own
+    }
+    tensors |= {f"{PREFIX}{name}": parameters[f"{inner}{name}"] for name in kept}
+    layers = {name.partition(".lora_")[0].removeprefix(inner) for name in own}
+    config = pretrained.library("peft").LoraConfig(
+        r=adapter["r"],
+        lora_alpha=adapter["alpha"],
+        lora_dropout=adapter["dropout"],
+        target_modules=sorted(layers),
+        modules_to_save=sorted({name.rpartition(".")[0] for name in kept}) or None,
+        task_type=TASK_TYPES.get(table.get("task", "")),
+        base_model_name_or_path=table.get("name", "").partition(":")[2] or None,
+        inference_mode=True,
+    )
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    if outside:
+        head = {name.removeprefix("head."): parameters[name] for name in sorted(outside)}
+        save_file(head, folder / HEAD)
+
+
+def _card(models: RunModels) -> str:
+    """README.md: what the adapter is of, how it was trained, how good it is, and how it is loaded."""
+    e = models.experiment
+    model, data = e.tables["model"], e.federation.dataset
+    name = str(model.get("name", model.get("value", "")))
+    source, _, base = name.partition(":")
+    # The card may be published: no paths of this machine.
+    place = Path(base).name if os.path.isdir(base) else base
+    metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
+    value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
+    licence = _licence(Path(base) / "README.md")
+    algorithm = {k: v for k, v in e.tables["algorithm"].items() if k != "name"}
+    return (
+        (Path(__file__).parent / "card.md")
+        .read_text("utf-8")
+        .format(
+            base=json.dumps(place),
+            license=licence or "unknown",
+            dataset=json.dumps(data.name),
+            metric=metric.name,
+            source=f"{source}:{place}",
+            sha256=model.get("sha256", "not known"),
+            adapter=json.dumps(e.tables.get("adapter", {})),
+            data=f"{data.name}, {len(data.classes)} classes. {data.note}".strip(),
+            classes=", ".join(data.classes[:200]),
+            method=f"{e.title}: {json.dumps(algorithm)}, {e.clients} clients, {e.settings.rounds} rounds",
+            title=capital(metric.title),
+            value=value,
+            base_license=licence or "not stated in its folder; fill in",
+            usage="\n".join(_usage(model, place, len(data.classes))),
+        )
+    )
+
+
+def _licence(readme: Path) -> str | None:
+    """The licence in the front matter of the base's own card."""
+    lines = readme.read_text("utf-8", errors="replace").splitlines() if readme.is_file() else []
+    found = [line.partition(":")[2].strip() for line in lines[:50] if line.startswith("license:")]
+    return found[0] if found else None
+
+
+def _usage(model: dict[str, Any], base: str, classes: int) -> list[str]:
+    """The lines of Python that load the adapter."""
+    if not str(model.get("name", "")).startswith("hf:"):
+        return ["model = peft.PeftModel.from_pretrained(base, folder)  # base: the model without its adapter"]
+    kind = pretrained.TASKS[model["task"]]
+    head = f", num_labels={classes}, ignore_mismatched_sizes=True"
+    labels = "" if model["task"] in ("embedding", "causal") else head
+    lines = [
+        "import peft, transformers",
+        f"base = transformers.{kind}.from_pretrained({base!r}{labels}, attn_implementation='eager')",
+        "model = peft.PeftModel.from_pretrained(base, folder).eval()",
+    ]
+    if model["task"] == "embedding":
+        lines += [
+            f"head = safetensors.torch.load_file(f'{{folder}}/{HEAD}')  # import safetensors.torch",
+            "tokens = model(**inputs).last_hidden_state  # inputs: what the tokenizer returns",
+            "weight = inputs['attention_mask'][..., None]",
+            "logits = (tokens * weight).sum(1) / weight.sum(1) @ head['weight'].T + head['bias']",
+        ]
+    return lines

@@ -33,7 +33,7 @@ from torch import Tensor
 from copfl import __version__, files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.task import Experts, Task
+from copfl.core.task import Experts, Personal, Task
 from copfl.data import stored
 from copfl.data.partition import Partition
 from copfl.engine import checkpoint
@@ -199,6 +199,11 @@ def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:
         return parts | {name: t.cpu() for name, t in own.items() if t is not None}
     tensors = task.layout.split(personal[: task.d]) | task.layout.split(personal[task.d :], buffers=True)
     return {name: t.cpu().clone() for name, t in tensors.items()}
+
+
+def vector_of(model: Personal) -> Tensor:
+    """The model as one vector; of a mixture, the expert with the largest share."""
+    return model.w[int(model.share.argmax())] if isinstance(model, Experts) else model
 
 
 def _known(parent: Path) -> str:

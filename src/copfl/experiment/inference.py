@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,38 +13,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from copfl.core import tree
 from copfl.core.algorithm import message_to_new_client
+from copfl.core.batches import plan
 from copfl.core.evaluation import on_host_arrays, primary_metric
-from copfl.core.optim import Optimizer
-from copfl.core.task import Experts, Personal
+from copfl.core.optim import Optimizer, begin
+from copfl.core.task import Data, Experts, Personal, Task
+from copfl.core.train import train
 from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, by_name, each, shown
+from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samples, by_name, each, shown
 from copfl.data.schemes import names_of_clients
 from copfl.data.targets import named
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least
 from copfl.experiment import model_tables
-from copfl.experiment.folder import RunFolder
+from copfl.experiment.folder import RunFolder, vector_of
 from copfl.experiment.migration import renamed_tensor
-from copfl.experiment.personalize import (
-    EPOCHS,
-    RATES,
-    Choice,
-    Training,
-    choose,
-    data_of,
-    fine_tuned,
-    nearest,
-    vector_of,
-    with_rate,
-)
 from copfl.experiment.run import Experiment, prepare
 
 IMAGES = (".png", ".jpg", ".jpeg")
 BATCH = 500  # samples that are predicted at once
 SHOWN = 10  # names of clients in a message
+FOLDS = 3  # of the cross-validation within the client's samples
+RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
+EPOCHS = (0, 1, 3, 10, 30)  # tried
 
 
 class Predictions(NamedTuple):
@@ -264,3 +259,85 @@ def load(path: Path, **values: Any) -> RunModels:
     local = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
     given = {**folder.values(), **values}
     return RunModels(path, prepare([settings, local], partition=folder.partition(), **given))
+
+
+# A model for a client that did not take part: start, learning rate and epochs by its own samples
+
+
+class Training(NamedTuple):
+    """How a new client's model is trained."""
+
+    task: Task
+    optimizer: Optimizer
+    batch: int
+    seed: int
+    id: int  # of the new client: the order of its samples depends on it
+
+
+class Choice(NamedTuple):
+    """The best learning rate and number of epochs from one start, and their score on held-out samples."""
+
+    lr: float
+    epochs: int
+    score: tuple[float, float]  # accuracy, or what else is best when high, then minus the loss
+
+
+def data_of(samples: Samples) -> Data:
+    """The samples of one client as tensors."""
+    return Data(tensors(samples.x), tensors(samples.y), torch.tensor(len(samples)))
+
+
+def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
+    """The client whose model has the lowest loss on these samples."""
+    data = data_of(samples)
+    with torch.no_grad():
+        losses = {client: float(task.evaluate(w, data)[0]) for client, w in models.items()}
+    return min(losses, key=lambda client: losses[client] if losses[client] == losses[client] else np.inf)
+
+
+def fine_tuned(how: Training, w: Tensor, samples: Samples, epochs: int) -> list[Tensor]:
+    """The model before training, and after each epoch."""
+    task, data, found = how.task, data_of(samples), [w]
+    batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
+    moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
+    with torch.no_grad():
+        for epoch in tree.row(batches, 0):
+            w, moments, _ = train(task, how.optimizer, w, moments, data, (epoch,))
+            found.append(w)
+    return found
+
+
+def with_rate(how: Training, lr: float) -> Training:
+    """The same with another learning rate."""
+    return how._replace(optimizer=dataclasses.replace(how.optimizer, lr=lr))  # type: ignore[type-var]
+
+
+def choose(
+    how: Training, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
+) -> Choice:
+    """The learning rate and epochs with the best mean score over the folds; of equals, the first."""
+    folds = _folds(samples, how.seed)
+    scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
+    for fold in range(folds.max() + 1):
+        held_out = data_of(samples.take(folds == fold))
+        for lr in rates:
+            models = fine_tuned(with_rate(how, lr), w, samples.take(folds != fold), max(epochs))
+            for count in epochs:
+                with torch.no_grad():
+                    loss, score = how.task.evaluate(models[count], held_out)
+                finite = bool(torch.isfinite(loss))
+                scores.setdefault((lr, count), []).append(
+                    (float(score), -float(loss)) if finite else (-np.inf, -np.inf)
+                )
+    means = {key: tuple(np.mean(found, 0).tolist()) for key, found in scores.items()}
+    lr, count = max(means, key=lambda key: means[key])
+    return Choice(lr, count, means[lr, count])
+
+
+def _folds(samples: Samples, seed: int) -> NDArray[np.int64]:
+    """The fold of each sample, every class in proportion."""
+    order = np.random.default_rng(seed).permutation(len(samples))
+    order = order[np.argsort(samples.strata[order], kind="stable")]
+    folds = np.empty(len(samples), np.int64)
+    folds[order] = np.arange(len(samples)) % min(FOLDS, len(samples))
+    return folds

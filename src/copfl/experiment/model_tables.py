@@ -155,7 +155,7 @@ def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
         return dataset
     texts = [str(sentence) for split in splits for sentence in split.x]
     tokenizer = tokenizer_of(table)
-    arrays: dict[str, Any] = dict(tokenizer.cached(texts))
+    arrays: dict[str, Any] = getattr(tokenizer, "cached", tokenizer)(texts)
     targets, classes = np.concatenate([split.y for split in splits]), dataset.classes
     if dataset.kind == NEXT_TOKEN:
         if not hasattr(tokenizer, "vocabulary"):

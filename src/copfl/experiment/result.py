@@ -23,14 +23,13 @@ from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
-from copfl.experiment import divergence, gains, new_clients, records
 from copfl.experiment import folder as run_folder
+from copfl.experiment import gains, new_clients, records
 from copfl.experiment.config import Tables
 from copfl.experiment.gains import Analysis, Gains
-from copfl.experiment.hints import hints
+from copfl.experiment.hints import hints, warnings_of
 from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
-from copfl.experiment.personalize import vector_of
 from copfl.experiment.run_settings import RunSettings
 from copfl.wrappers.attacks import Attacked
 
@@ -180,7 +179,7 @@ class Result:
     def _network(self, personal: Personal) -> nn.Module:
         task = self.experiment.task
         net = copy.deepcopy(task.module)
-        net.load_state_dict(run_folder.named_tensors(task, vector_of(personal)), strict=False)
+        net.load_state_dict(run_folder.named_tensors(task, run_folder.vector_of(personal)), strict=False)
         return net.eval()
 
     def metric(self, name: str) -> Array:
@@ -210,7 +209,7 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """Hints, clients that diverged, and accuracy at chance; empty if there is nothing to report."""
-        return [*self.experiment.hints, *divergence.warnings_of(self.records, self.experiment.federation)]
+        return [*self.experiment.hints, *warnings_of(self.records, self.experiment.federation)]
 
     @property
     def primary(self) -> Metric:

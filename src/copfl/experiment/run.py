@@ -28,7 +28,6 @@ from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
 from copfl.experiment import (
     components,
-    divergence,
     gains,
     hints,
     model_tables,
@@ -300,7 +299,7 @@ def train(
 ) -> Result:
     """`execute` of a run by itself: if every client diverges, it ends with an error."""
     path = None if folder is None else folder.path
-    check = divergence.DivergenceCheck(experiment.federation, experiment.settings.rounds, path)
+    check = hints.DivergenceCheck(experiment.federation, experiment.settings.rounds, path)
 
     def after(round: Round, seconds: float) -> None:
         if on_round is not None:

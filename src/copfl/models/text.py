@@ -116,10 +116,6 @@ class Bytes:
         rows = [text.encode("utf-8", "replace")[: self.max_length] for text in texts]
         return padded([list(row) for row in rows])
 
-    def cached(self, texts: Sequence[str]) -> Arrays:
-        """As `__call__`, which is fast."""
-        return self(texts)
-
 
 class HashedWords:
     """The tokens of the model `embedding`: 1 + a hash of each word; 0 is padding.
@@ -138,7 +134,3 @@ class HashedWords:
         return padded(
             [[1 + zlib.crc32(w.encode("utf-8", "replace")) % self.words for w in words] for words in lists]
         )
-
-    def cached(self, texts: Sequence[str]) -> Arrays:
-        """As `__call__`, which is fast."""
-        return self(texts)

@@ -16,14 +16,15 @@ from copfl.charts import Chart
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.gains import EQUAL
 from copfl.experiment.progress import span
-from copfl.report import document, run_charts, shared_charts
-from copfl.report.conclusion import OVER_CLIENTS, of_runs
+from copfl.report import document, run_charts
 from copfl.report.document import Document, Section, Source
 from copfl.report.run_data import Paired, RunData, Runs, paired
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, number, size
 
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
+NAMED = 5  # clients that a sentence names
+OVER_CLIENTS = "95 % interval over clients"
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
@@ -63,10 +64,10 @@ def sections(runs: Runs) -> list[Section]:
 
     title = capital(runs[0].primary.title)
     clients = each(lambda run: run_charts.clients(run, runs))
-    accuracy = [*shared_charts.accuracy(runs), *clients, *shared_charts.differences(runs)]
+    accuracy = [*run_charts.accuracy(runs), *clients, *run_charts.differences(runs)]
     gain = [*each(run_charts.gain), *each(run_charts.new)]
-    personal = [*shared_charts.masks(runs), *shared_charts.shared(runs), *each(run_charts.by_layer)]
-    data = list(shared_charts.data(runs))
+    personal = [*run_charts.masks(runs), *run_charts.shared(runs), *each(run_charts.by_layer)]
+    data = list(run_charts.data(runs))
     audit = "Do the weights match the clients' contributions?"
     found = [
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
@@ -75,8 +76,8 @@ def sections(runs: Runs) -> list[Section]:
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
         Section("audit", "Audit", audit, each(run_charts.audit)),
         Section("personal", "Personal parameters", "Which parameters are personal?", personal),
-        Section("data", "Data", "Which data does each client have?", data, shared_charts.per_class(runs)),
-        Section("cost", "Cost", "How many bytes and seconds does a round take?", shared_charts.cost(runs)),
+        Section("data", "Data", "Which data does each client have?", data, run_charts.per_class(runs)),
+        Section("cost", "Cost", "How many bytes and seconds does a round take?", run_charts.cost(runs)),
     ]
     return [section for section in found if section.charts]
 
@@ -233,11 +234,7 @@ def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
         gain = metric.gain(pair.difference, np.zeros(len(pair.difference)))
         better, worse = int((gain > EQUAL).sum()), int((gain < -EQUAL).sum())
         counts = map(str, (better, len(gain) - better - worse, worse))
-        mean = float(pair.difference.mean())
-        verdict = metric.verdict("higher" if mean > 0 else "lower")
-        verdict = verdict if pair.distinguishable else "not distinguishable"
-        low, high = (metric.text(end, sign="+") for end in pair.interval)
-        rows.append([pair.label, metric.text(mean, sign="+"), f"{low} to {high}", verdict, *counts])
+        rows.append([pair.label, metric.text(pair.mean, sign="+"), pair.bounds, pair.verdict, *counts])
     means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
     head = ["run", *means, "verdict", "clients better", "equal", "worse"]
     note = "The interval resamples the clients of these runs; it does not cover other seeds"
@@ -264,3 +261,73 @@ def _command(text: str) -> str:
     except ValueError:  # environment.json was edited
         return text
     return shlex.join([Path(words[0]).name, *words[1:]]) if words else "–"
+
+
+# What a report says first: who gains, what it cost, and which differences are distinguishable
+
+
+def of_runs(runs: Runs) -> list[str]:
+    """The paragraphs above everything else."""
+    if len(runs) == 1:
+        return [*_gain(runs[0]), f"Cost: {_cost(runs[0])}."]
+    measured = [run for run in runs if run.algorithm != "local" and run.gains is not None]
+    gains = [f"{run.label}: {_gain(run)[0]}" for run in measured]
+    costs = "; ".join(f"{run.label}: {_cost(run)}" for run in runs)
+    return [*_compared(runs), *gains, f"Cost. {costs}."]
+
+
+def _gain(run: RunData) -> list[str]:
+    """Who gains over training alone, and who does not."""
+    found, metric = run.gains, run.primary
+    if found is None:
+        values = run.last(metric.name)
+        if np.isnan(values).all():
+            return ["No client has been evaluated yet."]
+        mean = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
+        return [
+            f"Mean {metric.title} of the clients: {mean}. Whether they gain is not known: "
+            "the run did not train them alone as a baseline."
+        ]
+    known = np.flatnonzero(~np.isnan(found.gain))
+    order = sorted(map(int, known), key=lambda n: -float(found.gain[n]))
+    most = [n for n in order if found.gain[n] > EQUAL]
+    least = [n for n in reversed(order) if found.gain[n] <= EQUAL]
+    pair = Paired("", found.gain[known], metric)
+    verdict = " On average, no gain is distinguishable." * (pair.verdict == "not distinguishable")
+    first = (
+        f"{len(most)} of {len(known)} clients gain over training alone. Mean gain: {_points(pair)} "
+        f"({OVER_CLIENTS}: {pair.bounds}).{verdict}"
+    )
+    named = [("Largest gains", most), ("No gain", least)]
+    texts = [f"{title}: {_named(clients, found.gain, metric)}." for title, clients in named if clients]
+    return [first, " ".join(texts if least else [*texts, "Every client gains."])]
+
+
+def _named(clients: Sequence[int], gain: Numbers, metric: MetricInfo) -> str:
+    """Such as "client 3 (+8.1), client 5 (+6.0) and 2 more"."""
+    texts = [f"client {n} ({metric.text(float(gain[n]), sign='+')})" for n in clients[:NAMED]]
+    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+    return ", ".join(texts) + more
+
+
+def _points(pair: Paired) -> str:
+    return f"{pair.metric.text(pair.mean, sign='+')}{' points' if pair.metric.fraction else ''}"
+
+
+def _cost(run: RunData) -> str:
+    """The rounds, their time and the bytes of one client."""
+    rounds = f"{len(run.records)} rounds" + (f" in {span(sum(run.seconds))}" if run.seconds else "")
+    if not run.has("bytes_up"):
+        return rounds
+    up, down = (size(float(np.nanmean(run.metric(way)))) for way in ("bytes_up", "bytes_down"))
+    return f"{rounds}, {up} up and {down} down per client and round"
+
+
+def _compared(runs: Runs) -> list[str]:
+    """Which differences to the first run are distinguishable."""
+    texts = [f"{pair.label}: {pair.verdict}, {_points(pair)} ({pair.bounds})." for pair in paired(runs)]
+    if not texts:
+        return []
+    title = runs[0].primary.title
+    about = f"Mean {title} compared with {runs[0].label}, client by client ({OVER_CLIENTS} in brackets):"
+    return [" ".join([about, *texts]), "One run of each says nothing about other seeds; copfl compare does."]

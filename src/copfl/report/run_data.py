@@ -22,7 +22,7 @@ from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Interval, Numbers, over_clients
+from copfl.stats import Numbers, over_clients
 
 T = TypeVar("T")
 
@@ -122,15 +122,23 @@ class Paired(NamedTuple):
 
     label: str
     difference: Numbers  # [clients], without nan
+    metric: MetricInfo
 
     @property
-    def interval(self) -> Interval:
-        return over_clients([self.difference])
+    def mean(self) -> float:
+        return float(self.difference.mean())
 
     @property
-    def distinguishable(self) -> bool:
-        """Whether the interval excludes zero; one client does not tell."""
-        return len(self.difference) > 1 and self.interval.without_zero
+    def bounds(self) -> str:
+        """The interval of the mean over the clients, such as "-1.5 to +2.0"."""
+        return " to ".join(self.metric.text(end, sign="+") for end in over_clients([self.difference]))
+
+    @property
+    def verdict(self) -> str:
+        """What the interval allows, if it excludes zero; one client does not tell."""
+        if len(self.difference) < 2 or not over_clients([self.difference]).without_zero:
+            return "not distinguishable"
+        return self.metric.verdict("higher" if self.mean > 0 else "lower")
 
 
 Runs = Sequence[RunData]
@@ -143,7 +151,7 @@ def paired(runs: Runs) -> list[Paired]:
     for run in others:
         if run.partition == first.partition:
             difference = run.last(name) - first.last(name)
-            found.append(Paired(run.label, difference[~np.isnan(difference)]))
+            found.append(Paired(run.label, difference[~np.isnan(difference)], first.primary))
     return [pair for pair in found if len(pair.difference)]
 
 

@@ -1,0 +1,322 @@
+"""Published sets of images, texts, signals and tables in their own layouts, with the clients that some have."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data import reading
+from copfl.data.arrays import from_arrays, from_splits
+from copfl.data.samples import REGRESSION, Dataset
+from copfl.data.tables import Table, from_tables
+from copfl.errors import DataError
+
+FASHION = [
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+]
+IDX_LIMIT, MAT_LIMIT = 64 * reading.MIB, 2048 * reading.MIB
+DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn", "usps")
+LIMIT = 512 * reading.MIB
+NEWS = ("World", "Sports", "Business", "Sci/Tech")
+SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+Texts = tuple[list[str], list[str]]  # and their labels
+
+
+# Images
+
+
+def fashion_mnist(data_dir: Path | None) -> Dataset:
+    """Fashion-MNIST: 70,000 gray images of clothes, 28 x 28, 10 classes"""
+    place = reading.found(data_dir, "fashion_mnist", "FashionMNIST/raw", "FashionMNIST")
+    splits = [
+        (_idx(place, f"{split}-images-idx3-ubyte", 3), _idx(place, f"{split}-labels-idx1-ubyte", 1))
+        for split in ("train", "t10k")
+    ]
+    return from_splits(splits, classes=FASHION, name="fashion_mnist", augment=True)
+
+
+def _idx(place: Path, name: str, sides: int) -> NDArray[np.uint8]:
+    """The array of an IDX file of bytes, compressed or not."""
+    path = next((p for p in (place / f"{name}.gz", place / name) if p.is_file()), None)
+    if path is None:
+        raise DataError(f"{place} lacks {name}.gz")
+    raw = reading.read_bytes(path, IDX_LIMIT)
+    with reading.naming(str(path), "IDX file"):
+        if path.suffix == ".gz":
+            with gzip.open(io.BytesIO(raw)) as file:
+                raw = file.read(IDX_LIMIT)
+        shape = np.frombuffer(raw, ">i4", sides, offset=4).tolist()
+        if raw[:4] != bytes([0, 0, 8, sides]) or len(raw) - 4 - 4 * sides != int(np.prod(shape)):
+            raise DataError(f"{path} is not an IDX file of bytes with {sides} axes, or is incomplete")
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * sides).reshape(shape).copy()
+
+
+def svhn(data_dir: Path | None) -> Dataset:
+    """SVHN: 99,289 colour images of house numbers, 32 x 32, 10 classes"""
+    place = reading.found(data_dir, "svhn", "SVHN")
+    splits = [_svhn(place / f"{split}_32x32.mat") for split in ("train", "test")]
+    return from_splits(splits, name="svhn", classes="0123456789")
+
+
+def _svhn(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels; the digit 0 is stored as 10."""
+    content = _mat(path, "X", "y")
+    return content["X"].transpose(3, 0, 1, 2), content["y"].reshape(-1).astype(np.int64) % 10
+
+
+def _mat(path: Path, *names: str) -> Mapping[str, Any]:
+    """The arrays of a Matlab file."""
+    from scipy.io import loadmat
+
+    with reading.naming(str(path), ".mat file"):
+        content = loadmat(io.BytesIO(reading.read_bytes(path, MAT_LIMIT)), variable_names=names)
+        if missing := [name for name in names if name not in content]:
+            raise DataError(f"{path} lacks the array {missing[0]}")
+        return dict(content)
+
+
+def tiny_imagenet(data_dir: Path | None, *, size: int = 64) -> Dataset:
+    """Tiny-ImageNet: 110,000 images of 200 classes, 64 x 64 or size=32, ...; its val split is test"""
+    place = reading.found(data_dir, "tiny-imagenet-200", "tiny-imagenet-200.zip")
+    labels: dict[str, str] = {}
+    for member in reading.members(place):
+        if PurePosixPath(member.name).name == "val_annotations.txt":
+            rows = member.read(reading.MIB).decode().splitlines()
+            labels = {file: label for file, label, *_ in (row.split("\t") for row in rows if "\t" in row)}
+    if not labels:
+        raise DataError(f"{place} lacks val/val_annotations.txt")
+
+    def locate(path: PurePosixPath) -> tuple[str, str] | None:
+        if "train" in path.parts:  # train/<label>/images/<file>
+            return "train", path.parts[path.parts.index("train") + 1]
+        return ("val", labels[path.name]) if "val" in path.parts and path.name in labels else None
+
+    images = reading.image_files(place, locate)
+    classes = sorted({image.label for image in images})
+    splits = []
+    for split in ("train", "val"):
+        chosen = [image for image in images if image.split == split]
+        if not chosen:
+            raise DataError(f"{place} has no images in {split}/")
+        y = np.array([image.label for image in chosen])
+        splits.append((reading.decode_all(chosen, (size, size)), y))
+    return from_splits(splits, classes=classes, name="tiny_imagenet", augment=True)
+
+
+def pacs(data_dir: Path | None, *, size: int = 64) -> Dataset:
+    """PACS: 9,991 images of 7 classes in 4 domains (photo, art, cartoon, sketch), the clients; size=64"""
+    return _domains(data_dir, "pacs", ("PACS", "PACS.zip"), size)
+
+
+def office_caltech10(data_dir: Path | None, *, size: int = 64) -> Dataset:
+    """Office-Caltech-10: 2,533 images of 10 classes in 4 domains, the clients; size=64"""
+    return _domains(data_dir, "office_caltech10", ("office_caltech_10", "office_caltech_10.zip"), size)
+
+
+def _domains(data_dir: Path | None, name: str, places: Sequence[str], size: int) -> Dataset:
+    """Images in <domain>/<class>/, with a fifth of each domain's images as its test samples."""
+    place = reading.found(data_dir, *places)
+    images = [image for image in reading.image_files(place) if image.split]
+    if len({image.split for image in images}) < 2:
+        raise DataError(f"{place} has no images of several domains; expected <domain>/<class>/*.jpg")
+    x = reading.decode_all(images, (size, size))
+    y, group = (np.array([getattr(image, key) for image in images]) for key in ("label", "split"))
+    return from_arrays(x, y, group=group, name=name, natural=True)
+
+
+def digits_five(data_dir: Path | None) -> Dataset:
+    """Digits-Five: digits of 5 domains (MNIST, MNIST-M, SVHN, synthetic, USPS), the clients; 32 x 32
+
+    From its Matlab files. All images are in colour; those of 28 x 28 have a border of two pixels.
+    """
+    place = reading.found(data_dir, "Digit-Five", "DigitFive", "digits_five")
+    mnist = _mat(place / "mnist_data.mat", "train_32", "test_32", "label_train", "label_test")
+    colour = _mat(place / "mnistm_with_label.mat", "train", "test", "label_train", "label_test")
+    synthetic = _mat(place / "syn_number.mat", "train_data", "test_data", "train_label", "test_label")
+    usps = _mat(place / "usps_28x28.mat", "dataset")["dataset"]
+    splits = []
+    for row, split in enumerate(("train", "test")):
+        domains = [
+            (mnist[f"{split}_32"], mnist[f"label_{split}"].argmax(axis=1)),
+            (colour[split], colour[f"label_{split}"].argmax(axis=1)),
+            _svhn(place / f"svhn_{split}_32x32.mat"),
+            (synthetic[f"{split}_data"], synthetic[f"{split}_label"]),
+            (np.rint(usps[row, 0][:, 0] * 255), usps[row, 1]),
+        ]
+        x = np.concatenate([_colour_32(images) for images, _ in domains])
+        y = np.concatenate([labels.reshape(-1) % 10 for _, labels in domains]).astype(np.int64)
+        splits.append((x, y, np.repeat(np.arange(len(domains)), [len(images) for images, _ in domains])))
+    names = {"classes": "0123456789", "groups": DIGIT_DOMAINS}
+    return from_splits(splits, name="digits_five", natural=True, **names)
+
+
+def _colour_32(images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Images [n, side, side(, 1 or 3)] as uint8 [n, 3, 32, 32]."""
+    images = images.astype(np.uint8)
+    images = images[..., None] if images.ndim == 3 else images
+    border = (32 - images.shape[1]) // 2
+    images = np.pad(images, ((0, 0), (border, border), (border, border), (0, 0)))
+    return np.ascontiguousarray(np.repeat(images, 3 // images.shape[3], axis=3).transpose(0, 3, 1, 2))
+
+
+# Embedded: they come with scikit-learn
+
+
+def breast_cancer(data_dir: Path | None) -> Dataset:
+    """569 tumours by 30 measurements, malignant or benign; comes with scikit-learn, needs no files"""
+    return _embedded("breast_cancer")
+
+
+def wine(data_dir: Path | None) -> Dataset:
+    """178 wines by 13 measurements, 3 classes; comes with scikit-learn, needs no files"""
+    return _embedded("wine")
+
+
+def diabetes(data_dir: Path | None) -> Dataset:
+    """442 patients by 10 measurements, the progress of their disease to predict; comes with scikit-learn"""
+    return _embedded("diabetes", REGRESSION)
+
+
+def _embedded(name: str, kind: str | None = None) -> Dataset:
+    """A table of scikit-learn; a fifth of the rows is test."""
+    from sklearn import datasets
+
+    content = getattr(datasets, f"load_{name}")()
+    table: Table = {
+        str(column): content.data[:, k].tolist() for k, column in enumerate(content.feature_names)
+    }
+    names = [str(name) for name in getattr(content, "target_names", ())]
+    table["target"] = [names[k] for k in content.target] if names else content.target.tolist()
+    return from_tables(
+        [table], name, target="target", kind=kind, classes=None if names is None else list(map(str, names))
+    )
+
+
+# By person
+
+
+def uci_har(data_dir: Path | None) -> Dataset:
+    """UCI-HAR: 10,299 movements of 9 signals x 128 steps, 6 activities; the clients are the 30 persons
+
+    Published with other persons in train and test. Here a fifth of each person's movements is test.
+    """
+    place = reading.found(data_dir, "UCI HAR Dataset", "UCI HAR Dataset.zip", "human+activity*.zip")
+    wanted = [f"{name}_{split}.txt" for split in ("train", "test") for name in (*SIGNALS, "y", "subject")]
+    files: dict[str, NDArray[np.float32]] = {}
+    activities: dict[int, str] = {}
+    for member in reading.members(place):
+        path = PurePosixPath(member.name)
+        if "__MACOSX" in path.parts or path.name not in (*wanted, "activity_labels.txt"):
+            continue
+        raw = member.read(LIMIT)
+        with reading.naming(f"{place} ({member.name})", "table of numbers"):
+            if path.name == "activity_labels.txt":
+                rows = (row.split() for row in raw.decode().splitlines())
+                activities = {int(number): name.lower() for number, name in rows}
+            else:
+                files[path.name] = np.loadtxt(io.BytesIO(raw), dtype=np.float32, ndmin=2)
+    if missing := [name for name in wanted if name not in files]:
+        raise DataError(f"{place} lacks {missing[0]}")
+    parts = [
+        np.stack([files[f"{name}_{split}.txt"] for name in SIGNALS], axis=1) for split in ("train", "test")
+    ]
+    y, person = (
+        np.concatenate([files[f"{name}_{split}.txt"][:, 0] for split in ("train", "test")]).astype(np.int64)
+        for name in ("y", "subject")
+    )
+    labels = np.array([activities.get(number, str(number)) for number in y.tolist()])
+    return from_arrays(np.concatenate(parts), labels, group=person, name="uci_har", natural=True)
+
+
+# Texts
+
+
+def ag_news(data_dir: Path | None) -> Dataset:
+    """AG News: 127,600 news, 4 classes"""
+    place = reading.found(data_dir, "ag_news_csv", "ag_news")
+    parts = []
+    for split in ("train", "test"):
+        rows = _rows(place / f"{split}.csv", ",")
+        if any(len(row) != 3 or row[0] not in ("1", "2", "3", "4") for row in rows):
+            raise DataError(f"{place}/{split}.csv has a row that is not: class 1 to 4, title, description")
+        parts.append(([f"{row[1]} {row[2]}" for row in rows], [NEWS[int(row[0]) - 1] for row in rows]))
+    return _of_texts("ag_news", *parts, classes=NEWS)
+
+
+def sst2(data_dir: Path | None) -> Dataset:
+    """SST-2: 68,221 sentences from reviews of films, negative or positive; its dev split is test"""
+    place = reading.found(data_dir, "SST-2", "SST-2.zip")
+    files = {
+        PurePosixPath(m.name).name: m.read(LIMIT) for m in reading.members(place) if m.name.endswith(".tsv")
+    }
+    parts = []
+    for name in ("train.tsv", "dev.tsv"):
+        rows = [row.rpartition("\t") for row in files.get(name, b"").decode().splitlines()[1:]]
+        if not rows or any(label not in ("0", "1") for *_, label in rows):
+            raise DataError(f"{place} lacks {name} with the columns sentence and label")
+        parts.append(
+            ([row[0].strip() for row in rows], [("negative", "positive")[int(row[2])] for row in rows])
+        )
+    return _of_texts("sst2", *parts)
+
+
+def banking77(data_dir: Path | None) -> Dataset:
+    """Banking77: 13,083 questions of a bank's customers, 77 intents"""
+    place = reading.found(data_dir, "banking77", "banking_data")
+    parts = []
+    for split in ("train", "test"):
+        head, *rows = _rows(place / f"{split}.csv", ",") or [[]]
+        if head != ["text", "category"] or any(len(row) != 2 for row in rows):
+            raise DataError(f"{place}/{split}.csv does not have the columns text and category")
+        parts.append(([row[0] for row in rows], [row[1] for row in rows]))
+    return _of_texts("banking77", *parts)
+
+
+def clinc150(data_dir: Path | None) -> Dataset:
+    """CLINC150: 22,500 requests to an assistant, 150 intents; the clients are the 10 domains
+
+    Its validation split is in train. The requests out of scope are left out.
+    """
+    place = reading.found(data_dir, "clinc150", "oos-eval/data")
+    content, domains = (_json(place / name) for name in ("data_full.json", "domains.json"))
+    with reading.naming(str(place), "copy of CLINC150"):
+        domain = {intent: name for name, intents in domains.items() for intent in intents}
+        train, test = content["train"] + content["val"], content["test"]
+        parts = [([text for text, _ in rows], [intent for _, intent in rows]) for rows in (train, test)]
+        groups = [[domain[intent] for intent in intents] for _, intents in parts]
+    return _of_texts("clinc150", *parts, group=groups[0], group_test=groups[1], natural=True)
+
+
+def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
+    found = from_arrays(*(np.array(part) for part in (*train, *test)), name=name, **options)
+    return replace(found, note="")  # that the classes are texts is known
+
+
+def _rows(path: Path, delimiter: str) -> list[list[str]]:
+    text = reading.read_bytes(path, LIMIT)
+    with reading.naming(str(path), "table"):
+        return list(csv.reader(io.StringIO(text.decode("utf-8")), delimiter=delimiter))
+
+
+def _json(path: Path) -> Any:
+    raw = reading.read_bytes(path, LIMIT)
+    with reading.naming(str(path), "JSON file"):
+        return json.loads(raw)

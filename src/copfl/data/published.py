@@ -1,4 +1,4 @@
-"""Published sets of images, texts, signals and tables in their own layouts, with the clients that some have."""
+"""Published sets of images, texts, signals and tables in their own layouts, some with natural clients."""
 
 from __future__ import annotations
 

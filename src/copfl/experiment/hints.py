@@ -1,4 +1,4 @@
-"""Hints about a model and samples that rarely learn (no logits, unscaled inputs), and training that failed."""
+"""Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload, _last_mean
+from copfl.algorithms.copfl import COPFL, Client, Down, Server, Upload
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import Data, Sgd, UsageError, tree
 from copfl.core.batches import plan
@@ -51,7 +51,7 @@ def two_rounds(algorithm: COPFL, rounds: int = 2) -> tuple[Any, Any, list[Any]]:
 
 
 def without(algorithm: COPFL, client: Client, down: Down, update: Tensor) -> Others:
-    return algorithm.contribution.others(_last_mean(client, down), update)
+    return algorithm.contribution.others(client, down, update)
 
 
 def test_the_first_round_by_hand() -> None:

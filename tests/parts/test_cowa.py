@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from copfl.algorithms.copfl import Client, Down
 from copfl.errors import UsageError
 from copfl.parts.cowa import (
     SCORES,
     Cowa,
-    LastMean,
     Others,
     Scores,
     cosine,
@@ -223,9 +223,10 @@ def test_entries_without_one_by_hand() -> None:
     # As above in entry 0; entry 1 is personal here, so all of the mean is the others'; nobody shared entry 2.
     mask, weights = torch.tensor([False, True, True]), vector(4.0, 4.0, 0.0)
     broadcast, seen, own = vector(2.0, 2.0, 2.0), vector(4.0, 4.0, 4.0), vector(1.0, 9.0, 9.0)
-    total = vector(2.0)[0]
-    last = LastMean(broadcast, seen, own, mask, weights, total, 2 * total, torch.tensor(True))
-    step, model = Cowa().others(last, seen - own)
+    total, number = vector(2.0)[0], torch.tensor(1)
+    client = Client(own, mask, (), seen, total, number - 1)
+    down = Down(broadcast, weights, 2 * total, mask, number)
+    step, model = Cowa().others(client, down, seen - own)
     assert step.tolist() == [1, 2, 2]
     assert model.tolist() == [3, 2, 2]
 

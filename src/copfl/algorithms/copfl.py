@@ -10,11 +10,10 @@ from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
 from copfl.kernels.fused import either
+from copfl.parts import Cowa, Mamo, Phases, Pwpm
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import Cowa, LastMean, bounded
-from copfl.parts.mamo import Mamo
-from copfl.parts.phases import Phases, check_state_per_phase
-from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
+from copfl.parts.cowa import bounded
+from copfl.parts.pwpm import personal_fraction, shared, sharing_metrics, weighted
 
 
 class Server(NamedTuple):
@@ -51,13 +50,6 @@ class Total(NamedTuple):
     clients: Tensor  # []
 
 
-def _last_mean(client: Client, down: Down) -> LastMean:
-    """A client that missed the last round has no weight in its mean."""
-    weight = torch.where(client.round == down.round - 1, client.score, 0)
-    own, ever = (client.seen, client.w, client.mask), client.round >= 0
-    return LastMean(down.w, *own, down.weights, weight, down.score, ever)
-
-
 @dataclass(frozen=True)
 class COPFL:
     """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA).
@@ -74,59 +66,55 @@ class COPFL:
 
     def __post_init__(self) -> None:
         self.growth.check_merge(self.merge)
-        check_state_per_phase(self.optimizer, self.phases.state_per_phase)
+        self.phases.check_state(self.optimizer)
 
     @property
     def total_epochs(self) -> int:
         return self.phases.total_epochs
 
     def server_init(self, task: Task, clients: int) -> Server:
-        zeros, none = torch.zeros_like(task.initial), torch.zeros_like(task.initial, dtype=torch.bool)
-        start = torch.zeros((), dtype=torch.int64, device=task.device)
+        zeros, zero = torch.zeros_like(task.initial), task.initial.new_zeros(())
         bounds = self.contribution.initial_bounds(clients, zeros)
-        return Server(task.initial, zeros, zeros.new_zeros(()), none, start, bounds)
+        return Server(task.initial, zeros, zero, zeros.bool(), zero.long(), bounds)
 
     def client_init(self, task: Task) -> Client:
-        never = torch.full((), -1, dtype=torch.int64, device=task.device)
-        score = task.initial.new_zeros(())
-        return Client(task.initial, task.local(), fresh(self.optimizer, task), task.initial, score, never)
+        w, zero = task.initial, task.initial.new_zeros(())
+        return Client(w, task.local(), fresh(self.optimizer, task), w, zero, zero.long() - 1)
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         """Algorithm 1, line 2."""
         return tree.repeat(server, len(ids))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
-        """w_n^k, where Algorithm 2 starts: the client's entries where personal, else the global model's."""
+        """w_n^k: the client's own entries where they are personal, else the global model's."""
         return either(client.mask, client.w, down.w)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """Algorithm 2; Algorithm 1, line 3."""
+        # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
         start = self.personal_model(task, client, down)
         plan = self.growth.trainable(self.contribution.trainable(plan), down.round)
-        # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).
         local = self.phases.train(task, self.optimizer, start, client.moments, data, plan, client.mask)
         # Lines 14-17, PWPM: the entries that changed most, Eq. (6), become personal, Eq. (7).
-        mask = self.growth.next_mask(
-            task, client.mask, local.update, data, down.round, w=local.w, own=client.w, received=down.w
-        )
+        models = {"w": local.w, "own": client.w, "received": down.w}
+        mask = self.growth.next_mask(task, client.mask, local.update, data, down.round, **models)
         moments = self.optimizer.forget(local.moments, (mask ^ client.mask)[: task.d])
         # Lines 18-21, COWA: the others' step and loss without this client, Eqs. (9), (10); Gamma, Eq. (11).
-        others = self.contribution.others(_last_mean(client, down), local.update)
-        scores = self.contribution.judge(task, local.w, local.update, others, data)
-        score = bounded(scores.total, down.bounds)
-        metrics = {"loss": local.loss, "weight": score, **scores.metrics()}
-        metrics |= personal_fraction(mask[: task.d], local.update)
-        after = Client(local.w, mask, kept(self.optimizer, moments), down.w, score, down.round)
-        return ClientOutput(after, Upload(shared(mask, local.w), score), local.w, metrics)  # Eq. (8)
+        others = self.contribution.others(client, down, local.update)
+        scores = self.contribution.judge(task, local.w, local.update, others, data, down.bounds)
+        # Line 22: w_n and m_n as g_n, Eq. (8), and Gamma_n.
+        upload = Upload(shared(mask, local.w), scores.total)
+        after = Client(local.w, mask, kept(self.optimizer, moments), down.w, scores.total, down.round)
+        metrics = {"loss": local.loss, **scores.metrics(), **personal_fraction(mask[: task.d], local.update)}
+        return ClientOutput(after, upload, local.w, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         score = bounded(upload.score, server.bounds)
         return Total(*weighted(upload.shared, score), score, torch.ones_like(score))
 
     def server_update(self, task: Task, server: Server, total: Total) -> tuple[Server, Metrics]:
-        """Algorithm 1, lines 4-6."""
-        # Line 4: masks only grow, and absent clients keep theirs; the sums are weighted already.
-        union = server.union | (total.personal > 0)
+        """Algorithm 1, lines 4-6; the sums are weighted already, and absent clients keep their masks."""
+        union = server.union | (total.personal > 0)  # line 4
         averaged = total.weight > 0 if self.merge == "sharers" else (total.weight > 0) & ~union
         weights = torch.where(averaged, total.weight, 0)
         w = weighted_mean(total.w, weights, server.w)  # lines 5 and 6

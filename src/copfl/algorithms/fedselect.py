@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl.core import Data, Masked, Plan, State, Task, begin, descend, fresh, kept
 from copfl.core.algorithm import ClientOutput, Metrics
 from copfl.parts.averaging import Averaging, Down, Server, weighted_mean
-from copfl.parts.phases import check_state_per_phase
+from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm, personal_fraction
 
 
@@ -57,7 +57,7 @@ class FedSelect(Averaging):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_state_per_phase(self.optimizer, self.state_per_phase)
+        Phases(state_per_phase=self.state_per_phase).check_state(self.optimizer)
         _ = self.growth  # its options are checked where it is built
 
     @property

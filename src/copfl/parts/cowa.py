@@ -7,7 +7,7 @@ and the loss of the model without it on its data (Eq. 10). Their sum is its weig
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +23,6 @@ PREFER = ("deviation", "agreement")
 TRUST = ("all", "held_out")
 
 
-class LastMean(NamedTuple):
-    """The server's last mean, and the client's part in it; statistics may follow the d parameters."""
-
-    w: Tensor  # [D], w^k, the global model
-    seen: Tensor  # [D], the global model that the client last trained from
-    uploaded: Tensor  # [D], the model that it uploaded then
-    mask: Tensor  # [D] bool, the entries that it did not upload
-    weights: Tensor  # [D], the sum of Gamma over the clients that shared the entry
-    weight: Tensor  # [], the client's Gamma in that mean; 0 if it did not take part
-    total: Tensor  # [], the sum of Gamma over all clients
-    ever: Tensor  # [] bool, whether the client took part before
-
-
 class Others(NamedTuple):
     step: Tensor  # [d], delta_{-n}, the server's last step without the client
     model: Tensor  # [d], w_{-n}, the global model without the client
@@ -47,7 +34,8 @@ class Scores(NamedTuple):
     total: Tensor  # Gamma, the unnormalised weight; 0 excludes the client from the round
 
     def metrics(self) -> dict[str, Tensor]:
-        return {"gradient_score": self.gradient, "prediction_score": self.prediction}
+        scores = {"gradient_score": self.gradient, "prediction_score": self.prediction}
+        return {"weight": self.total, **scores}
 
 
 @dataclass(frozen=True)
@@ -85,21 +73,35 @@ class Cowa:
         """The plan without the held-out samples."""
         return training_split(plan) if self.trust == "held_out" else plan
 
-    def others(self, last: LastMean, update: Tensor) -> Others:
-        """delta_{-n} and w_{-n}, the server's last step and model without the client."""
-        d = len(update)
-        models = last.w[:d], last.seen[:d], last.uploaded[:d]
-        if self.leave_one_out == "paper":
-            alpha = last.weight / torch.where(last.total > 0, last.total, 1)
-            return whole_without(*models, update, alpha, last.ever)
-        sharing = last.mask[:d], last.weights[:d], last.weight
-        return Others(*elementwise(_exactly_without, *models, *sharing, last.ever))
+    def others(self, client: Any, down: Any, update: Tensor) -> Others:
+        """delta_{-n} and w_{-n}, the server's last step and model without the client.
 
-    def judge(self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data) -> Scores:
-        """Gamma_n of the client whose training ended in w."""
+        The records of CO-PFL have the last mean and the client's part in it.
+        """
+        d = len(update)
+        models, ever = (down.w[:d], client.seen[:d], client.w[:d]), client.round >= 0
+        # A client that missed the last round has no weight in its mean.
+        weight = torch.where(client.round == down.round - 1, client.score, 0)
+        if self.leave_one_out == "paper":
+            alpha = weight / torch.where(down.score > 0, down.score, 1)
+            return whole_without(*models, update, alpha, ever)
+        sharing = client.mask[:d], down.weights[:d], weight
+        return Others(*elementwise(_exactly_without, *models, *sharing, ever))
+
+    def judge(
+        self,
+        task: Task,
+        w: Tensor,
+        update: Tensor,
+        others: Others,
+        data: Data,
+        bounds: Tensor | None = None,
+    ) -> Scores:
+        """Gamma_n of the client whose training ended in w, within the bounds."""
         loss, _ = task.evaluate(torch.cat([others.model, w[task.d :]]), data)
         own_loss = task.evaluate(w, validation_split(data))[0] if self.trust == "held_out" else None
-        return self.weigh(update, others.step, loss, own_loss)
+        scores = self.weigh(update, others.step, loss, own_loss)
+        return scores._replace(total=bounded(scores.total, bounds))
 
     def weigh(self, update: Tensor, step: Tensor, loss: Tensor, own_loss: Tensor | None = None) -> Scores:
         """Gamma_n from the update, the others' step and the loss of the others' model, Eqs. (9)-(11).
@@ -182,8 +184,9 @@ def whole_without(
 ) -> Others:
     """delta_{-n} and w_{-n} of Eqs. (9), (10) as published: (x - alpha x_n) / (1 - alpha), x step or model.
 
-    For the arguments see LastMean; `update` is the client's part of the step, `alpha` its weight in the last
-    mean.
+    `w` is the global model, `seen` the one that the client last trained from, and `uploaded` what it uploaded
+    then. `update` is the client's part of the step, `alpha` its weight in the last mean. `ever` is False for a
+    new client.
     """
     step, one = torch.where(ever, seen - w, 0), torch.ones_like(alpha)  # delta^k = w^{k-1} - w^k
     return Others(
@@ -195,7 +198,7 @@ def whole_without(
 def _exactly_without(
     w: Tensor, seen: Tensor, uploaded: Tensor, mask: Tensor, weights: Tensor, weight: Tensor, ever: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """delta_{-n} and w_{-n}, entry by entry, from the clients that shared the entry; see LastMean."""
+    """delta_{-n} and w_{-n}, entry by entry, from the clients that shared the entry."""
     weight = torch.where(mask, 0, weight)
     step = torch.where(ever, seen - w, 0)
     averaged = weights > 0

@@ -81,15 +81,6 @@ class Halves(NamedTuple):
     loss: Tensor  # [], of the shared phase
 
 
-def check_state_per_phase(optimizer: Optimizer, state_per_phase: bool) -> None:
-    """Nothing, unless each phase is to have a new optimizer state and the optimizer keeps one over rounds."""
-    if state_per_phase and optimizer.keep:
-        raise UsageError(
-            "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps "
-            "its state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
-        )
-
-
 @dataclass(frozen=True)
 class Phases:
     """The training of the personal and the shared entries of one client, Algorithm 2, lines 1-13.
@@ -111,6 +102,14 @@ class Phases:
     @property
     def total_epochs(self) -> int:
         return 2 * self.epochs if self.training == "in_turn" else self.epochs
+
+    def check_state(self, optimizer: Optimizer) -> None:
+        """UsageError if each phase is to have a new optimizer state and the optimizer keeps one over rounds."""
+        if self.state_per_phase and optimizer.keep:
+            raise UsageError(
+                "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps "
+                "its state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
+            )
 
     def train(
         self,

@@ -417,9 +417,12 @@ def test_every_row_of_the_table_of_options_is_an_option() -> None:
         known = {f.__name__: set(inspect.signature(f).parameters) for f in functions[group] if f}
         known["shared"] = set().union(*known.values())
         for title, rows in tables.items():
-            assert rows.keys() <= known[title], f"options.toml, [{group}.{title}]"
+            assert rows.keys() - {"options"} <= known[title], f"options.toml, [{group}.{title}]"
     every = {name for fs in functions.values() for f in fs if f for name in inspect.signature(f).parameters}
     assert options.TABLE["shared"].keys() | options.TABLE["training"].keys() <= every
+    for path in Path(options.__file__).parent.glob("*.py"):
+        read = set(re.findall(r"\bgiven\.(\w+)", path.read_text("utf-8")))
+        assert read <= every | {"only"}, f"{path.name} reads options that no command has"
 
 
 def test_output_that_cannot_be_written(here: Path) -> None:

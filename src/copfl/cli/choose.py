@@ -8,21 +8,7 @@ from copfl.cli import options
 from copfl.cli.compare import default_jobs
 
 
-def choose(
-    *,
-    tables: options.Tables,
-    algorithms: list[str] | None = None,
-    budget: str | None = None,
-    seeds: str | None = None,
-    tune: list[str] | None = None,
-    addons: bool = False,
-    validation: float | None = None,
-    retrain: bool = True,
-    jobs: int | None = None,
-    out: Path | None = None,
-    quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+def choose(given: options.Given, tables: options.Tables) -> None:
     """Find the best method for this federation: a race of the algorithms on validation samples.
 
     Test samples are not used. Local training is always in the race.
@@ -33,21 +19,21 @@ def choose(
 
     with stoppable(AGAIN):
         found = racing.choose(
-            entries.entries_of(algorithms or ["all"]),
-            budget or "",
-            entries.seeds_of(seeds or "0,1,2"),
+            entries.entries_of(given.algorithms or ["all"]),
+            given.budget or "",
+            entries.seeds_of(given.seeds or "0,1,2"),
             tables,
-            out or Path("runs") / f"choose-{options.data_name(tables)}",
-            tune=entries.values_of(tune or [], "--tune"),
-            addons=addons,
-            validation=entries.VALIDATION if validation is None else validation,
-            retrain=retrain,
-            jobs=default_jobs(tables.get("run", {})) if jobs is None else jobs,
-            log=options.logger(quiet),
+            given.out or Path("runs") / f"choose-{options.data_name(tables)}",
+            tune=entries.values_of(given.tune or [], "--tune"),
+            addons=given.addons,
+            validation=entries.VALIDATION if given.validation is None else given.validation,
+            retrain=given.retrain,
+            jobs=default_jobs(tables.get("run", {})) if given.jobs is None else given.jobs,
+            log=options.logger(given.quiet),
         )
-    if as_json:
+    if given.as_json:
         print((found.folder / "ranking.json").read_text("utf-8"))
-    elif not quiet:
+    elif not given.quiet:
         tested = f"\nTested: {found.tested}" if found.tested else ""
         further = f"go on with `copfl run -c {found.folder / 'run.toml'}`"
         print(f"{found}{tested}\n\nFolder: {found.folder}; {further}")

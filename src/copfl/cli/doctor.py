@@ -11,6 +11,8 @@ from pathlib import Path
 
 import typer
 
+from copfl.cli import options
+
 # The packages of each extra that a user needs; those that develop copfl have others.
 EXTRAS = {
     "adapters": ("transformers", "peft"),
@@ -29,10 +31,7 @@ EXTRAS = {
 ROUNDS, CHANCE = 10, 0.1  # of the self-test; the digits have ten classes
 
 
-def doctor(
-    *,
-    self_test: bool = True,
-) -> None:
+def doctor(given: options.Given) -> None:
     """Show versions, extras, GPUs and folders, and train for a few seconds. Exit code 1 if that fails."""
     sections = {
         "Versions": [version_line(), f"Python {platform.python_version()} ({sys.executable})", _system()],
@@ -42,7 +41,7 @@ def doctor(
     }
     for title, lines in sections.items():
         print(f"{title}:", *(f"  {line}" for line in lines), sep="\n", flush=True)
-    if self_test:
+    if given.self_test:
         print("Self-test:")
         passed = [_trains(device) for device in _devices()]
         if not all(passed):

@@ -7,8 +7,8 @@ import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, TypeVar
 
 import click
@@ -20,57 +20,72 @@ F = TypeVar("F", bound=Callable[..., None])
 
 TABLE: dict[str, Any] = tomllib.loads((Path(__file__).parent / "options.toml").read_text("utf-8"))
 PANELS = ("Arguments", "Data", "Model", "Training", "Federation", "Robustness", "Output", "Options")
-TYPES: dict[str, type] = {"str": str, "bool": bool, "int": int, "float": float}
-SETTINGS = {name: row[3] for name, row in TABLE["training"].items()}  # TABLE.KEY by option
+TYPES: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": float, "path": Path}
+TYPES |= {"strs": list[str], "paths": list[Path]}
+SETTINGS = {name: row[4] for name, row in TABLE["training"].items()}  # TABLE.KEY by option
 SETTINGS |= {"algorithm": "algorithm.name", "seed": "run.seed"}
-ANY = ["Training", "--set -s", "Any setting as TABLE.KEY=VALUE, such as copfl.rate=0.15; repeatable."]
+
+
+class Given(SimpleNamespace):
+    """The values of a command's options, by name."""
+
+    def only(self, names: str) -> dict[str, Any]:
+        """Those of these names that are on the line."""
+        values = {name: getattr(self, name) for name in names.split()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def command(app: typer.Typer, group: str = "commands", **how: Any) -> Callable[[F], F]:
     """Adds a function to the commands of `app`, with its options as options.toml describes them.
 
-    The function may have an argument `tables`: the settings that the options of every training describe.
+    It is called with their values, and, if it has an argument `tables`, with the settings that the options of
+    every training describe.
     """
 
     def add(function: F) -> F:
-        documented = {"shared": {}, function.__name__: {}, **TABLE.get(group, {})}
-        rows = {**TABLE["shared"], **documented["shared"], **documented[function.__name__]}
-        given = inspect.signature(function, eval_str=True).parameters
-        options = [
-            p.replace(annotation=_option(p.annotation, rows[p.name]))
-            for p in given.values()
-            if p.name != "tables"
-        ]
-        training = _training_options() if "tables" in given else {}
-        optional = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-        options += [optional(name, annotation=hint) for name, hint in training.items()]
+        own = TABLE[group][function.__name__]
+        rows = {**TABLE["shared"], **TABLE[group].get("shared", {}), **own}
+        options = [_parameter(name, rows[name]) for name in own["options"].split()]
+        training = _training_options() if "tables" in inspect.signature(function).parameters else []
+        every = [*options, *training]
 
         @functools.wraps(function)
         def called(**values: Any) -> None:
-            settings = {name: values.pop(name) for name in training}
-            function(**values, **({"tables": tables_of(**settings)} if training else {}))
+            settings = {option.name: values.pop(option.name) for option in training}
+            function(Given(**values), **({"tables": tables_of(**settings)} if training else {}))
 
-        called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in options}
+        called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        called.__annotations__ = {option.name: option.annotation for option in every}
         app.command(**{"cls": Command, **how})(called)
         return function
 
     return add
 
 
-def _option(hint: Any, row: Sequence[str]) -> Any:
-    """The type of a parameter with its place and its text in the help."""
-    panel, names, text, *_ = row
-    if panel == "Arguments":
-        return Annotated[hint, typer.Argument(help=text)]
-    return Annotated[hint, typer.Option(*names.split(), help=text, rich_help_panel=panel, show_default=False)]
+def _parameter(name: str, row: Sequence[str]) -> inspect.Parameter:
+    """A row as the parameter that typer reads: its type, its default, its place and its text in the help."""
+    panel, names, text, kind, *_ = row
+    word, _, default = kind.partition("=")
+    hint = TYPES[word.rstrip("!?")]
+    value: Any = None if not default else default == "on" if hint is bool else hint(default)
+    if kind == "bool":
+        value = False
+    required = word.endswith("!")
+    shown: Any = typer.Argument(help=text)
+    if panel != "Arguments":
+        shown = typer.Option(*names.split(), help=text, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else value,
+        annotation=Annotated[hint if required or value is not None else hint | None, shown],
+    )
 
 
-def _training_options() -> dict[str, Any]:
-    types = {"data_dir": _option(Path | None, TABLE["shared"]["data_dir"])}
-    for name, row in TABLE["training"].items():
-        types[name] = _option(TYPES[row[4] if len(row) > 4 else "str"] | None, row)
-    return {**types, "settings": _option(list[str] | None, ANY)}
+def _training_options() -> list[inspect.Parameter]:
+    shared = TABLE["shared"]
+    rows = {"data_dir": shared["data_dir"], **TABLE["training"], "settings": shared["settings"]}
+    return [_parameter(name, row) for name, row in rows.items()]
 
 
 def tables_of(*, data_dir: Path | None = None, settings: list[str] | None = None, **options: Any) -> Tables:

@@ -9,61 +9,53 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from copfl.cli import options
 
-def report(
-    *,
-    runs: list[Path],
-    out: Path | None = None,
-    figures: Path | None = None,
-    quiet: bool = False,
-) -> None:
+
+def report(given: options.Given) -> None:
     """Write a report of one or several runs, or of a comparison, as one HTML file."""
     from copfl import charts
     from copfl.errors import UsageError
     from copfl.files import write_bytes
     from copfl.report import comparison_page, document, page, run_data
 
-    compared = [run for run in runs if comparison_page.is_comparison(run)]
-    if compared and len(runs) > 1:
+    compared = [run for run in given.runs if comparison_page.is_comparison(run)]
+    if compared and len(given.runs) > 1:
         raise UsageError(
             f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
         )
-    found = (
-        comparison_page.document_of(compared[0]) if compared else page.document_of(run_data.read_all(runs))
-    )
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    read = run_data.read_all
+    found = comparison_page.document_of(compared[0]) if compared else page.document_of(read(given.runs))
+    target = given.out or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
     contents = {target: document.render(found).encode()}
-    if figures is not None:
+    if given.figures is not None:
         for chart in (chart for section in found.sections for chart in section.charts):
             pictures = charts.pictures([[chart]])
-            contents |= {figures / f"{chart.name}.{kind}": content for kind, content in pictures.items()}
+            contents |= {
+                given.figures / f"{chart.name}.{kind}": content for kind, content in pictures.items()
+            }
     for path, content in contents.items():
         write_bytes(path, content, durable=False)
-        if not quiet:
+        if not given.quiet:
             print(path)
 
 
-def watch(
-    *,
-    runs: list[Path],
-    port: int = 8383,
-    browse: bool = False,
-) -> None:
+def watch(given: options.Given) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
     import webbrowser
 
     from copfl.errors import UsageError
     from copfl.report import watch as watching
 
-    watching.html(runs)  # an unreadable folder is reported here, not in the browser
+    watching.html(given.runs)  # an unreadable folder is reported here, not in the browser
     try:
-        server = watching.server(runs, port)
+        server = watching.server(given.runs, given.port)
     except (OSError, OverflowError) as error:
         advice = "name another with --port, 0 for any"
-        raise UsageError(f"cannot listen on port {port} ({error}); {advice}") from error
+        raise UsageError(f"cannot listen on port {given.port} ({error}); {advice}") from error
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C stops the server)", flush=True)
-    if browse:
+    if given.browse:
         webbrowser.open(address)
     with server:
         try:
@@ -72,67 +64,51 @@ def watch(
             print(file=sys.stderr)
 
 
-def export(
-    *,
-    run: Path,
-    client: str | None = None,
-    of_server: bool = False,
-    out: Path,
-    format: str = "safetensors",
-) -> None:
+def export(given: options.Given) -> None:
     """Write one client's model, or the global model, to a file."""
     from copfl.experiment import export as exporting
 
-    found, model = _chosen(run, client, of_server)
-    print(exporting.write(found, model, format, out))
+    found, model = _chosen(given)
+    print(exporting.write(found, model, given.format, given.out))
 
 
-def _chosen(run: Path, client: str | None, of_server: bool) -> tuple[Any, Any]:
+def _chosen(given: options.Given) -> tuple[Any, Any]:
     """The models of a run, and the one of them that the options name."""
     from copfl.errors import UsageError
     from copfl.experiment import inference
 
-    if (client is None) != of_server:
+    if (given.client is None) != given.of_server:
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
-    found = inference.load(run)
-    return found, found.new_client() if client is None else found.client(client)
+    found = inference.load(given.run)
+    return found, found.client(given.client) if given.client is not None else found.new_client()
 
 
-def predict(
-    *,
-    run: Path,
-    client: str | None = None,
-    of_server: bool = False,
-    data: Path | None = None,
-    sentence: list[str] | None = None,
-    out: Path | None = None,
-    as_json: bool = False,
-) -> None:
+def predict(given: options.Given) -> None:
     """Predict samples with one client's or the global model: a line each with its class, labels or values."""
     import numpy as np
 
     from copfl.errors import UsageError
     from copfl.files import write_bytes
 
-    if (data is None) == (not sentence):
+    if (given.data is None) == (not given.sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
-    found, model = _chosen(run, client, of_server)
-    if data is None:
-        x, y = found.tokens(sentence or []), None
+    found, model = _chosen(given)
+    if given.data is None:
+        x, y = found.tokens(given.sentence or []), None
     else:
-        samples, labelled = found.samples(data, labelled=False)
+        samples, labelled = found.samples(given.data, labelled=False)
         x, y = samples.train.x, samples.train.y if labelled else None
     answers = found.predict(model, x, y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
-    if out is not None:
+    if given.out is not None:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
-        write_bytes(out, content.getvalue(), durable=False)
-    if as_json:
+        write_bytes(given.out, content.getvalue(), durable=False)
+    if given.as_json:
         print(json.dumps({metric.name: answers.score, **lines}))
         return
-    if out is None:
+    if given.out is None:
         for number, row in enumerate(zip(*lines.values(), strict=True)):
             print("\t".join([str(number), *map(_cell, row)]))
     if answers.score is not None:
@@ -158,27 +134,17 @@ def _cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def personalize(
-    *,
-    run: Path,
-    data: Path,
-    epochs: int | None = None,
-    lr: float | None = None,
-    seed: int = 0,
-    out: Path | None = None,
-    format: str = "safetensors",
-    as_json: bool = False,
-) -> None:
+def personalize(given: options.Given) -> None:
     """Train a model for a new client on its data; start, rate and epochs by validation within them."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
-    found = inference.load(run)
-    samples, _ = found.samples(data, labelled=True)
-    fitted = found.personalize(samples, epochs, lr, seed)
-    if out is not None:
-        exporting.write(found, fitted.model, format, out)
-    if as_json:
+    found = inference.load(given.run)
+    samples, _ = found.samples(given.data, labelled=True)
+    fitted = found.personalize(samples, given.epochs, given.lr, given.seed)
+    if given.out is not None:
+        exporting.write(found, fitted.model, given.format, given.out)
+    if given.as_json:
         primary = found.experiment.task.metrics[0].name
         content = {{"scores": primary}.get(name, name): value for name, value in fitted._asdict().items()}
         del content["model"]
@@ -189,6 +155,6 @@ def personalize(
     before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
     print(
         f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
-        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
-        f"learning rate {fitted.lr:g}{'' if out is None else f'; model: {out}'}"
+        f"start: {fitted.start} ({before}), then {fitted.epochs} given.epochs on {fitted.train} samples at "
+        f"learning rate {fitted.lr:g}{'' if given.out is None else f'; model: {given.out}'}"
     )

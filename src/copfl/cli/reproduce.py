@@ -13,31 +13,8 @@ from typing import Any
 
 from copfl.cli import options
 
-RESULTS, DOCS, RUNS = Path("results/reproduction"), Path("docs"), Path("runs/reproduce")
 
-
-def reproduce(
-    experiment: str,
-    *,
-    device: str = "auto",
-    chunk: int = 0,
-    seeds: str | None = None,
-    budget: str = "full",
-    protocol: str = "both",
-    column: list[str] | None = None,
-    row: list[str] | None = None,
-    minutes: float | None = None,
-    on: str | None = None,
-    data_dir: Path | None = None,
-    results: Path = RESULTS,
-    runs: Path = RUNS,
-    docs: Path = DOCS,
-    from_records: bool = False,
-    check: bool = False,
-    repeat: bool = False,
-    plan: bool = False,
-    quiet: bool = False,
-) -> None:
+def reproduce(given: options.Given) -> None:
     """Run the paper's tables and figures again and compare our numbers with the paper's.
 
     A run that has a record in the results folder is not run again.
@@ -51,60 +28,61 @@ def reproduce(
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
 
-    clock, log = time.monotonic(), options.logger(quiet)
-    one_of((*experiments.PROTOCOLS, "both"), protocol=protocol)
-    store = records.opened(results)
+    clock, log = time.monotonic(), options.logger(given.quiet)
+    one_of((*experiments.PROTOCOLS, "both"), protocol=given.protocol)
+    store = records.opened(given.results)
     for problem in store.unusable:
         log(f"copfl: not used: {problem}")
-    if from_records and not charts.available():
+    if given.from_records and not charts.available():
         log(f"copfl: {charts.MISSING}")
     left, problems, all_found = 0, list[str](), list[findings.Findings]()
-    place: dict[str, dict[str, Any]] = {"run": {"device": device, "chunk": chunk}}
-    if device == "auto" and on is None:  # on a GPU seeds are batched
-        place["run"]["device"] = device_of(device).type
-    if data_dir is not None:
-        place["data"] = {"dir": str(data_dir.absolute())}
-    if repeat and not check:
+    place: dict[str, dict[str, Any]] = {"run": {"device": given.device, "chunk": given.chunk}}
+    if given.device == "auto" and given.on is None:  # on a GPU seeds are batched
+        place["run"]["device"] = device_of(given.device).type
+    if given.data_dir is not None:
+        place["data"] = {"dir": str(given.data_dir.absolute())}
+    if given.repeat and not given.check:
         raise UsageError("--repeat trains a run of a file again; it needs --check")
-    if check:
-        return _check(Path(experiment), store, runs if repeat else None, place, log)
+    if given.check:
+        return _check(Path(given.experiment), store, given.runs if given.repeat else None, place, log)
     cuda = place["run"]["device"].startswith("cuda")
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
-    end = math.inf if minutes is None else clock + 60 * minutes
+    end = math.inf if given.minutes is None else clock + 60 * given.minutes
     runner = Runner(log, end, pause=math.inf if cuda else PAUSE, batch_seeds=cuda)
-    for whole in [experiments.read(name) for name in experiments.named(experiment)]:
-        chosen = experiments.only(whole, column or [], row or [])
-        protocols = [p for p in chosen.protocols if protocol in (p, "both")]
+    for whole in [experiments.read(name) for name in experiments.named(given.experiment)]:
+        chosen = experiments.only(whole, given.column or [], given.row or [])
+        protocols = [p for p in chosen.protocols if given.protocol in (p, "both")]
         if not protocols:
-            if experiment == "all":
+            if given.experiment == "all":
                 continue
             known = ", ".join(chosen.protocols)
-            raise UsageError(f"{experiment} is not run under the {protocol} protocol; it is under {known}")
-        size = chosen.budget(budget)
-        wanted = _seeds(seeds, size.first_seed)
+            under = f"is not run under the {given.protocol} protocol; it is under {known}"
+            raise UsageError(f"{given.experiment} {under}")
+        size = chosen.budget(given.budget)
+        wanted = _seeds(given.seeds, size.first_seed)
         plans = list(experiments.plans(chosen, size, protocols, wanted))
-        missing = 0 if from_records else count_left(plans, store)
-        if plan:
+        missing = 0 if given.from_records else count_left(plans, store)
+        if given.plan:
             print(f"{chosen.name}: {missing} runs are missing")
             continue
         if missing:
-            if on is None:
-                device_of(device)  # an error now, and not one for every run
-            with stoppable(AGAIN), opened(on, runs) as executor:
+            if given.on is None:
+                device_of(given.device)  # an error now, and not one for every run
+            with stoppable(AGAIN), opened(given.on, given.runs) as executor:
                 ready = replace(runner, executor=executor)
-                missing, failed = Batch(chosen.name, store, runs, place, ready).run(plans)
+                missing, failed = Batch(chosen.name, store, given.runs, place, ready).run(plans)
             left, problems = left + missing, problems + failed
-        found = findings.found(chosen, budget, protocols, wanted, store)
-        if from_records:
+        found = findings.found(chosen, given.budget, protocols, wanted, store)
+        if given.from_records:
             all_found.append(found)
-            for path in pages.write(found, budget, docs):
+            for path in pages.write(found, given.budget, given.docs):
                 log(f"written: {path}")
-        elif not quiet:
+        elif not given.quiet:
             print(pages.summary(found))
         if time.monotonic() > end:
             break
-    if from_records and experiment == "all":
-        pages.write_claims(all_found, docs)
+    if given.from_records and given.experiment == "all":
+        pages.write_claims(all_found, given.docs)
     if problems:
         raise RunError(f"{len(problems)} runs failed, the others are there. {'; '.join(problems)}")
     if left:

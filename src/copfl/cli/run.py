@@ -18,19 +18,7 @@ if TYPE_CHECKING:
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 
 
-def run(
-    *,
-    tables: options.Tables,
-    algorithm: str | None = None,
-    seed: int | None = None,
-    config: Path | None = None,
-    preset: str | None = None,
-    local_baseline: bool | None = None,
-    out: Path | None = None,
-    track: list[str] | None = None,
-    quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+def run(given: options.Given, tables: options.Tables) -> None:
     """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
     from copfl.engine import ranks
     from copfl.experiment import config as configure
@@ -40,35 +28,27 @@ def run(
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[options.Tables] = [{"run": {"workers": 0, "local_baseline": True}}]
-    line = options.tables_of(algorithm=algorithm, seed=seed)
-    named = [kind for given in (line, tables) for kind in given if kind in CHOICES and "name" in given[kind]]
-    if preset is None and config is None and not named:
-        preset = "demo"
-    if preset is not None:
-        layers.append(presets.preset(preset))
-    if config is not None:
-        layers.append(configure.read_file(config))
+    line = options.tables_of(algorithm=given.algorithm, seed=given.seed)
+    named = any("name" in layer.get(kind, {}) for layer in (line, tables) for kind in CHOICES)
+    is_demo = given.preset is None and given.config is None and not named
+    if is_demo or given.preset is not None:
+        layers.append(presets.preset("demo" if is_demo else given.preset))
+    if given.config is not None:
+        layers.append(configure.read_file(given.config))
     if ranks.started():
         layers.append({"run": {"workers": 1}})
-    if local_baseline is not None:
-        line.setdefault("run", {})["local_baseline"] = local_baseline
+    if given.local_baseline is not None:
+        line.setdefault("run", {})["local_baseline"] = given.local_baseline
     with ranks.group():
         if ranks.follower():
             return follow()
-        prepared = prepare([*layers, line, tables], tell=None if quiet or as_json else _tell)
-        target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
+        prepared = prepare([*layers, line, tables], tell=_tell if _shows(given) else None)
+        target = given.out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, track or [], quiet, as_json)
+            _train(prepared, folder, given)
 
 
-def resume(
-    run: Path,
-    *,
-    rounds: int | None = None,
-    track: list[str] | None = None,
-    quiet: bool = False,
-    as_json: bool = False,
-) -> None:
+def resume(given: options.Given) -> None:
     """Continue a stopped run.
 
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
@@ -80,12 +60,17 @@ def resume(
     with ranks.group():
         if ranks.follower():
             return follow()
-        with run_folder.claimed(run, new=False) as folder:
-            prepared = reopen(folder, rounds, tell=None if quiet or as_json else _tell)
-            _train(prepared, folder, track or [], quiet, as_json)
+        with run_folder.claimed(given.run, new=False) as folder:
+            prepared = reopen(folder, given.rounds, tell=_tell if _shows(given) else None)
+            _train(prepared, folder, given)
 
 
-def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: bool, as_json: bool) -> None:
+def _shows(given: options.Given) -> bool:
+    """Whether the progress is printed."""
+    return not (given.quiet or given.as_json)
+
+
+def _train(prepared: Experiment, folder: RunFolder, given: options.Given) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.errors import Stopped, stoppable
@@ -97,8 +82,8 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
     try:
         with stoppable(), contextlib.ExitStack() as stack:
             baseline = None
-            listeners = [stack.enter_context(tracking(track, folder.path, prepared.tables))]
-            if not (quiet or as_json):
+            listeners = [stack.enter_context(tracking(given.track or [], folder.path, prepared.tables))]
+            if _shows(given):
                 what = (prepared.settings.rounds, sys.stderr, prepared.task.metrics[0])
                 terminal = sys.stderr.isatty()
                 listeners.append(stack.enter_context(bar(*what)) if terminal else lines(*what))
@@ -109,17 +94,17 @@ def _train(prepared: Experiment, folder: RunFolder, track: list[str], quiet: boo
                     listener(round, seconds)
 
             leading = lead(prepared) if ranks.joined() else ""
-            if not (quiet or as_json):
+            if _shows(given):
                 _warn([*prepared.hints, *filter(None, [leading])])
             result = train(prepared, folder, on_round, baseline)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
-    if as_json:
+    if given.as_json:
         print(json.dumps(summary.as_json(result)))
-    elif not quiet:
+    elif not given.quiet:
         summary.show(result, sys.stdout)
-    if not (quiet or as_json):
+    if _shows(given):
         _warn(result.warnings[len(prepared.hints) :])
 
 

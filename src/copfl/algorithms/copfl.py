@@ -10,10 +10,11 @@ from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Masked, Metrics, Optimizer, Plan, State, Task, fresh, kept, tree
 from copfl.kernels.fused import either
-from copfl.parts import Cowa, Mamo, Phases, Pwpm
 from copfl.parts.averaging import weighted_mean
-from copfl.parts.cowa import bounded
-from copfl.parts.pwpm import personal_fraction, shared, sharing_metrics, weighted
+from copfl.parts.cowa import Cowa, bounded
+from copfl.parts.mamo import Mamo
+from copfl.parts.phases import Phases
+from copfl.parts.pwpm import Pwpm, personal_fraction, shared, sharing_metrics, weighted
 
 
 class Server(NamedTuple):

@@ -93,8 +93,8 @@ def _version(package: str) -> str | None:
 def _folders() -> list[str]:
     from copfl.models.text import cache_folder
 
-    given = {name: os.environ.get(name) for name in ("COPFL_DATA", "COPFL_MODELS")}
-    lines = [f"{name}: {_state(Path(path)) if path else 'not set'}" for name, path in given.items()]
+    named = {name: os.environ.get(name) for name in ("COPFL_DATA", "COPFL_MODELS")}
+    lines = [f"{name}: {_state(Path(path)) if path else 'not set'}" for name, path in named.items()]
     return [*lines, f"cache of tokens (COPFL_CACHE): {_state(cache_folder())}"]
 
 

@@ -110,14 +110,14 @@ def _check(
     print(as_markdown(submission.table_of(checked)))
 
 
-def _seeds(given: str | None, first: int) -> list[int]:
+def _seeds(text: str | None, first: int) -> list[int]:
     """A number of seeds from the experiment's first one on, or the seeds that are named; none: its own."""
     from copfl.comparison.entries import seeds_of
     from copfl.errors import at_least
 
-    if given is None:
+    if text is None:
         return []
-    if not given.strip().isdecimal():
-        return seeds_of(given)
-    at_least(1, seeds=int(given))
-    return list(range(first, first + int(given)))
+    if not text.strip().isdecimal():
+        return seeds_of(text)
+    at_least(1, seeds=int(text))
+    return list(range(first, first + int(text)))

@@ -184,9 +184,8 @@ def whole_without(
 ) -> Others:
     """delta_{-n} and w_{-n} of Eqs. (9), (10) as published: (x - alpha x_n) / (1 - alpha), x step or model.
 
-    `w` is the global model, `seen` the one that the client last trained from, and `uploaded` what it uploaded
-    then. `update` is the client's part of the step, `alpha` its weight in the last mean. `ever` is False for a
-    new client.
+    `w` is the global model, `seen` the one that the client last trained from, `uploaded` what it then sent.
+    `update` is its part of the step, `alpha` its weight in the last mean; `ever` is False for a new client.
     """
     step, one = torch.where(ever, seen - w, 0), torch.ones_like(alpha)  # delta^k = w^{k-1} - w^k
     return Others(

@@ -104,11 +104,12 @@ class Phases:
         return 2 * self.epochs if self.training == "in_turn" else self.epochs
 
     def check_state(self, optimizer: Optimizer) -> None:
-        """UsageError if each phase is to have a new optimizer state and the optimizer keeps one over rounds."""
+        """UsageError if each phase shall have a new optimizer state and the optimizer keeps one."""
         if self.state_per_phase and optimizer.keep:
             raise UsageError(
-                "state_per_phase=true starts every phase with a new optimizer state, and this optimizer keeps "
-                "its state from round to round; set keep=false in [optimizer], or leave out state_per_phase"
+                "state_per_phase=true starts every phase with a new optimizer state, and this optimizer "
+                "keeps its state from round to round; set keep=false in [optimizer], or leave out "
+                "state_per_phase"
             )
 
     def train(

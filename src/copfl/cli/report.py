@@ -155,6 +155,6 @@ def personalize(given: options.Given) -> None:
     before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
     print(
         f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
-        f"start: {fitted.start} ({before}), then {fitted.epochs} given.epochs on {fitted.train} samples at "
+        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
         f"learning rate {fitted.lr:g}{'' if given.out is None else f'; model: {given.out}'}"
     )

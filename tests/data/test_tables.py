@@ -296,10 +296,12 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "patient": list(range(60)),
         "age": [20 + n % 40 for n in range(60)],
         "dose": [n / 7 for n in range(60)],
+        "day": [f"2024-05-{1 + n // 3:02d}" for n in range(60)],
+        "ward": ["east", "west", "north"] * 20,
         "ill": [n % 2 for n in range(60)],
     }
     note = tables.from_tables([rows], "visits", target="ill").note
-    assert "patient: a whole number of its own in every row" in note
-    assert "--set data.drop=patient" in note
+    assert "patient,day: values that few rows share; leave out" in note
+    assert "--set data.drop=patient,day" in note
     assert "age" not in note
-    assert "whole number" not in tables.from_tables([rows], "visits", target="ill", drop="patient").note
+    assert "few rows share" not in tables.from_tables([rows], "visits", target="ill", drop="patient,day").note

@@ -118,6 +118,25 @@ def test_a_value_may_get_an_adapter_too() -> None:
     assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
 
 
+def test_a_head_alone_trains_without_the_dropout_of_its_frozen_base(tmp_path: Path) -> None:
+    base, table = tiny.base(tmp_path), {"train": "head"}  # its dropout is 0.1
+
+    def probing(**more: Any) -> Any:
+        options = {**SMALL, "rounds": 1, "model_options": {**table, **more}}
+        return copfl.run("fedavg", tiny.sentences(), model=f"hf:{base}", **options).experiment
+
+    new, noisy = probing(), probing(frozen_dropout=True)
+    assert new.training.front.cut == "head"
+    assert noisy.training.front is None
+    assert (new.task.random, noisy.task.random) == (False, True)
+    assert new.tables["model"]["frozen_dropout"] is False
+    former = {**new.tables["model"]}  # a run file from before this option
+    del former["frozen_dropout"]
+    assert resolve([{"model": former}], {})["model"] == former
+    lora = resolve([{"model": {"name": f"hf:{base}", **table}, "adapter": LORA}], {})
+    assert "frozen_dropout" not in lora["model"]
+
+
 # Out again
 
 

@@ -107,10 +107,7 @@ def _state(folder: Path) -> str:
 def _devices() -> list[str]:
     import torch
 
-    return [
-        "cpu",
-        *(f"cuda:{n}" for n in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
-    ]
+    return ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count() * torch.cuda.is_available()))]
 
 
 def _trains(device: str) -> bool:
@@ -124,8 +121,6 @@ def _trains(device: str) -> bool:
         passed, text = accuracy > 2 * CHANCE, f"accuracy {100 * accuracy:.1f} % after {ROUNDS} rounds"
     except Exception as error:  # a broken installation may raise anything, and the other devices count too
         passed, text = False, f"{type(error).__name__}: {error}"
-    print(
-        f"  {device}: {'passed' if passed else 'FAILED'}, {text}, {time.perf_counter() - start:.1f} s",
-        flush=True,
-    )
+    seconds = time.perf_counter() - start
+    print(f"  {device}: {'passed' if passed else 'FAILED'}, {text}, {seconds:.1f} s", flush=True)
     return passed

@@ -89,6 +89,7 @@ def predict(given: options.Given) -> None:
 
     from copfl.errors import UsageError
     from copfl.files import write_bytes
+    from copfl.tables import Table, as_csv
 
     if (given.data is None) == (not given.sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
@@ -101,7 +102,10 @@ def predict(given: options.Given) -> None:
     answers = found.predict(model, x, y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
-    if given.out is not None:
+    rows = [[str(n), *map(_cell, row)] for n, row in enumerate(zip(*lines.values(), strict=True))]
+    if given.out is not None and given.out.suffix == ".csv":
+        write_bytes(given.out, as_csv(Table("", ["row", *lines], rows)).encode(), durable=False)
+    elif given.out is not None:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         write_bytes(given.out, content.getvalue(), durable=False)
@@ -109,8 +113,7 @@ def predict(given: options.Given) -> None:
         print(json.dumps({metric.name: answers.score, **lines}))
         return
     if given.out is None:
-        for number, row in enumerate(zip(*lines.values(), strict=True)):
-            print("\t".join([str(number), *map(_cell, row)]))
+        print("\n".join(map("\t".join, rows)))
     if answers.score is not None:
         shown = f"{metric.title} {metric.text(answers.score)}{metric.unit}"
         print(f"{shown} of {len(answers.outputs)} samples", file=sys.stderr)

@@ -276,7 +276,8 @@ class Race:
         stages = plan(rounds, len(self.seeds), len(candidates), amount - extra)
         total = cost(stages) + extra
         if total > amount and not limit.usual:
-            self.note(f"The budget is less than the shortest race takes: {total:,} rounds.")
+            paid = f"about {max(amount, 0):,.0f} rounds; the shortest race takes {total:,}, and is run"
+            self.note(f"The budget pays for {paid}. --algorithms names fewer candidates.")
         for place, rung in enumerate(stages):
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):
@@ -294,7 +295,7 @@ class Race:
         runs = {
             one.label: [job._replace(until=stop, last=last) for job in one.jobs[:seeds]] for one in candidates
         }
-        self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}, {seeds} of each")
+        self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
         try:
             all_done([job for jobs in runs.values() for job in jobs], self.processes, self.log)
         except RunError as error:

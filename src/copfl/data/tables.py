@@ -28,7 +28,8 @@ Table = dict[str, Column]  # by name, all of one length
 
 LARGEST_FILE = 512 * reading.MIB  # Python's objects take about ten times as much memory
 MOST_CATEGORIES = 1000
-FEWEST_ROWS = 50  # in which a column of different whole numbers may be an identifier
+FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
+MOST_REPEATED = 4  # rows of one text, on average, in such a column
 LINES = "text"  # the only column of a .txt file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
@@ -250,21 +251,18 @@ def _summary(encoders: Sequence[Encoder]) -> str:
 
 
 def _identifiers(encoders: Sequence[Encoder], table: Table) -> list[str]:
-    """A note for columns of whole numbers that are all different, as the numbers of patients are."""
-    columns = {e.name: floats(table[e.name]) for e in encoders if not e.categories}
-    found = [
-        name
-        for name, numbers in columns.items()
-        if len(numbers) >= FEWEST_ROWS
-        and len(np.unique(numbers)) == len(numbers)
-        and (numbers == np.round(numbers)).all()
-    ]
-    which = ",".join(found)
-    if not found:
-        return []
-    return [
-        f"{which}: a whole number of its own in every row; leave out identifiers with --set data.drop={which}"
-    ]
+    """A note for columns of different whole numbers or of rare texts: numbers of patients, names, dates."""
+
+    def is_identifier(column: Encoder) -> bool:
+        rows = len(table[column.name])
+        if column.categories:
+            return rows < MOST_REPEATED * len(column.categories)
+        numbers = floats(table[column.name])
+        return len(np.unique(numbers)) == rows and bool((numbers == np.round(numbers)).all())
+
+    found = [e.name for e in encoders if len(table[e.name]) >= FEWEST_ROWS and is_identifier(e)]
+    note = "{0}: values that few rows share; leave out identifiers and dates with --set data.drop={0}"
+    return [note.format(",".join(found))] if found else []
 
 
 # Targets and missing values

@@ -270,7 +270,7 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         if groups:  # without any, the scheme refuses the data
             run["clients"] = groups
     if model is None:
-        tables["model"] = resolve_model(merged["model"])
+        tables["model"] = resolve_model(merged["model"], bool(merged["adapter"]))
     else:
         shared = {**merged["model"], **shared_keys(merged["model"])}
         tables["model"] = _value_table("model", shared, type(model).__name__, *MODEL_KEYS)

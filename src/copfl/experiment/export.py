@@ -282,14 +282,17 @@ def _usage(model: dict[str, Any], base: str, classes: int) -> list[str]:
     head = f", num_labels={classes}, ignore_mismatched_sizes=True"
     labels = "" if model["task"] in ("embedding", "causal") else head
     lines = [
-        "import peft, transformers",
+        "import peft, safetensors.torch, transformers",
+        "folder = '.'  # that of this file",
         f"base = transformers.{kind}.from_pretrained({base!r}{labels}, attn_implementation='eager')",
         "model = peft.PeftModel.from_pretrained(base, folder).eval()",
     ]
     if model["task"] == "embedding":
         lines += [
-            f"head = safetensors.torch.load_file(f'{{folder}}/{HEAD}')  # import safetensors.torch",
-            "tokens = model(**inputs).last_hidden_state  # inputs: what the tokenizer returns",
+            f"head = safetensors.torch.load_file(f'{{folder}}/{HEAD}')",
+            f"tokenizer = transformers.AutoTokenizer.from_pretrained({base!r})",
+            "inputs = tokenizer(['a sentence'], return_tensors='pt')",
+            "tokens = model(**inputs).last_hidden_state",
             "weight = inputs['attention_mask'][..., None]",
             "logits = (tokens * weight).sum(1) / weight.sum(1) @ head['weight'].T + head['bias']",
         ]

@@ -62,11 +62,8 @@ def _outputs(task: Task, x: Any) -> str:
     with torch.no_grad():
         outputs = dataclasses.replace(task, batched=None).forward(task.initial, x)[0]
     sums = outputs.sum(-1)
-    if (
-        outputs.shape[-1] > 1
-        and bool((outputs >= 0).all())
-        and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    ):
+    add_up = bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    if add_up and outputs.shape[-1] > 1:
         last = "a softmax"
     elif isinstance([*task.module.modules()][-1], nn.Sigmoid):
         last = "a sigmoid"
@@ -116,11 +113,7 @@ class DivergenceCheck:
         clients = named(sorted({int(n) for one in self.lost for n in one.ids}))
         first, last = self.lost[0].number + 1, round.number + 1
         when = f"round {first}" if first == last else f"rounds {first} to {last}"
-        kept = (
-            ""
-            if self.folder is None
-            else f". {self.folder} has the rounds so far; resumed, it diverges again"
-        )
+        kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
         raise RunError(
             f"training diverged: in {when}, no client had a finite model ({clients}){kept}. "
             f"Start a new run: {REMEDY}"
@@ -135,7 +128,7 @@ def named(clients: Sequence[int]) -> str:
 
 
 def warnings_of(lines: list[dict[str, Any]], federation: Federation) -> list[str]:
-    """A sentence for clients that diverged, and one for accuracy at chance; none if training went well."""
+    """A sentence for clients that diverged, and one where a constant answer is as good; else none."""
     found = []
     if diverged := _diverged(lines, federation):
         found.append(
@@ -144,9 +137,9 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation) -> list[str
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         found.append(
-            f"after {len(lines)} rounds accuracy is at chance: {accuracy} on average, where always answering "
-            f"a client's most frequent class gives {constant}; try other learning rates (--lr), more rounds "
-            "or another model"
+            f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
+            f"{accuracy} on average, where always answering a client's most frequent class gives {constant}. "
+            "Try other learning rates (--lr), more rounds or another model, or test on more samples"
         )
     return found
 

@@ -23,14 +23,18 @@ from copfl.models import adapters, pretrained, text
 
 MODEL = Component("model", models.MODELS, ("shape", "classes"))
 ADAPTER = Component("adapter", adapters.ADAPTERS, ("model",))
-MODEL_KEYS = ("head", "train", "freeze", "tokenizer", "max_length")  # of every model, however it is made
+# Of every model, however it is made.
+MODEL_KEYS = ("head", "train", "freeze", "frozen_dropout", "tokenizer", "max_length")
 
 
-def resolve_model(table: Mapping[str, Any]) -> Table:
+def resolve_model(table: Mapping[str, Any], adapted: bool = False) -> Table:
     """The table of a model by name, of a pretrained one, or of the user's: module:attribute."""
     name, shared = table["name"], shared_keys(table)
     options = without(table, "name", "code", *MODEL_KEYS)
     if pretrained.is_pretrained(name) or "sha256" in table:  # a record of a run has the hash, and no place
+        probing = shared.get("train") == "head" and not adapted
+        if probing and "sha256" not in table:  # earlier runs had the dropout
+            shared.setdefault("frozen_dropout", False)
         return {**_resolve_pretrained(name, options), **shared}
     if not user_code.is_reference(name):
         if name not in models.MODELS:
@@ -50,7 +54,9 @@ def shared_keys(table: Mapping[str, Any]) -> Table:
     return shared
 
 
-def _every_model(*, head: str, train: str, freeze: str, tokenizer: str, max_length: int) -> None:
+def _every_model(
+    *, head: str, train: str, freeze: str, frozen_dropout: bool, tokenizer: str, max_length: int
+) -> None:
     """The signature of MODEL_KEYS."""
 
 
@@ -128,6 +134,8 @@ def adapted(
             torch.manual_seed(seed)
             model = ADAPTER.build(adapter, model=model)
     adapters.select(model, head=table.get("head"), train=train, freeze=freeze, adapted=bool(adapter))
+    if isinstance(model, pretrained.Pretrained) and not table.get("frozen_dropout", True):
+        model.evaluated = adapters.frozen_modules(model)
     return model
 
 

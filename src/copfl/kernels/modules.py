@@ -281,8 +281,8 @@ def logits_of(output: Any) -> Tensor:
     """The logits of a model's output: a tensor, or the field `logits` of a transformers record."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
-        kind = type(output).__name__
         raise UsageError(
-            f"the model returned {kind}; it must return a tensor, or a record with a field logits"
+            f"the model returned {type(output).__name__}; it must return a tensor, or a record with a field "
+            "logits. Of transformers take a model with a head, or hf:FOLDER with --set model.task=embedding"
         )
     return logits

@@ -122,6 +122,12 @@ def select(
         parameters[name].requires_grad_(False)
 
 
+def frozen_modules(model: nn.Module) -> tuple[str, ...]:
+    """The paths of the modules that have parameters, all of them frozen."""
+    trained = {path: {p.requires_grad for p in module.parameters()} for path, module in model.named_modules()}
+    return tuple(path for path, found in trained.items() if found == {False})
+
+
 def _is_norm(module: nn.Module) -> bool:
     """Whether the module normalises: by its name, as libraries have their own, and by its vectors."""
     own = list(module.parameters(recurse=False))

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, one_of
+from copfl.kernels.modules import logits_of
 from copfl.models.attention import additive_mask, mask_of
 
 SOURCES = ("hf", "torchvision", "timm")
@@ -79,10 +80,11 @@ class Pretrained(nn.Module):
         self.fresh: tuple[str, ...] = ()  # parameters without pretrained values
         self.normalization: Normalization | None = None  # None: that of the data set
         self.trains_head = True  # beside an adapter; that of a language model stays as it is
+        self.evaluated: tuple[str, ...] = ()  # frozen modules without dropout: in evaluation mode, always
 
     def forward(self, x: Tensor | dict[str, Tensor]) -> Tensor:
         if isinstance(x, Tensor):
-            return _logits(self.net(self._image(x)))
+            return logits_of(self.net(self._image(x)))
         seen, inputs = x.get("attention_mask"), dict(x)
         if seen is not None and self.mask != "plain":
             inputs["attention_mask"] = additive_mask(seen, self.dtype, causal=self.mask == "causal")
@@ -93,11 +95,17 @@ class Pretrained(nn.Module):
             )
         output = self.net(**inputs)
         if self.head is None:
-            return _logits(output)
+            return logits_of(output)
         tokens: Tensor = output.last_hidden_state  # [b, length, width]
         weight = torch.ones_like(tokens[..., :1]) if seen is None else seen[..., None].to(tokens.dtype)
         logits: Tensor = self.head((tokens * weight).sum(1) / weight.sum(1).clamp(min=1))
         return logits
+
+    def train(self, mode: bool = True) -> Pretrained:
+        super().train(mode)
+        for path in self.evaluated:
+            self.get_submodule(path).eval()
+        return self
 
     def _image(self, x: Tensor) -> Tensor:
         x = x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
@@ -113,16 +121,6 @@ class Pretrained(nn.Module):
 
 def _dtype_of(net: nn.Module) -> torch.dtype:
     return next((p.dtype for p in net.parameters() if p.is_floating_point()), torch.float32)
-
-
-def _logits(output: Any) -> Tensor:
-    result = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(result, Tensor):
-        raise UsageError(
-            f"the model has no head: it returns {type(output).__name__} without logits. Take a model with a "
-            "head, such as AutoModelForSequenceClassification, or hf:FOLDER with --set model.task=embedding"
-        )
-    return result
 
 
 def wrapped(model: nn.Module) -> nn.Module:
@@ -404,8 +402,11 @@ def explained(what: str, allowed: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        raise UsageError(f"{what} cannot be loaded: {type(error).__name__}: {why}. Use {allowed}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # transformers hides it: "Could not import module 'BertModel'"
+            cause = cause.__cause__
+        why = " ".join(str(cause).split())[:200]
+        raise UsageError(f"{what} cannot be loaded: {type(cause).__name__}: {why}. Use {allowed}") from error
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def show(result: Result, out: IO[str]) -> None:
     if result.new_clients is not None:
         data, partition = result.experiment.federation.dataset, result.experiment.federation.partition
         table = new_clients_table(result.new_clients, result.primary, client_names(data, partition))
-        print(f"\n{as_text(table, width)}\n", file=out)
+        print(f"\n{as_text(table, width)}", file=out)
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
     folder = "" if result.folder is None else f" Folder: {result.folder}"
@@ -173,10 +173,7 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
 def _others(result: Result) -> list[str]:
     """The means of the other metrics, and how many clients do not define the primary one."""
     metric, others = result.primary, result.experiment.task.metrics[1:]
-    means = [
-        f"{other.title} {other.text(float(mean_of_known(result.latest(other.name))))}{other.unit}"
-        for other in others
-    ]
+    means = [f"{m.title} {m.text(float(mean_of_known(result.latest(m.name))))}{m.unit}" for m in others]
     notes = [f"Mean after training: {', '.join(means)}."] if means else []
     value, loss = (result.latest(name) for name in (metric.name, "test_loss"))
     if missing := int((np.isnan(value) & ~np.isnan(loss)).sum()):
@@ -188,15 +185,12 @@ def _others(result: Result) -> list[str]:
 
 def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
     """The new clients' primary metric by the number of their samples, and that of training alone."""
-    cells = [(new.accuracy[name], new.alone[name]) for name in new.accuracy]
+    found = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
     rows = [
-        [
-            names[n] if names else str(n),
-            *(metric.text(float(values[place])) for pair in cells for values in pair),
-        ]
+        [names[n] if names else str(n), *(metric.text(float(values[place])) for values in found)]
         for place, n in enumerate(new.clients)
     ]
-    means = ["mean", *(metric.text(float(mean_of_known(values))) for pair in cells for values in pair)]
+    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in found)]
     head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
     note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
     return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
@@ -219,7 +213,7 @@ def _listed(names: Sequence[str], room: int) -> str:
         text = ", ".join(names[:count]) + ("" if count == len(names) else f", ... ({len(names)})")
         if len(text) <= room:
             return text
-    return names[0] if len(names) == 1 else str(len(names))
+    return names[0] if len(names) == 1 else f"{len(names)} classes"
 
 
 def _last(result: Result) -> dict[str, Numbers]:

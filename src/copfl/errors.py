@@ -14,7 +14,22 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+EXTRAS = {  # of this package, that install a library
+    "datasets": "hf",
+    "distributed": "cluster",
+    "huggingface_hub": "adapters",
+    "optuna": "search",
+    "peft": "adapters",
+    "pyarrow": "tables",
+    "submitit": "cluster",
+    "timm": "vision",
+    "torchvision": "vision",
+    "transformers": "adapters",
+}
 
 
 class CopflError(Exception):
@@ -61,6 +76,28 @@ def stoppable(how_to_continue: str = "") -> Iterator[None]:
         if cause is None:
             raise
         raise Stopped(how_to_continue) from None
+
+
+@contextlib.contextmanager
+def raised_as(kind: type[CopflError], message: str, *caught: type[Exception]) -> Iterator[None]:
+    """An error of this kind in place of those caught, whose text replaces {} in the message."""
+    try:
+        yield
+    except caught as error:
+        text = getattr(error, "strerror", None) or (repr(error) if isinstance(error, KeyError) else error)
+        raise kind(message.replace("{}", str(text))) from error
+
+
+def library(name: str, why: str = "") -> Any:
+    """An imported library of EXTRAS; UsageError says how to install it."""
+    top = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: of an operator library of another torch
+        needed = f"{why} needs {top}, which" if why else top
+        reason = " ".join(str(error).split())[:150]
+        install = f"install it with `pip install 'copfl[{EXTRAS[top]}]'`"
+        raise UsageError(f"{needed} cannot be imported ({reason}); {install}") from error
 
 
 def unknown(kind: str, given: object, known: Iterable[str], meant: str | None = None) -> UsageError:

@@ -24,7 +24,7 @@ import pytest
 from copfl.comparison import executors, runner
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.executors import opened
-from copfl.comparison.folders import finished
+from copfl.comparison.jobs import finished
 from copfl.comparison.runner import ATTEMPTS, all_done
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import claimed

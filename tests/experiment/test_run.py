@@ -18,9 +18,10 @@ from torch.utils.data import TensorDataset
 import copfl
 from copfl.algorithms import FedAvg
 from copfl.core.optim import Adam
-from copfl.data import arrays, stored
+from copfl.data import arrays
 from copfl.data.datasets import load
 from copfl.data.partition import Partition
+from copfl.data.samples import read_stored, stored
 from copfl.errors import CopflError, DataError, RunError, UsageError
 from copfl.experiment import inference
 from copfl.experiment import run as experiment
@@ -319,10 +320,10 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
 def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -> None:
     y = np.arange(20) % 2
     given = arrays.from_arrays({"a": np.ones((20, 2)), "b": np.arange(40).reshape(20, 2)}, y, name="two")
-    content = stored.content(given)
+    content = stored(given)
     assert content is not None
     (tmp_path / "data.npz").write_bytes(content)
-    found = stored.read(tmp_path / "data.npz")
+    found = read_stored(tmp_path / "data.npz")
     assert (found.name, found.classes, found.note) == (given.name, given.classes, given.note)
     for own, other in ((found.train, given.train), (found.test, given.test)):
         assert sorted(own.x) == ["a", "b"]

@@ -159,7 +159,7 @@ def test_class_weights_must_fit_the_classes() -> None:
 
 
 def test_a_regression_is_trained_on_standardised_targets_and_evaluated_in_units() -> None:
-    criterion = build_task({}, "regression", ((100.0,), (20.0,))).criterion
+    criterion = build_task({}, "regression", ((100.0,), (20.0,)))[0]
     outputs, y = torch.tensor([[0.0], [1.0]]), torch.tensor([100.0, 140.0])
     assert criterion.losses(outputs, y).tolist() == [0.0, 1.0]
     assert criterion.predictions(outputs).flatten().tolist() == [100.0, 120.0]

@@ -20,10 +20,9 @@ import torch
 from copfl import stats
 from copfl.charts import available
 from copfl.comparison import runner
-from copfl.comparison.folders import started_with
 from copfl.comparison.jobs import Job, placed
 from copfl.comparison.results import Record
-from copfl.comparison.runner import Runner, TimeIsUp
+from copfl.comparison.runner import Runner, TimeIsUp, started_with
 from copfl.engine import mapping, seed_batching
 from copfl.errors import RunError, UsageError
 from copfl.experiment import folder as run_folder

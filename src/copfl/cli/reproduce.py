@@ -21,7 +21,7 @@ def reproduce(given: options.Given) -> None:
     """
     from copfl import charts
     from copfl.comparison.executors import opened
-    from copfl.comparison.folders import PAUSE
+    from copfl.comparison.jobs import PAUSE
     from copfl.comparison.runner import Runner
     from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
     from copfl.experiment.run_settings import device_of

@@ -28,8 +28,7 @@ import numpy as np
 
 from copfl.comparison import entries as reading
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
-from copfl.comparison.folders import finished
-from copfl.comparison.jobs import LAST, Job
+from copfl.comparison.jobs import LAST, Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import Log, all_done
@@ -94,7 +93,8 @@ def choose(
     """
     out, log = Path(out), log or (lambda line: None)
     given = base_tables or {}
-    base = reading.with_optimizer({**given, "run": {**given.get("run", {}), **KEPT}})
+    every = {"checkpoint_every": 1}  # a rung may end after any round
+    base = reading.with_optimizer({**given, "run": {**given.get("run", {}), **every}})
     seeds = check_seeds(seeds)
     race = Race(out, base, seeds, validation, jobs, log)
     candidates = race.candidates(_entries(entries), tune or {})
@@ -122,9 +122,6 @@ def choose(
         log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
         return dataclasses.replace(result, tested=str(_retrained(tables, out / "chosen")))
     return result
-
-
-KEPT = {"checkpoint_every": 1}  # a rung may end after any round
 
 
 def limit_of(budget: str | int, usual: float) -> Limit:
@@ -283,7 +280,12 @@ class Race:
             if place + 1 < len(stages):
                 candidates = self.kept(standing, stages[place + 1].candidates)
         if addons:
-            plus = [self.candidate(*_with_addons(one)) for one in standing.order[:FINALISTS]]
+            plus = [
+                self.candidate(
+                    one.entry._replace(label=f"{one.label} + add-ons"), {**one.layers[-1], **ADDONS}
+                )
+                for one in standing.order[:FINALISTS]
+            ]
             standing = self.stage([*standing.order, *plus], rounds, len(self.seeds))
         return standing
 
@@ -366,11 +368,6 @@ def _entries(given: Sequence[str | Entry]) -> list[Entry]:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UsageError(f'two candidates are called "{twice[0]}"; remove one')
     return rows
-
-
-def _with_addons(one: Candidate) -> tuple[Entry, Tables]:
-    entry = one.entry._replace(label=f"{one.label} + add-ons")
-    return entry, {**one.layers[-1], **ADDONS}
 
 
 def _retrained(tables: Tables, path: Path) -> Result:

@@ -23,9 +23,8 @@ from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space
 from copfl.comparison.jobs import LAST, Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
-from copfl.comparison.search import Search
+from copfl.comparison.search import Candidate, Search
 from copfl.comparison.tables import Comparison, Row, write
-from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables
@@ -78,7 +77,13 @@ def compare(
     searching = _is_search(tried, trials)
 
     def space(entry: Entry) -> Space:
-        return _default_grid(entry, base) if tune is None else _own_space(entry, base, tried)
+        if tune is None:
+            return _default_grid(entry, base)
+        return {  # without the keys of other algorithms, and without those that the entry sets
+            (title, key): values
+            for (title, key), values in tried.items()
+            if reading.concerns(entry, base, title) and key not in entry.settings.get(title, {})
+        }
 
     spaces = [space(entry) for entry in rows]
     for entry, own in zip(rows, spaces, strict=True):  # an error now, and not after the tuning
@@ -105,16 +110,15 @@ def compare(
         return [reading.job_of(out / folder, label, parts, s, validation=tested, last=last) for s in used]
 
     run = partial(all_done, processes=jobs, log=log, executor=executor)
-    tuning_run = partial(run, what="tuning runs")
+    shared = Search(
+        TRIALS if trials is None else trials,
+        out / "tuning",
+        tune_seeds[0],
+        experiment.task.metrics[0],
+        lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
+        partial(run, what="tuning runs"),
+    )
     if searching:
-        shared = Search(
-            TRIALS if trials is None else trials,
-            out / "tuning",
-            tune_seeds[0],
-            experiment.task.metrics[0],
-            lambda candidate, fraction: jobs_of(rows[candidate.row], candidate.settings, True, fraction),
-            tuning_run,
-        )
         names = [  # with all that its trials depend on, so that the same search goes on
             f"{entry.label} {digest([essential(tables), str(own), tune_seeds, validation, last])}"
             for entry, own in zip(rows, spaces, strict=True)
@@ -122,13 +126,9 @@ def compare(
         ]
         found = search.searched(shared, spaces, names)
     else:
-        plans = [
-            [(cell, jobs_of(entry, cell, tuning=True)) for cell in cells(own)] if own else []
-            for entry, own in zip(rows, spaces, strict=True)
-        ]
-        if tuning := [job for plan in plans for _, tests in plan for job in tests]:
-            tuning_run(tuning)
-        found = [_tuned(plan) for plan in plans]
+        grids = [[Candidate(row, c) for c in cells(own)] if own else [] for row, own in enumerate(spaces)]
+        values = iter(search.measured(shared, [one for grid in grids for one in grid], 1.0))
+        found = [Tuned([Trial(one.settings, next(values)) for one in grid], shared.metric) for grid in grids]
     final = [jobs_of(entry, best.chosen, tuning=False) for entry, best in zip(rows, found, strict=True)]
     records = _records(final, run)
     against = records[labels.index(chosen)]
@@ -214,15 +214,6 @@ def _default_grid(entry: Entry, base: Base) -> Space:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def _own_space(entry: Entry, base: Base, space: Space) -> Space:
-    """The space without the keys of other algorithms, and without those that the entry sets."""
-    return {
-        (title, key): values
-        for (title, key), values in space.items()
-        if reading.concerns(entry, base, title) and key not in entry.settings.get(title, {})
-    }
-
-
 def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
     at_least(1, last=last, jobs=jobs)
@@ -238,7 +229,10 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int, jobs: i
         raise UsageError("run.seed is for one run; name the seeds with --seeds")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
-    reading.check_titles(rows, base, [*base, *(table for table, _ in space)])
+    for title in [*base, *(table for table, _ in space)]:
+        if not any(reading.concerns(entry, base, title) for entry in rows):
+            names = ", ".join(sorted({name for entry in rows for name in reading.applies(entry, base)}))
+            raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
 
 
 def _is_search(space: Space, trials: int | None) -> bool:
@@ -303,7 +297,10 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    metric = _common_metric(rows)
+    metric = rows[0].metric
+    if any(row.metric != metric for row in rows):
+        named = ", ".join(f"{row.label} {row.metric.name}" for row in rows)
+        raise UsageError(f"the rows have different primary metrics ({named}); name one for all of them")
     undefined = {row.label: sum(int(run.cost.get("undefined", 0)) for run in row.outcomes) for row in rows}
     broken = {row.label: sum(int(run.cost["broken"]) for run in row.outcomes) for row in rows}
     return [
@@ -319,15 +316,6 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _common_metric(rows: Sequence[Row]) -> MetricInfo:
-    """The primary metric; a UsageError if rows have different ones."""
-    metrics = {row.label: row.metric for row in rows}
-    if len(set(metrics.values())) > 1:
-        named = ", ".join(f"{label} {metric.name}" for label, metric in metrics.items())
-        raise UsageError(f"the rows have different primary metrics ({named}); name one for all of them")
-    return rows[0].metric
-
-
 def _tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
     ends = {row.label: at_an_end(row.tuned.chosen, own) for row, own in zip(rows, spaces, strict=True)}
     at_ends = ", ".join(f"{label} {' '.join(found)}" for label, found in ends.items() if found)
@@ -338,13 +326,6 @@ def _tuning_notes(rows: Sequence[Row], spaces: Sequence[Space]) -> list[str]:
         advantage = "those with more had an advantage"
         notes.append(f"The rows did not try equally many settings ({counts}): {advantage}.")
     return notes
-
-
-def _tuned(plan: Sequence[tuple[Tables, list[Job]]]) -> Tuned:
-    """The cells that were tried, each with the mean primary metric over the seeds."""
-    found = [(cell, [record_of(job) for job in jobs]) for cell, jobs in plan]
-    trials = [Trial(cell, float(np.mean([record.mean() for record in runs]))) for cell, runs in found]
-    return Tuned(trials, found[0][1][0].metric) if found else Tuned([])
 
 
 def at_an_end(chosen: Tables, space: Space) -> list[str]:

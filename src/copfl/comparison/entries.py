@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.jobs import LAST, Job, placed
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, raised_as, unknown
 from copfl.experiment import config
 from copfl.experiment.components import OPTIMIZERS, resolve
 from copfl.experiment.config import Tables
@@ -284,14 +284,6 @@ def layers_of(entry: Entry, base: Base) -> list[Tables]:
     return result
 
 
-def check_titles(entries: Sequence[Entry], base: Base, titles: Sequence[str]) -> None:
-    """Nothing, if every table is for some entry."""
-    for title in titles:
-        if not any(concerns(entry, base, title) for entry in entries):
-            names = ", ".join(sorted({name for entry in entries for name in applies(entry, base)}))
-            raise UsageError(f'settings of "{title}" are for no entry; those use {names}')
-
-
 class File(NamedTuple):
     """The contents of a comparison's file."""
 
@@ -313,12 +305,11 @@ OPTIONS = {
 
 def read_file(path: Path) -> File:
     """A file with an [[entry]] per row, a table [compare] of options, and tables for all rows."""
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # no TOML, no text, or numbers or brackets without end
-        raise UsageError(f"{path} is not valid TOML: {error}; correct it there") from error
+    damaged = f"{path} is not valid TOML: {{}}; correct it there"
+    with raised_as(UsageError, f"cannot read {path}: {{}}", OSError):
+        text = path.read_bytes()
+    with raised_as(UsageError, damaged, ValueError, RecursionError):  # numbers or brackets without end
+        content = tomllib.loads(text.decode())
     rows, options = content.pop("entry", []), content.pop("compare", {})
     for name, table in [("compare", options), *content.items()]:
         if not isinstance(table, dict):

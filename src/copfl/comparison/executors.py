@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, library, raised_as
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,23 +47,13 @@ def opened(on: str | None, folder: Path, cpus: int = 1) -> Iterator[Executor | N
         raise UsageError(f'--on "{on}" must be {FORMS}')
 
 
-def _missing(library: str, error: ImportError) -> UsageError:
-    install = "install it with `pip install 'copfl[cluster]'`"
-    return UsageError(f"--on needs {library}, which is not installed ({error}); {install}")
-
-
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Executor]:
-    try:
-        import distributed
-    except ImportError as error:
-        raise _missing("dask.distributed", error) from error
-    connect: Any = distributed.Client  # it has no types
-    try:
-        client = connect(address, timeout=TIMEOUT, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        remedy = "start one with `dask scheduler` and `dask worker --nthreads 1`, and name its address"
-        raise RunError(f"no Dask scheduler answers at {address} ({error}); {remedy}") from error
+    distributed = library("distributed", "--on dask")
+    remedy = "start one with `dask scheduler` and `dask worker --nthreads 1`, and name its address"
+    missing = f"no Dask scheduler answers at {address} ({{}}); {remedy}"
+    with raised_as(RunError, missing, OSError, ValueError, TimeoutError):
+        client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
     with client:
         yield client.get_executor(pure=False)
 
@@ -72,16 +62,10 @@ class Slurm(ThreadPoolExecutor):
     """Every call is a job of Slurm. submitit submits it and stores its result; a thread waits for that."""
 
     def __init__(self, folder: Path, partition: str | None = None, cpus: int = 1) -> None:
-        try:
-            import submitit
-        except ImportError as error:
-            raise _missing("submitit", error) from error
-        try:
-            self._submitit: Any = submitit.SlurmExecutor(folder=folder)
-        except RuntimeError as error:
-            raise UsageError(
-                f"--on slurm: {error} Start it on a machine with Slurm's commands sbatch and squeue"
-            ) from error
+        submitit = library("submitit", "--on slurm")
+        remedy = "Start it on a machine with Slurm's commands sbatch and squeue"
+        with raised_as(UsageError, f"--on slurm: {{}} {remedy}", RuntimeError):
+            self._submitit = submitit.SlurmExecutor(folder=folder)
         # No time: that of the partition, or of the environment variable SBATCH_TIMELIMIT.
         self._submitit.update_parameters(
             job_name="copfl", partition=partition, cpus_per_task=cpus, time=None, use_srun=False
@@ -92,10 +76,9 @@ class Slurm(ThreadPoolExecutor):
         self._states: dict[str, str] | None = None
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        try:
+        refused = "Slurm did not take a job: {}; correct the options of --on"  # with what sbatch said
+        with raised_as(RunError, refused, RuntimeError):
             job = self._submitit.submit(fn, *args, **kwargs)
-        except RuntimeError as error:  # of submitit, with what sbatch said
-            raise RunError(f"Slurm did not take a job: {error}; correct the options of --on") from error
         return super().submit(self._result, job)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.jobs import Job, Start, accuracies
+from copfl.comparison.jobs import Job, accuracies, environment_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.errors import DataError, RunError
 from copfl.experiment import new_clients, records
@@ -163,16 +162,6 @@ def record_of(job: Job) -> Record:
         new=new_clients.read(job.path),
         metrics=metrics,
     )
-
-
-def environment_of(job: Job) -> dict[str, Any]:
-    """The content of environment.json, if it has what the run began with."""
-    path = job.path / "environment.json"
-    try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return {**content, "start": Start(content["start"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} does not contain what the run began with ({error!r})") from error
 
 
 def last_evaluations(values: Numbers, last: int) -> Numbers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import json
 import math
 import os
@@ -34,8 +35,7 @@ from typing import NamedTuple
 
 import torch
 
-from copfl.comparison.folders import PAUSE, LeanFolder, damaged, finished, held, locked_folder, started_with
-from copfl.comparison.jobs import Job, Start
+from copfl.comparison.jobs import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
@@ -133,11 +133,13 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> Generator[Done]:
         """Every job as it ends. Its folder stays locked until the next one is asked for."""
         groups = _grouped(jobs, BATCHED) if self.batch_seeds else [[job] for job in jobs]
-        if self.executor is not None:
-            yield from self._elsewhere(groups, self.executor)
+        if self.executor is None:
+            for group in groups:
+                yield from self._batched(group)
             return
-        for group in groups:
-            yield from self._batched(group)
+        work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
+        for job in (yield from submitted(groups, self.executor, work, self.log, self.end)):
+            yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """These jobs as one batch; else the seeds of each learning rate as one; else each job alone."""
@@ -149,11 +151,6 @@ class Runner:
             smaller = by_rate if len(by_rate) > 1 else [[job] for job in jobs]
         for some in smaller:
             yield from self._batched(some)
-
-    def _elsewhere(self, groups: Sequence[list[Job]], executor: Executor) -> Iterator[Done]:
-        work = partial(_run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds)
-        for job in (yield from submitted(groups, executor, work, self.log, self.end)):
-            yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def expected(self, jobs: Sequence[Job]) -> float:
         """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
@@ -242,6 +239,16 @@ class Prepared(NamedTuple):
     on_round: OnRound
 
 
+def started_with(experiment: Experiment) -> Start:
+    """Fingerprints of what a run of the experiment begins with, as `environment_of` reads them."""
+    initial = experiment.task.initial.detach().cpu().numpy().tobytes()
+    return {
+        "partition": experiment.federation.partition.fingerprint[:16],
+        "samples": experiment.fingerprints()["samples"],
+        "weights": hashlib.sha256(initial).hexdigest()[:16],
+    }
+
+
 def _grouped(jobs: Sequence[Job], apart_from: Sequence[tuple[str, str]]) -> list[list[Job]]:
     """The jobs in groups of those that are alike but for these settings."""
     groups: dict[str, list[Job]] = {}
@@ -302,11 +309,15 @@ def submitted(
                 group, attempt = waiting.pop(future)
                 error = CancelledError() if future.cancelled() else future.exception()
                 if error is None:
-                    yield from map(_usable, future.result())
+                    for done in future.result():
+                        if not isinstance(done.error, CopflError | torch.cuda.OutOfMemoryError | None):
+                            raise done.error  # not the user's
+                        yield done
                 elif isinstance(error, BrokenExecutor):
                     left += group
                 elif attempt < ATTEMPTS:
-                    log(f"{group[0].title}: its worker was lost ({_first_line(error)}); submitted again")
+                    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                    log(f"{group[0].title}: its worker was lost ({reason}); submitted again")
                     submit(group, attempt + 1)
                 else:
                     for job in group:
@@ -318,16 +329,6 @@ def submitted(
         for future in waiting:
             future.cancel()
     return left
-
-
-def _usable(done: Done) -> Done:
-    if done.error is None or isinstance(done.error, (CopflError, torch.cuda.OutOfMemoryError)):
-        return done
-    raise done.error  # not the user's
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _progress(jobs: Sequence[Job]) -> str:

@@ -21,7 +21,7 @@ from copfl.comparison.entries import Range, Space, space_text
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import Trial, Tuned, record_of
 from copfl.core.metrics import MetricInfo
-from copfl.errors import UsageError
+from copfl.errors import library
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import digest
 from copfl.files import locked
@@ -119,13 +119,7 @@ def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -
 
 def check_installed() -> Any:
     """Optuna; a UsageError if it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        install = "install it with `pip install 'copfl[search]'`, or name values: --tune lr=0.1,0.01"
-        raise UsageError(
-            f"a range of --tune needs Optuna, which is not installed ({error}); {install}"
-        ) from error
+    optuna = library("optuna", "a range of --tune, unlike values such as lr=0.1,0.01,")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
 from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
-from copfl.data.targets import Targets, numbered, targets_of
+from copfl.data.targets import Targets, as_array, numbered, targets_of
 from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
@@ -128,14 +128,10 @@ def _shape(array: NDArray[Any]) -> list[int]:
 
 def _as_array(value: Any) -> NDArray[Any]:
     """An item's tensor, Pillow image, number or text as an array."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
     if hasattr(value, "convert"):  # a Pillow image
         image = np.atleast_3d(value.convert("L" if value.mode in ("1", "L") else "RGB"))
         return image.transpose(2, 0, 1)
-    return np.asarray(value)
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def from_arrays(
@@ -224,16 +220,11 @@ def _inputs(x: Any, suffix: str) -> Inputs:
 
 
 def _input(x: Any, what: str) -> NDArray[Any]:
-    try:
-        x = np.asarray(x)
-    except ValueError as error:
-        raise DataError(f"{what} must be an array: {error}") from error
-    if x.dtype == object and x.ndim == 1 and all(isinstance(value, str) for value in x):
-        x = x.astype(np.str_)
+    x = as_array(x, what)
     is_text = x.dtype.kind == "U" and x.ndim == 1
     if x.dtype.kind not in "biuf" and not is_text:
         raise DataError(f"{what} has dtype {x.dtype}; numbers, or texts of shape [n], were expected")
-    if (x.ndim < 2 and not is_text) or x.size == 0:
+    if x.ndim < 2 and not is_text:
         raise DataError(f"{what} has shape {list(x.shape)}; [n, ...] of at least one sample was expected")
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         first = int(np.argwhere(~finite)[0][0])

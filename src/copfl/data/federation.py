@@ -31,7 +31,7 @@ class Split:
         self.sizes = np.array([len(index) for index in indices], np.int64)
         self.indices = np.split(positions.astype(np.int64), np.cumsum(self.sizes)[:-1])
         if not len(used):  # padding needs a sample even where no client has one
-            samples, used = _blank(samples), np.zeros(1, np.int64)
+            samples, used = Samples(each(_zero, samples.x), _zero(samples.y)), np.zeros(1, np.int64)
         used_samples = samples.take(used)
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
@@ -84,12 +84,8 @@ class Federation:
         return tensors(each(lambda array: array[chosen], self.dataset.train.x), self.train.y.device)
 
 
-def _blank(samples: Samples) -> Samples:
-
-    def zero(array: NDArray[Any]) -> NDArray[Any]:
-        return np.zeros_like(array, shape=(1, *array.shape[1:]))
-
-    return Samples(each(zero, samples.x), zero(samples.y))
+def _zero(array: NDArray[Any]) -> NDArray[Any]:
+    return np.zeros_like(array, shape=(1, *array.shape[1:]))
 
 
 def tensors(x: Inputs, device: torch.device | str = "cpu") -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset
 from copfl.data.tables import Table, cell, from_tables
-from copfl.errors import DataError
+from copfl.errors import DataError, library
 
 PREFIX = "hf:"
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -31,13 +31,9 @@ def hub_dataset(
     Without `target` it is the only column of class labels; without `text`, the only column of texts. Without
     a labelled test split, a part of the train split is test.
     """
+    short, datasets = name.removeprefix(PREFIX), library("datasets", f"--dataset {name}")
     try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise DataError('it needs the package datasets: pip install "copfl[hf]"') from error
-    short = name.removeprefix(PREFIX)
-    try:
-        splits = load_dataset(short, subset or None)
+        splits = datasets.load_dataset(short, subset or None)
     except Exception as error:  # of many kinds: no network, no such name, a script that is refused
         reason = str(error).partition("\n")[0]
         raise DataError(f"the package datasets cannot load {short!r}: {reason}") from error

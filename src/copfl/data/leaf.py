@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +18,8 @@ from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import DataError, at_least
 
 LARGEST_FILE = 2048 * reading.MIB
+Users = tuple[list[Any], list[Any], list[str]]  # x, y and the user of each sample
 FEMNIST_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-class Users(NamedTuple):
-    """The samples of all users of one split, one after the other."""
-
-    x: list[Any]
-    y: list[Any]
-    user: list[str]
 
 
 def is_leaf(place: Path) -> bool:
@@ -43,22 +36,22 @@ def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
 def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
     """FEMNIST of LEAF: 28 x 28 images of 62 characters; the clients are the writers (users=N takes N)"""
     splits = []
-    for part in _parts(_folder(data_dir, "femnist"), users):
-        pixels = np.array(part.x, np.float32).reshape(-1, 28, 28)
-        splits.append((np.rint(pixels * 255).astype(np.uint8), np.array(part.y, np.int64), part.user))
+    for x, y, user in _parts(_folder(data_dir, "femnist"), users):
+        pixels = np.array(x, np.float32).reshape(-1, 28, 28)
+        splits.append((np.rint(pixels * 255).astype(np.uint8), np.array(y, np.int64), user))
     return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist", natural=True)
 
 
 def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
     """Shakespeare of LEAF: the next character of 80; the clients are the roles (users=N takes N)"""
     parts = _parts(_folder(data_dir, "shakespeare"), users)
-    texts = [[x + y for x, y in zip(part.x, part.y, strict=True)] for part in parts]
+    texts = [[x + y for x, y in zip(*part[:2], strict=True)] for part in parts]
     letters = sorted({letter for part in texts for text in part for letter in text})
     number = {letter: n for n, letter in enumerate(letters)}
     splits = []
-    for part, lines in zip(parts, texts, strict=True):
+    for (*_, user), lines in zip(parts, texts, strict=True):
         tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
-        splits.append((tokens[:, :-1], tokens[:, 1:], part.user))
+        splits.append((tokens[:, :-1], tokens[:, 1:], user))
     return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare", natural=True)
 
 
@@ -68,7 +61,7 @@ def _folder(data_dir: Path | None, name: str) -> Path:
 
 
 def _parts(place: Path, users: int) -> list[Users]:
-    """Train and test, or all samples of one file; without the users who have no train sample."""
+    """Train and test, or all samples of one file, user by user; without users who have no train sample."""
     at_least(0, users=users)
     if place.is_file():
         files: list[Sequence[Path]] = [[place]]
@@ -80,7 +73,7 @@ def _parts(place: Path, users: int) -> list[Users]:
     names = sorted(data[0], key=lambda user: (-len(data[0][user]["y"]), user))
     kept = [user for user in names[: users or None] if all(user in split for split in data)]
     return [
-        Users(
+        (
             [x for user in kept for x in split[user]["x"]],
             [y for user in kept for y in split[user]["y"]],
             [user for user in kept for _ in split[user]["y"]],

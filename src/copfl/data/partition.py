@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, Dataset, Samples
-from copfl.errors import DataError, UsageError, at_least
+from copfl.errors import DataError, UsageError, at_least, raised_as
 from copfl.files import write_bytes
 
 Indices = NDArray[np.int64]
@@ -78,15 +78,15 @@ class Partition:
     @classmethod
     def load(cls, path: Path | str) -> Partition:
         """The partition that was saved there."""
+        with raised_as(DataError, f"cannot read the partition {path}: {{}}", OSError):
+            text = Path(path).read_bytes()
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(text)
             if not isinstance(content, dict) or content.get("format") != FORMAT:
                 raise DataError(f'it has no "format": "{FORMAT}"')
             loaded = _from_record(content["partition"])
             if loaded.fingerprint != content["sha256"]:
                 raise DataError("it was changed after it was saved: its SHA-256 differs")
-        except OSError as error:
-            raise DataError(f"cannot read the partition {path}: {error.strerror}") from error
         except (DataError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{path} is not a valid partition ({error!r}); make it again") from error
         return loaded

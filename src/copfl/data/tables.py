@@ -21,7 +21,7 @@ from copfl.data import reading
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.targets import LARGEST, MOST_AMBIGUOUS
-from copfl.errors import DataError, one_of, unknown
+from copfl.errors import DataError, library, one_of, raised_as, unknown
 
 Column = list[Any]  # texts or numbers; None where a value is missing
 Table = dict[str, Column]  # by name, all of one length
@@ -376,10 +376,8 @@ def _jsonl(path: Path) -> Table:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
+            with raised_as(DataError, f"{path}, line {number}, is not valid JSON: {{}}", ValueError):
                 row = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}, is not valid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise DataError(f'{path}, line {number}, is no object such as {{"text": ..., "label": ...}}')
             rows.append(row)
@@ -398,11 +396,7 @@ def cell(value: Any) -> Any:
 
 
 def _parquet(path: Path) -> Table:
-    try:
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise DataError('reading .parquet needs pyarrow: pip install "copfl[tables]"') from error
-    file = parquet.ParquetFile(path)
+    file = library("pyarrow.parquet", "reading .parquet").ParquetFile(path)
     groups = range(file.metadata.num_row_groups)
     if (size := sum(file.metadata.row_group(n).total_byte_size for n in groups)) > LARGEST_FILE:
         raise DataError(f"{path} would unpack to {size:,} bytes; at most {LARGEST_FILE:,} are accepted")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION
-from copfl.errors import DataError, one_of
+from copfl.errors import DataError, one_of, raised_as
 
 MOST_CLASSES = 2**16  # more are taken for a mistake
 LARGEST = 1e30  # of a number, whose square must fit into float64 and ten times it into float32
@@ -33,7 +33,7 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
     """
     if kind is not None:
         one_of(KINDS, kind=kind)
-    parts = [_array(part, "y" if n == 0 else "y_test") for n, part in enumerate(given)]
+    parts = [as_array(part, "y" if n == 0 else "y_test") for n, part in enumerate(given)]
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(
             f"a target of y has shape {list(parts[0].shape[1:])}, of y_test {list(parts[1].shape[1:])}"
@@ -66,7 +66,7 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
 
 def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None = None) -> Targets:
     """Labels or groups [n] as numbers 0 to k - 1 with names; whole numbers index `names`, if given."""
-    parts = [_array(part, what) for part in given]
+    parts = [as_array(part, what) for part in given]
     for part in parts:
         if part.ndim != 1:
             raise DataError(
@@ -110,12 +110,10 @@ def _found(what: str, parts: list[NDArray[Any]], names: tuple[str, ...], values:
     return Targets([part.astype(np.int64) for part in parts], names, CLASSIFICATION)
 
 
-def _array(given: ArrayLike, what: str) -> NDArray[Any]:
-    """The values as an array; texts among Python objects as texts."""
-    try:
-        array = np.asarray(given)
-    except ValueError as error:
-        raise DataError(f"{what} must be an array: {error}") from error
+def as_array(given: Any, what: str) -> NDArray[Any]:
+    """The values, or a tensor's, as an array; texts among Python objects as texts."""
+    with raised_as(DataError, f"{what} must be an array: {{}}", ValueError):
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(np.str_)
     if not array.ndim or not array.size:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, raised_as, unknown
 from copfl.experiment.migration import Tables as Tables
 from copfl.experiment.migration import migrated
 
@@ -203,20 +203,16 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_file(path: Path) -> Tables:
     """The tables of a run file."""
-    try:
+    with raised_as(UsageError, f"cannot read {path}: {{}}; give the run.toml of a run", OSError):
         content = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"cannot read {path}: {reason}; give the run.toml of a run") from error
     return read_toml(content, str(path))
 
 
 def read_toml(content: bytes, source: str) -> Tables:
     """The tables in a run file, under today's names."""
-    try:
+    damaged = f"{source} is damaged or no run file: it is not valid TOML: {{}}"
+    with raised_as(UsageError, damaged, ValueError, RecursionError):
         tables = parsed(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{source} is damaged or no run file: it is not valid TOML: {error}") from error
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UsageError(f'{source}: "{name}" is outside any table; a run file has tables such as [run]')

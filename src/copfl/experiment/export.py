@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.federation import tensors
 from copfl.data.samples import Inputs, by_name, each
-from copfl.errors import UsageError, one_of
+from copfl.errors import UsageError, library, one_of
 from copfl.experiment import records
 from copfl.experiment.folder import named_tensors
 from copfl.experiment.inference import RunModels
@@ -216,7 +216,7 @@ def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder
     }
     tensors |= {f"{PREFIX}{name}": parameters[f"{inner}{name}"] for name in kept}
     layers = {name.partition(".lora_")[0].removeprefix(inner) for name in own}
-    config = pretrained.library("peft").LoraConfig(
+    config = library("peft").LoraConfig(
         r=adapter["r"],
         lora_alpha=adapter["alpha"],
         lora_dropout=adapter["dropout"],

@@ -34,11 +34,11 @@ from copfl import __version__, files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Experts, Personal, Task
-from copfl.data import stored
 from copfl.data.partition import Partition
+from copfl.data.samples import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
 from copfl.experiment import config, migration, records
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import settings_digest
@@ -46,6 +46,7 @@ from copfl.experiment.identity import settings_digest
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
 FILES = ("run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json", "data.npz")
+NEW_CLIENTS = "new_clients.json"
 BASELINE = "baseline"  # the folder of the local baseline, a run of its own
 FOLDERS = ("checkpoint", "models", BASELINE, f"{BASELINE}/checkpoint")
 
@@ -120,7 +121,7 @@ class RunFolder:
     def values(self) -> dict[str, Any]:
         """The values that a Python program passed to the run and that the folder has: the data."""
         path = self.path / "data.npz"
-        return {"data": stored.read(path)} if path.is_file() else {}
+        return {"data": read_stored(path)} if path.is_file() else {}
 
     def append(self, record: dict[str, Any], seconds: float) -> None:
         """Adds a round."""
@@ -271,11 +272,6 @@ def _check_free(folder: RunFolder) -> None:
         raise RunError(f"{path} is no run folder and not empty ({content}); name a new folder with --out")
 
 
-@contextlib.contextmanager
-def _writing_into(path: Path) -> Iterator[None]:
-    """RunError in place of an error of the file system."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "name another folder with --out (--runs of reproduce)"
-        raise RunError(f"cannot write into {path}: {error.strerror or error}; {remedy}") from error
+def _writing_into(path: Path) -> contextlib.AbstractContextManager[None]:
+    remedy = "name another folder with --out (--runs of reproduce)"
+    return raised_as(RunError, f"cannot write into {path}: {{}}; {remedy}", OSError)

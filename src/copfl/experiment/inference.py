@@ -27,7 +27,7 @@ from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samp
 from copfl.data.schemes import names_of_clients
 from copfl.data.targets import named
 from copfl.engine import checkpoint
-from copfl.errors import DataError, RunError, UsageError, at_least
+from copfl.errors import DataError, RunError, UsageError, at_least, raised_as
 from copfl.experiment import model_tables
 from copfl.experiment.folder import RunFolder, vector_of
 from copfl.experiment.migration import renamed_tensor
@@ -90,10 +90,9 @@ class RunModels:
         if not path.is_file():
             reason = "models are saved when a run ends, unless run.save_models is off"
             raise RunError(f"{path} does not exist: {reason}. `copfl resume {self.path}` ends it")
-        try:
+        damaged = f"{path} is damaged or of another model ({{}}); start the run again"
+        with raised_as(RunError, damaged, SafetensorError, KeyError, ValueError):
             return self._joined(load_file(path))
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise RunError(f"{path} is damaged or of another model ({error}); start the run again") from error
 
     def _joined(self, tensors: dict[str, torch.Tensor]) -> Personal:
         layout, share = self.experiment.task.layout, tensors.get("share")

@@ -22,11 +22,11 @@ from copfl.data.partition import generator
 from copfl.engine import mapping
 from copfl.engine.rounds import Ids, State
 from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.experiment.folder import NEW_CLIENTS
 from copfl.stats import Numbers
 from copfl.tables import plain
 from copfl.wrappers.base import Wrapper
 
-FILE = "new_clients.json"
 SAMPLES = {"1": 1, "5": 5, "all": None}  # training samples of a new client, by the name of the column
 UPDATES = 20  # local updates of a new client
 
@@ -140,12 +140,12 @@ def _accuracy(simulation: Simulation) -> Numbers:
 def write(found: NewClients, folder: Path) -> None:
     """Writes the file of a run folder."""
     text = json.dumps(plain({"updates": UPDATES, **found._asdict()}), indent=1) + "\n"
-    files.write_bytes(folder / FILE, text.encode())
+    files.write_bytes(folder / NEW_CLIENTS, text.encode())
 
 
 def read(folder: Path) -> NewClients | None:
     """The content of the file in a run folder; None where there is none."""
-    path = folder / FILE
+    path = folder / NEW_CLIENTS
     if not path.is_file():
         return None
     content = json.loads(path.read_text("utf-8"))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from copfl.engine.rounds import Round, Values
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
 from copfl.experiment.migration import METRICS, renamed
 from copfl.wire import plain
 
@@ -40,38 +40,29 @@ def encoded(record: Record) -> bytes:
 def append(path: Path, record: Record) -> None:
     """Adds one line, on disk before this returns; a line for which there is no space is removed again."""
     line = encoded(record)
-    try:
-        with open(path, "ab", buffering=0) as file:
-            start = file.seek(0, os.SEEK_END)
-            try:
-                while line:
-                    line = line[file.write(line) :]
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(start)
-                raise
-    except OSError as error:
-        remedy = f"free some space, then `copfl resume {path.parent}`"
-        raise RunError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+    failed = f"cannot write {path}: {{}}; free some space, then `copfl resume {path.parent}`"
+    with raised_as(RunError, failed, OSError), open(path, "ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[file.write(line) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(start)
+            raise
 
 
 def read(path: Path) -> list[Record]:
     """The records of a run, in order, under today's names; a last line that was cut off is left out."""
-    try:
+    with raised_as(RunError, f"cannot read {path}: {{}}; is {path.parent} a run folder?", OSError):
         *lines, _ = path.read_bytes().split(b"\n")
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"cannot read {path}: {reason}; is {path.parent} a run folder?") from error
-    result = []
+    result, remedy = [], "restore the file, or start the run again"
     for number, line in enumerate(lines, 1):
-        try:
+        with raised_as(RunError, f"line {number} of {path} is damaged ({{}}); {remedy}", *ERRORS):
             record = json.loads(line)
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}")
             _check(record)
-        except ERRORS as error:
-            remedy = "restore the file, or start the run again"
-            raise RunError(f"line {number} of {path} is damaged ({error}); {remedy}") from error
         for part in {"federation", "mean", "per_client"} & record.keys():
             record[part] = dict(sorted(renamed(record[part], METRICS).items()))
         result.append(record)

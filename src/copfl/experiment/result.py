@@ -17,8 +17,8 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
-from copfl.data import stored
 from copfl.data.federation import Federation
+from copfl.data.samples import stored
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State
@@ -108,10 +108,6 @@ class Experiment:
         facts = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
         return {"data": facts, "partition": {"sha256": self.federation.partition.fingerprint}}
 
-    def stored_data(self) -> bytes | None:
-        """The samples for the run folder, if a program passed them and they are not too many."""
-        return stored.content(self.federation.dataset) if "value" in self.tables["data"] else None
-
     def fingerprints(self) -> dict[str, str]:
         """Hashes that a checkpoint must share with the run that continues from it."""
         samples = hashlib.sha256()
@@ -149,7 +145,8 @@ class Result:
         """
         e = self.experiment
         with run_folder.claimed(Path(path), new=True) as folder:
-            folder.begin(e.tables, e.federation.partition, e.about(), e.stored_data())
+            data = stored(e.federation.dataset) if "value" in e.tables["data"] else None
+            folder.begin(e.tables, e.federation.partition, e.about(), data)
             for record, seconds in zip(self.records, self.seconds, strict=True):
                 folder.append(record, seconds)
             folder.checkpoint(self.state, e.fingerprints())

@@ -104,12 +104,12 @@ def prepare(
         module = user_code.model_of(model, shape, classes, settings.seed, {})
         module = model_tables.adapted(module, tables["model"], settings.seed, adapter)
     mean, std = getattr(module, "normalization", None) or (dataset.mean, dataset.std)
-    objective = build_task(tables.get("task", {}), dataset.kind, dataset.target_scale)
+    criterion, metrics = build_task(tables.get("task", {}), dataset.kind, dataset.target_scale)
     task = task_of(
         module,
         classes,
-        criterion=objective.criterion,
-        metrics=objective.metrics,
+        criterion=criterion,
+        metrics=metrics,
         mean=mean if dataset.mean else (),
         std=std if dataset.std else (),
         head=tables["model"].get("head"),

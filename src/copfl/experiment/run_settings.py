@@ -9,7 +9,7 @@ import torch
 from copfl.core.batches import participants, split_new
 from copfl.core.evaluation import EVAL_MODELS
 from copfl.engine.rounds import Ids
-from copfl.errors import UsageError, below_one, fraction_of, one_of
+from copfl.errors import UsageError, below_one, fraction_of, one_of, raised_as
 
 CHOICES = {
     "engine": ("auto", "sequential", "vmap", "cuda_graph"),
@@ -104,10 +104,8 @@ def device_of(name: str) -> torch.device:
     """The device by its name, if this machine has it; "auto" is the GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    with raised_as(UsageError, f'device "{name}" is unknown; use cpu, cuda, cuda:N or auto', RuntimeError):
         device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f'device "{name}" is unknown; use cpu, cuda, cuda:N or auto') from error
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f'device "{name}" is not supported; use cpu, cuda, cuda:N or auto')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

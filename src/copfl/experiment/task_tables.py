@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,16 +61,9 @@ def _keys(
     """The signature of the table."""
 
 
-class Built(NamedTuple):
-    """The objective and the metrics of a task."""
-
-    criterion: Criterion
-    metrics: tuple[Metric, ...]
-
-
 def build_task(
     table: Mapping[str, Any], kind: str, scale: tuple[Sequence[float], Sequence[float]] = ((), ())
-) -> Built:
+) -> tuple[Criterion, tuple[Metric, ...]]:
     """The objective and the metrics for targets of this kind; `scale` has their means and deviations."""
     options = {key: value for key, value in table.items() if key not in ("loss", "metrics", "code")}
     if kind == "multilabel" and "class_weights" in options:
@@ -94,7 +87,7 @@ def build_task(
     named = [metric_of(name, kind, code) for name in table.get("metrics", ())]
     if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
         raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
-    return Built(criterion, tuple(named) or usual_metrics(kind))
+    return criterion, tuple(named) or usual_metrics(kind)
 
 
 def metric_of(name: str, kind: str, code: str | None = None) -> Metric:

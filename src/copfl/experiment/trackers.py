@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from copfl.engine.rounds import Round
-from copfl.errors import RunError, UsageError, one_of
+from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.experiment.records import append
 from copfl.files import write_bytes
 
@@ -133,7 +133,6 @@ TRACKERS: Mapping[str, tuple[str, Callable[[ModuleType, Run], Opened]]] = {
 
 def _module(name: str) -> ModuleType:
     one_of(TRACKERS, tracker=name)
-    try:
+    missing = f"--track {name} needs {name}; install it with `pip install {name}`"
+    with raised_as(UsageError, missing, ImportError):
         return importlib.import_module(TRACKERS[name][0])
-    except ImportError as error:
-        raise UsageError(f"--track {name} needs {name}; install it with `pip install {name}`") from error

@@ -146,19 +146,12 @@ def as_dataset(given: Any, name: str = "own") -> Dataset:
     if len(parts) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in parts):
         parts = [*parts[0], *parts[1]]
     if len(parts) in (2, 4) and all(isinstance(p, np.ndarray | Tensor | Mapping) for p in parts):
-        return arrays.from_arrays(*map(_plain, parts), name=name)
+        return arrays.from_arrays(*parts, name=name)
     if not parts and _has_items(given):
         return arrays.from_torch(given, name=name)
     if len(parts) == 2 and all(map(_has_items, parts)):
         return arrays.from_torch(parts[0], parts[1], name=name)
     raise UsageError(f"data of your own is {DATA}, not {type(given).__name__}")
-
-
-def _plain(value: Any) -> Any:
-    """An array in place of a tensor, also of each of several by name."""
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _has_items(value: object) -> bool:

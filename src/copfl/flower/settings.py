@@ -160,12 +160,12 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
         mean, std = getattr(model, "normalization", None) or (mean, std)
     if given["task"]:
         tables["task"] = task_tables.resolve_task(given["task"])
-    objective = task_tables.build_task(tables.get("task", {}), config.kind, _scale(config, classes))
+    criterion, metrics = task_tables.build_task(tables.get("task", {}), config.kind, _scale(config, classes))
     task = task_of(
         model,
         classes,
-        criterion=objective.criterion,
-        metrics=objective.metrics,
+        criterion=criterion,
+        metrics=metrics,
         mean=mean,
         std=std,
         buffers=config.buffers,

@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from copfl.core.layout import inside, layout_of
-from copfl.errors import UsageError, above, at_least, below_one
-from copfl.models.pretrained import library
+from copfl.errors import UsageError, above, at_least, below_one, library
 
 # The last part of the names of attention projections, in the models of transformers and timm.
 ATTENTION = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from copfl.errors import UsageError, one_of
+from copfl.errors import UsageError, library, one_of, raised_as
 from copfl.kernels.modules import logits_of
 from copfl.models.attention import additive_mask, mask_of
 
@@ -46,20 +45,6 @@ ARCHITECTURES = {  # the end of a class's name in config.json
     "ForPreTraining": "sequence",
 }
 HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
-EXTRAS = {
-    "transformers": "adapters",
-    "peft": "adapters",
-    "huggingface_hub": "adapters",
-    "torchvision": "vision",
-    "timm": "vision",
-}
-
-
-class Normalization(NamedTuple):
-    """What the weights were trained with, per channel of pixels in 0..1."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 class Pretrained(nn.Module):
@@ -78,7 +63,8 @@ class Pretrained(nn.Module):
         self.mask = "plain"  # or "all", "causal": see additive_mask
         self.positions = "position_ids" in inspect.signature(net.forward).parameters
         self.fresh: tuple[str, ...] = ()  # parameters without pretrained values
-        self.normalization: Normalization | None = None  # None: that of the data set
+        # Mean and deviation of the channels that the weights were trained with; None: those of the data set.
+        self.normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         self.trains_head = True  # beside an adapter; that of a language model stays as it is
         self.evaluated: tuple[str, ...] = ()  # frozen modules without dropout: in evaluation mode, always
 
@@ -285,10 +271,10 @@ def read_json(path: Path | None) -> dict[str, Any]:
     """The content of a JSON file, {} where there is none."""
     if path is None or not path.is_file():
         return {}
-    try:
+    with raised_as(
+        UsageError, f"{path} is damaged: it is no valid JSON ({{}}); take another copy", ValueError
+    ):
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged: it is not valid JSON ({error}); take another copy") from error
     return content
 
 
@@ -328,7 +314,7 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
     _check_fresh(base, net, fresh)
     pixels = read_json(folder / "preprocessor_config.json")
     if task == "image" and base.weights and "image_mean" in pixels and "image_std" in pixels:
-        model.normalization = Normalization(tuple(pixels["image_mean"]), tuple(pixels["image_std"]))
+        model.normalization = tuple(pixels["image_mean"]), tuple(pixels["image_std"])
     if task != "image":
         model.mask = mask_of(model)
     return model
@@ -351,7 +337,7 @@ def _image_classifier(base: Base, classes: int, size: int) -> Pretrained:
         _check_fresh(base, net, fresh)
         model.fresh = tuple(f"net.{name}" for name in fresh)
         mean, std = getattr(pixels, "mean", None), getattr(pixels, "std", None)
-        model.normalization = Normalization(tuple(mean), tuple(std)) if mean and std else None
+        model.normalization = (tuple(mean), tuple(std)) if mean and std else None
     return model
 
 
@@ -380,18 +366,6 @@ def _check_fresh(base: Base, net: nn.Module, fresh: list[str]) -> None:
 
 
 # Other libraries
-
-
-def library(name: str) -> Any:
-    """The imported library; UsageError says how to install it."""
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:  # RuntimeError: of an operator library of another torch
-        top = name.partition(".")[0]
-        raise UsageError(
-            f"{top} cannot be imported ({' '.join(str(error).split())[:150]}); install it with "
-            f"`pip install 'copfl[{EXTRAS[top]}]'`"
-        ) from error
 
 
 @contextlib.contextmanager

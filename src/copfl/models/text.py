@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.errors import UsageError
+from copfl.errors import UsageError, library
 from copfl.files import write_bytes
-from copfl.models.pretrained import explained, library, quiet, read_json
+from copfl.models.pretrained import explained, quiet, read_json
 
 Arrays = dict[str, NDArray[np.int64]]
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")

@@ -11,7 +11,8 @@ import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
+from copfl.experiment import records
 from copfl.report.document import Document, Section
 from copfl.tables import Table, capital, size
 
@@ -26,14 +27,11 @@ def is_comparison(folder: Path) -> bool:
 
 def document_of(folder: Path) -> Document:
     path = folder / FILE
-    try:
+    damaged = f"cannot read {path} ({{}}); `copfl compare` or `copfl sweep` writes it again"
+    with raised_as(RunError, damaged, OSError, IndexError, *records.ERRORS):
         content = json.loads(path.read_text("utf-8"))
         metric = MetricInfo(**content["metrics"][0]) if "metrics" in content else ACCURACY
         return _document(content, metric)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise RunError(
-            f"cannot read {path} ({error!r}); `copfl compare` or `copfl sweep` writes it again"
-        ) from error
 
 
 def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:

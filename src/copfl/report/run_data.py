@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.engine import checkpoint
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.config import Tables
-from copfl.experiment.folder import RunFolder
+from copfl.experiment.folder import NEW_CLIENTS, RunFolder
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
@@ -207,17 +207,13 @@ def read(path: Path, label: str) -> RunData:
         masks=_masks(path / "checkpoint" / "state.safetensors", environment.get("layers", {})),
         audit=_audit(path / "audit.json", len(partition.train)),
         analysis=_extra(path / gains.FILE, gains.read),
-        new=_extra(path / new_clients.FILE, new_clients.read),
+        new=_extra(path / NEW_CLIENTS, new_clients.read),
     )
 
 
-@contextmanager
-def _readable(path: Path, advice: str) -> Iterator[None]:
+def _readable(path: Path, advice: str) -> AbstractContextManager[None]:
     """Errors in the content of a file are reported with its path."""
-    try:
-        yield
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
-        raise RunError(f"cannot read {path} ({error}); {advice}") from error
+    return raised_as(RunError, f"cannot read {path} ({{}}); {advice}", OSError, *records.ERRORS)
 
 
 def _environment(path: Path) -> dict[str, Any]:

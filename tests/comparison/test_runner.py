@@ -9,8 +9,7 @@ import pytest
 
 from copfl.comparison import runner
 from copfl.comparison.entries import entry_of, job_of, layers
-from copfl.comparison.jobs import Job, LeanFolder, Starts, finished
-from copfl.comparison.results import environment_of
+from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished
 from copfl.comparison.runner import all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed

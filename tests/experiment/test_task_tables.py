@@ -164,7 +164,7 @@ def test_a_regression_is_trained_on_standardised_targets_and_evaluated_in_units(
     assert criterion.losses(outputs, y).tolist() == [0.0, 1.0]
     assert criterion.predictions(outputs).flatten().tolist() == [100.0, 120.0]
     assert criterion.test_losses(criterion.predictions(outputs), y).tolist() == [0.0, 1.0]
-    two = build_task({"loss": "absolute"}, "regression", ((0.0, 10.0), (1.0, 5.0))).criterion
+    two = build_task({"loss": "absolute"}, "regression", ((0.0, 10.0), (1.0, 5.0)))[0]
     assert two.losses(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 10.0]])).tolist() == [0.5]
     assert two.predictions(torch.tensor([[1.0, 1.0]])).tolist() == [[1.0, 15.0]]
     assert task_of(torch.nn.Linear(2, 1), 1, criterion=criterion).metrics[0].name == "rmse"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +19,8 @@ from copfl.data.targets import Targets, as_array, numbered, targets_of
 from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
+LARGEST = 512 * reading.MIB  # of a data set that is stored
+NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "natural")
 
 
 def npz_file(path: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
@@ -336,3 +340,44 @@ def statistics(x: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     std = np.sqrt(np.maximum(fraction @ values**2 - mean**2, 0))
     std[std < 1e-6] = 1  # a constant channel is not scaled
     return tuple(mean.round(6).tolist()), tuple(std.round(6).tolist())
+
+
+# A file, so that a run on a program's own arrays can be used again without the program
+
+
+def stored(dataset: Dataset) -> bytes | None:
+    """The file's content; None where the arrays have more than LARGEST bytes."""
+    arrays: dict[str, Any] = {}
+    for side, samples in (("train", dataset.train), ("test", dataset.test)):
+        arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
+        arrays[f"{side}.y"] = samples.y
+        if samples.group is not None:
+            arrays[f"{side}.group"] = samples.group
+    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+        return None
+    about = {name: getattr(dataset, name) for name in NAMES} | {
+        "single": not isinstance(dataset.train.x, dict)
+    }
+    file = io.BytesIO()
+    np.savez(file, about=np.array(json.dumps(about)), **arrays)
+    return file.getvalue()
+
+
+def read_stored(path: Path) -> Dataset:
+    """The data set of a file that `stored` made."""
+    arrays: dict[str, Any] = reading.npz_arrays(path)
+    try:
+        about = json.loads(str(arrays["about"]))
+        splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
+        facts: dict[str, Any] = {
+            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
+        }
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
+    return Dataset(train=splits[0], test=splits[1], **facts)
+
+
+def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:
+    start = f"{side}.x."
+    x = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+    return Samples(x["x"] if single else x, arrays[f"{side}.y"], arrays.get(f"{side}.group"))

@@ -1,18 +1,14 @@
-"""A loaded data set: arrays, names and the normalisation of the channels; and the same as one file."""
+"""A loaded data set: arrays, names and the normalisation of the channels."""
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import reading
 from copfl.errors import DataError
 
 CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS = (
@@ -23,8 +19,6 @@ CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS = (
 )
 Inputs = Any  # one array [n, ...], or several by name, dict[str, NDArray], with the same first axis
 Shape = Any  # of one sample: a tuple of numbers, or one by name
-LARGEST = 512 * reading.MIB  # of a data set that is stored
-NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "natural")
 
 
 def each(change: Callable[[NDArray[Any]], Any], x: Inputs) -> Any:
@@ -108,44 +102,3 @@ class Dataset:
                 f'the class "{self.classes[extra[0]]}" of "{self.name}" has test samples and no train '
                 "sample, so no client can learn it; move a sample into the train part, or leave the class out"
             )
-
-
-# A file, so that a run on a program's own arrays can be used again without the program
-
-
-def stored(dataset: Dataset) -> bytes | None:
-    """The file's content; None where the arrays have more than LARGEST bytes."""
-    arrays: dict[str, Any] = {}
-    for side, samples in (("train", dataset.train), ("test", dataset.test)):
-        arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
-        arrays[f"{side}.y"] = samples.y
-        if samples.group is not None:
-            arrays[f"{side}.group"] = samples.group
-    if sum(array.nbytes for array in arrays.values()) > LARGEST:
-        return None
-    about = {name: getattr(dataset, name) for name in NAMES} | {
-        "single": not isinstance(dataset.train.x, dict)
-    }
-    file = io.BytesIO()
-    np.savez(file, about=np.array(json.dumps(about)), **arrays)
-    return file.getvalue()
-
-
-def read_stored(path: Path) -> Dataset:
-    """The data set of a file that `stored` made."""
-    arrays: dict[str, Any] = reading.npz_arrays(path)
-    try:
-        about = json.loads(str(arrays["about"]))
-        splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
-        facts: dict[str, Any] = {
-            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
-        }
-    except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
-    return Dataset(train=splits[0], test=splits[1], **facts)
-
-
-def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:
-    start = f"{side}.x."
-    x = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
-    return Samples(x["x"] if single else x, arrays[f"{side}.y"], arrays.get(f"{side}.group"))

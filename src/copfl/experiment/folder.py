@@ -34,8 +34,8 @@ from copfl import __version__, files
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.task import Experts, Personal, Task
+from copfl.data.arrays import read_stored
 from copfl.data.partition import Partition
-from copfl.data.samples import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, raised_as

@@ -17,8 +17,8 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client
 from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
+from copfl.data.arrays import stored
 from copfl.data.federation import Federation
-from copfl.data.samples import stored
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State

@@ -281,7 +281,8 @@ def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers
         assert resolved({"data": {"name": "cifar10"}}, chosen)["optimizer"]["lr"] == published
         assert resolved(own, chosen, {"optimizer": {"lr": 0.7}})["optimizer"]["lr"] == 0.7
         lora = resolved(own, chosen, {"adapter": {"name": "lora"}})
-        assert lora["optimizer"]["lr"] == (0.1 if optimizer == "sgd" else 1e-2)
+        head = resolved(own, chosen, {"model": {"name": "mlp", "train": "head"}})
+        assert lora["optimizer"]["lr"] == head["optimizer"]["lr"] == (0.1 if optimizer == "sgd" else 1e-2)
         assert default_rate(optimizer, "visits.csv", "hf:base") == published
         assert default_rate(optimizer, "visits.csv", "hf:base", adapted=True) == usual  # of 1, 3 and 10 times
     data = from_arrays(np.zeros((10, 3, 8, 8), np.float32), np.arange(10) % 2, name="cifar10")

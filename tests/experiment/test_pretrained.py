@@ -256,6 +256,11 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.outputs.argmax(1)]
     one = called(capsys, "predict", run, "--client", 0, "--sentence", texts[0]).out
     assert one.split("\t")[:2] == lines[0].split("\t")[:2]
+    called(
+        capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt", "--out", tmp_path / "a.csv"
+    )
+    answers = ["row,classes,sure", *(line.replace("\t", ",") for line in lines)]
+    assert (tmp_path / "a.csv").read_text().splitlines() == answers
     table = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "table.csv")
     right = np.mean(np.array(known)[expected.outputs.argmax(1)] == labels)
     assert f"accuracy {100 * right:.1f} % of 6 samples" in table.err

@@ -273,8 +273,7 @@ class Race:
         stages = plan(rounds, len(self.seeds), len(candidates), amount - extra)
         total = cost(stages) + extra
         if total > amount and not limit.usual:
-            paid = f"about {max(amount, 0):,.0f} rounds; the shortest race takes {total:,}, and is run"
-            self.note(f"The budget pays for {paid}. --algorithms names fewer candidates.")
+            self.note(f"The budget is {amount:,.0f} rounds; the shortest race has {total:,}, and is run.")
         for place, rung in enumerate(stages):
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):

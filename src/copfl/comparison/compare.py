@@ -210,7 +210,8 @@ def _default_grid(entry: Entry, base: Base) -> Space:
     if any("lr" in tables.get(title, {}) for tables in (base, entry.settings) for title in titles):
         return {}
     data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
-    usual = default_rate(name, data, model, bool(base.get("adapter")))
+    adapted = bool(base.get("adapter")) or base.get("model", {}).get("train") == "head"
+    usual = default_rate(name, data, model, adapted)
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 

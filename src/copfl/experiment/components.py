@@ -77,8 +77,8 @@ DEFAULTS: dict[str, Tables] = {
     "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
     **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
-# On a user's own data: rates at which the built-in models, and adapters, learn within tens of rounds. A
-# pretrained model that is trained as a whole keeps the optimizer's.
+# On a user's own data: rates at which the built-in models, and adapters or a head alone, learn within tens
+# of rounds. A pretrained model that is trained as a whole keeps the optimizer's.
 OWN_DATA: Tables = {"adam": {"lr": 1e-3}, "mamo": {"lr": 1e-3}, "sgd": {"lr": 0.1}}
 OWN_ADAPTED: Tables = {**OWN_DATA, "adam": {"lr": 1e-2}, "mamo": {"lr": 1e-2}}
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
@@ -346,7 +346,7 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
             merged[titles[title]].update(table)
     names = _names(merged, fixed)
     published = getattr(fixed.get("data"), "name", "") in datasets.DATASETS
-    adapted = bool(merged["adapter"])
+    adapted = bool(merged["adapter"]) or merged["model"].get("train") == "head"
     defaults = {} if published else defaults_on(names.get("data", ""), names.get("model", ""), adapted)
     # OWN_DATA is also the start of compare's grid; the rate of adapters is that of a single run.
     defaults = OWN_ADAPTED if adapted and defaults is OWN_DATA else defaults

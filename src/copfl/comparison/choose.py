@@ -117,7 +117,7 @@ def choose(
     )
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     tables = resolve([*best.layers, {"run": usual}], {})
-    write(result, race.curves, tables)
+    write(result, {label: at.records[label] for label, at in race.last.items()}, tables)
     if retrain:
         log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
         return dataclasses.replace(result, tested=str(_retrained(tables, out / "chosen")))
@@ -346,11 +346,6 @@ class Race:
         unable = [label for label in self.left if label not in self.last]
         return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
 
-    @property
-    def curves(self) -> dict[str, list[Record]]:
-        """The records of the last stage of each candidate."""
-        return {label: at.records[label] for label, at in self.last.items()}
-
     def note(self, text: str) -> None:
         self.notes.append(text)
         self.log(text)
@@ -358,9 +353,7 @@ class Race:
 
 def _entries(given: Sequence[str | Entry]) -> list[Entry]:
     """The entries, and local training."""
-    rows = list[Entry]()
-    for one in given:
-        rows += reading.entries_of([one]) if isinstance(one, str) else [reading.checked(one)]
+    rows = reading.entries_of(given)
     if not any(row.name == LOCAL for row in rows):
         rows.append(reading.entry_of(LOCAL))
     labels = [row.label for row in rows]

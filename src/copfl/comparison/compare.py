@@ -67,8 +67,7 @@ def compare(
     With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
     With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that its workers share.
     """
-    parsed = [reading.entries_of([e]) if isinstance(e, str) else [reading.checked(e)] for e in entries]
-    rows = [row for some in parsed for row in some]
+    rows = reading.entries_of(entries)
     base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
     seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "--tune")
     tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")

@@ -71,14 +71,19 @@ class Entry(NamedTuple):
     optional: bool = False  # left out, if it cannot train on the task
 
 
-def entries_of(texts: Sequence[str]) -> list[Entry]:
-    """The entries in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001".
+def entries_of(given: Sequence[str | Entry]) -> list[Entry]:
+    """The entries, also those in texts such as "copfl,copfl:score=none,fedavg:optimizer=adam:lr=0.001".
 
     "all" are all algorithms that can train on the task.
     """
-    every = [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
-    parts = [part for text in texts for part in split(text)]
-    return [entry for part in parts for entry in (every if part == "all" else [entry_of(part)])]
+    rows = list[Entry]()
+    for one in given:
+        for part in [checked(one)] if isinstance(one, Entry) else split(one):
+            if part == "all":
+                rows += [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
+            else:
+                rows.append(part if isinstance(part, Entry) else entry_of(part))
+    return rows
 
 
 def entry_of(text: str) -> Entry:

@@ -374,8 +374,16 @@ _one_at_a_time = threading.Lock()  # torch has one number of threads and one ran
 
 
 def _init_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """This process ignores Ctrl-C and ends with its parent, so that no run folder stays locked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, which then ends this process
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_in_worker(jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = False) -> list[Done]:
@@ -387,11 +395,3 @@ def _run_in_worker(jobs: list[Job], pause: float = PAUSE, batch_seeds: bool = Fa
         except Exception as error:
             error.add_note(traceback.format_exc())  # a traceback cannot be sent
             return [Done(job, error, 0.0) for job in jobs]
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent has ended, so that no run folder stays locked."""
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)

@@ -243,6 +243,7 @@ def _input(x: Any, what: str) -> NDArray[Any]:
 def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     """One data set of several clients' own, whose groups are the clients."""
     first, notes = parts[0], [f"client {n}: {part.note}" for n, part in enumerate(parts) if part.note]
+    of_classes = first.kind == CLASSIFICATION
     classes = tuple(dict.fromkeys(label for part in parts for label in part.classes))
     if all(label.lstrip("-").isdecimal() for label in classes):
         classes = tuple(sorted(classes, key=int))
@@ -254,35 +255,14 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
     splits = []
     for side in ("train", "test"):
         own: list[Samples] = [getattr(part, side) for part in parts]
-        keys = list(by_name(first.train.x))
-        arrays = {key: np.concatenate([by_name(part.x)[key] for part in own]) for key in keys}
-        y = np.concatenate(
-            [_renumbered(part, samples.y, classes) for part, samples in zip(parts, own, strict=True)]
-        )
+        x = {key: np.concatenate([by_name(part.x)[key] for part in own]) for key in by_name(first.train.x)}
+        labels = [np.array(part.classes)[getattr(part, side).y] for part in parts] if of_classes else None
+        y = np.concatenate(labels or [samples.y for samples in own])
         group = np.repeat(np.arange(len(parts)), [len(samples) for samples in own])
-        splits.append(Samples(arrays if isinstance(first.train.x, dict) else arrays["x"], y, group))
-    is_image = bool(first.mean)
-    mean, std = statistics(splits[0].x) if is_image else ((), ())
-    return replace(
-        first,
-        name=name,
-        train=splits[0],
-        test=splits[1],
-        classes=classes if first.kind == CLASSIFICATION else first.classes,
-        groups=tuple(str(n) for n in range(len(parts))),
-        mean=mean,
-        std=std,
-        note="; ".join(notes[:3]),
-        natural=True,
-    )
-
-
-def _renumbered(part: Dataset, y: NDArray[Any], classes: Sequence[str]) -> NDArray[Any]:
-    """The targets of one client, with the classes of all."""
-    if part.kind != CLASSIFICATION:
-        return y
-    numbers = np.array([classes.index(label) for label in part.classes], np.int64)
-    return np.asarray(numbers[y])
+        splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
+    names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
+    data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), natural=True, **names)
+    return replace(data, augment=first.augment, encode=first.encode)
 
 
 def split_off(samples: Samples) -> tuple[Samples, Samples, str]:

@@ -254,7 +254,7 @@ def ag_news(data_dir: Path | None) -> Dataset:
     place = reading.found(data_dir, "ag_news_csv", "ag_news")
     parts = []
     for split in ("train", "test"):
-        rows = _rows(place / f"{split}.csv", ",")
+        rows = _rows(place / f"{split}.csv")
         if any(len(row) != 3 or row[0] not in ("1", "2", "3", "4") for row in rows):
             raise DataError(f"{place}/{split}.csv has a row that is not: class 1 to 4, title, description")
         parts.append(([f"{row[1]} {row[2]}" for row in rows], [NEWS[int(row[0]) - 1] for row in rows]))
@@ -283,7 +283,7 @@ def banking77(data_dir: Path | None) -> Dataset:
     place = reading.found(data_dir, "banking77", "banking_data")
     parts = []
     for split in ("train", "test"):
-        head, *rows = _rows(place / f"{split}.csv", ",") or [[]]
+        head, *rows = _rows(place / f"{split}.csv") or [[]]
         if head != ["text", "category"] or any(len(row) != 2 for row in rows):
             raise DataError(f"{place}/{split}.csv does not have the columns text and category")
         parts.append(([row[0] for row in rows], [row[1] for row in rows]))
@@ -310,10 +310,10 @@ def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
     return replace(found, note="")  # that the classes are texts is known
 
 
-def _rows(path: Path, delimiter: str) -> list[list[str]]:
+def _rows(path: Path) -> list[list[str]]:
     text = reading.read_bytes(path, LIMIT)
     with reading.naming(str(path), "table"):
-        return list(csv.reader(io.StringIO(text.decode("utf-8")), delimiter=delimiter))
+        return list(csv.reader(io.StringIO(text.decode("utf-8"))))
 
 
 def _json(path: Path) -> Any:

@@ -385,10 +385,6 @@ def _jsonl(path: Path) -> Table:
     return {name: [cell(row.get(name)) for row in rows] for name in names}
 
 
-def _lines(path: Path) -> Table:
-    return {LINES: [line for line in path.read_text("utf-8").splitlines() if line.strip()]}
-
-
 def cell(value: Any) -> Any:
     """A value of a typed file; nan counts as missing."""
     is_missing = value is None or (isinstance(value, float) and value != value) or value == ""
@@ -409,5 +405,5 @@ READERS: dict[str, Callable[[Path], Table]] = {
     ".tsv": _csv,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
-    ".txt": _lines,
+    ".txt": lambda path: {LINES: list(filter(str.strip, path.read_text("utf-8").splitlines()))},
 }

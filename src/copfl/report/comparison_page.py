@@ -37,6 +37,7 @@ def document_of(folder: Path) -> Document:
 def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
     rows, seeds, reference = content["rows"], content["seeds"], content["reference"]
     compared = [row for row in rows if metric.name in row["differences"]]
+    shares = [f"{label} {100 * np.mean(own):.0f} %" for label, own in content["share_that_gains"].items()]
     sections = [
         Section(
             "accuracy",
@@ -56,7 +57,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
         subtitle=f"{len(rows)} rows, {len(seeds)} seed{'s' * (len(seeds) > 1)}; {metric.in_unit}",
         conclusion=[
             *(_compared(compared, reference, len(seeds), metric) if compared else _best(rows, metric)),
-            *_gaining(content["share_that_gains"]),
+            *([f"Clients that are better than under local training: {', '.join(shares)}."] if shares else []),
             _cost(rows),
         ],
         tiles=[
@@ -87,21 +88,16 @@ def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -
         of = [
             f"{row['label']} {_difference(row, metric)}"
             for row in rows
-            if _gain(row, metric)["verdict"] == verdict
+            if row["differences"][metric.name]["verdict"] == verdict
         ]
         if of:
             texts.append(f"{metric.verdict(verdict).capitalize()}: {', '.join(of)}.")
     return [f"{about} (95 % interval over {seeds} seeds in brackets). {' '.join(texts)}"]
 
 
-def _gain(row: Row, metric: MetricInfo) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = row["differences"][metric.name]
-    return found
-
-
 def _difference(row: Row, metric: MetricInfo) -> str:
     """Such as "+2.1 [+0.4, +3.8]"."""
-    gain = _gain(row, metric)
+    gain = row["differences"][metric.name]
     bounds = [np.nan if end is None else end for end in gain["over_seeds"]]
     return f"{metric.text(gain['mean'], sign='+')} {metric.interval(*bounds)}"
 
@@ -111,13 +107,6 @@ def _best(rows: list[Row], metric: MetricInfo) -> list[str]:
     best = max(rows, key=lambda row: np.nan_to_num(sign * _mean(row, metric.name), nan=-np.inf))
     text = f"{metric.text(_mean(best, metric.name))}{metric.unit}"
     return [f"Best mean {metric.title}: {best['label']}, {text}. It was chosen on test samples."]
-
-
-def _gaining(shares: Mapping[str, list[float]]) -> list[str]:
-    if not shares:
-        return []
-    texts = [f"{label} {100 * float(np.mean(own)):.0f} %" for label, own in shares.items()]
-    return [f"Clients that are better than under local training: {', '.join(texts)}."]
 
 
 def _cost(rows: list[Row]) -> str:
@@ -144,7 +133,7 @@ def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
     cells = [
-        [row["label"], _difference(row, metric), metric.verdict(_gain(row, metric)["verdict"])]
+        [row["label"], _difference(row, metric), metric.verdict(row["differences"][metric.name]["verdict"])]
         for row in rows
     ]
     title = f"Difference to {reference}{metric.points}, with its 95 % interval over seeds"
@@ -156,7 +145,12 @@ def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
 
 def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     rows = content["rows"]
-    lines = [_curve(row, metric, place) for place, row in enumerate(rows)]
+    by_round = [
+        [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
+        for row in rows
+    ]
+    curves_of = zip(rows, by_round, strict=True)
+    lines = [mean_curve(row["label"], own, n, metric.factor) for n, (row, own) in enumerate(curves_of)]
     about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
     curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
@@ -170,17 +164,12 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     return [curves, dots, *_map(content, metric)]
 
 
-def _curve(row: Row, metric: MetricInfo, place: int) -> Line:
-    curves = [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
-    return mean_curve(row["label"], curves, place, metric.factor)
-
-
 def _differences(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     """Each row's difference to the reference with its interval over seeds."""
     rows = [row for row in content["rows"] if metric.name in row["differences"]]
     if not rows or len(content["seeds"]) < 2:
         return []
-    gains = [_gain(row, metric) for row in rows]
+    gains = [row["differences"][metric.name] for row in rows]
     ends = [np.array([gain["over_seeds"][end] for gain in gains], np.float64) for end in (0, 1)]
     low, high = (values_of(metric.factor * end) for end in ends)
     means = values_of(metric.factor * np.array([gain["mean"] for gain in gains], np.float64))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from copfl.errors import UsageError
-from copfl.models import attention, pretrained
+from copfl.models import pretrained
 from copfl.models.text import Tokenizer
 from tests.models import tiny
 
@@ -20,8 +20,8 @@ BATCH = {
 def test_an_additive_mask_by_hand() -> None:
     low = torch.finfo(torch.float32).min
     seen = torch.tensor([[1, 1, 0]])
-    assert attention.additive_mask(seen, torch.float32, causal=False).tolist() == [[[[0, 0, low]]]]
-    causal = attention.additive_mask(seen, torch.float32, causal=True)
+    assert pretrained.additive_mask(seen, torch.float32, causal=False).tolist() == [[[[0, 0, low]]]]
+    causal = pretrained.additive_mask(seen, torch.float32, causal=True)
     assert causal.tolist() == [[[[0, low, low], [0, 0, low], [0, 0, low]]]]
 
 

@@ -38,7 +38,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
-from copfl.experiment.run import Experiment, Result, prepare, reopen, train
+from copfl.experiment.run import Experiment, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
 from copfl.stats import LEVEL, Difference, difference
 
@@ -120,7 +120,10 @@ def choose(
     write(result, {label: at.records[label] for label, at in race.last.items()}, tables)
     if retrain:
         log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
-        return dataclasses.replace(result, tested=str(_retrained(tables, out / "chosen")))
+        begun = RunFolder(out / "chosen").begun  # one that was stopped continues
+        with claimed(out / "chosen", new=not begun) as folder:
+            tested = train(reopen(folder) if begun else prepare([tables]), folder)
+        return dataclasses.replace(result, tested=str(tested))
     return result
 
 
@@ -360,10 +363,3 @@ def _entries(given: Sequence[str | Entry]) -> list[Entry]:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise UsageError(f'two candidates are called "{twice[0]}"; remove one')
     return rows
-
-
-def _retrained(tables: Tables, path: Path) -> Result:
-    """The choice on all training samples; one that was stopped continues."""
-    begun = RunFolder(path).begun
-    with claimed(path, new=not begun) as folder:
-        return train(reopen(folder) if begun else prepare([tables]), folder)

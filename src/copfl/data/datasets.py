@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.data import leaf, overview, published, reading
+from copfl.data import overview, published, reading
 from copfl.data.arrays import held_out, image_folder, npz_file, rank_within_class, statistics
 from copfl.data.corruptions import CORRUPTIONS, Images, corrupt
 from copfl.data.download import TABLE, advice
@@ -44,8 +44,8 @@ def reader(name: str) -> Callable[..., Dataset]:
         return DATASETS[name]
     if name.startswith(PREFIX):
         return hub_dataset
-    if exists and leaf.is_leaf(path):
-        return leaf.leaf
+    if exists and published.is_leaf(path):
+        return published.leaf
     if os.path.isdir(name):
         return image_folder
     if exists and path.suffix == ".npz":
@@ -331,7 +331,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
         *(cifar10, cifar10c, cifar100, cinic10, mini_imagenet),
         *(published.fashion_mnist, published.svhn, published.tiny_imagenet),
         *(published.pacs, published.office_caltech10, published.digits_five),
-        *(leaf.femnist, leaf.shakespeare, published.uci_har),
+        *(published.femnist, published.shakespeare, published.uci_har),
         *(published.ag_news, published.sst2, published.banking77, published.clinc150),
     )
 }

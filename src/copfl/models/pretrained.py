@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from copfl.errors import UsageError, library, one_of, raised_as
 from copfl.kernels.modules import logits_of
-from copfl.models.attention import additive_mask, mask_of
 
 SOURCES = ("hf", "torchvision", "timm")
 TASKS = {
@@ -117,6 +116,49 @@ def wrapped(model: nn.Module) -> nn.Module:
     result = Pretrained(model)
     result.mask = mask_of(result)
     return result
+
+
+# Attention masks, in a form that vmap and CUDA graphs allow
+
+
+def additive_mask(seen: Tensor, dtype: torch.dtype, causal: bool) -> Tensor:
+    """[b, 1, 1 or length, length]: 0 where a token may be attended to, the lowest number elsewhere."""
+    allowed = seen[:, None, None, :] > 0
+    if causal:
+        length = seen.shape[1]
+        allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+@torch.no_grad()
+def mask_of(model: Pretrained) -> str:
+    """The mask that gives the outputs of the library's own; "plain" where none does."""
+    embeddings = getattr(model.net, "get_input_embeddings", lambda: None)()
+    if not isinstance(embeddings, nn.Embedding):
+        return "plain"
+    ids = torch.arange(3, 11).view(2, 4) % embeddings.num_embeddings
+    seen = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    sample = {
+        "input_ids": ids.to(embeddings.weight.device),
+        "attention_mask": seen.to(embeddings.weight.device),
+    }
+    training = model.training
+    model.eval()
+    try:
+        expected = _valid(model(sample), seen)
+        for model.mask in ("all", "causal"):
+            with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):
+                if torch.allclose(_valid(model(sample), seen), expected, rtol=1e-4, atol=1e-5):
+                    return str(model.mask)
+        return "plain"
+    finally:
+        model.mask = "plain"
+        model.train(training)
+
+
+def _valid(logits: Tensor, seen: Tensor) -> Tensor:
+    """The logits of tokens that are no padding; those of whole sequences unchanged."""
+    return logits[seen.to(logits.device) > 0] if logits.dim() == 3 else logits
 
 
 # Bases: files and their hash

@@ -64,8 +64,9 @@ def show(result: Result, out: IO[str]) -> None:
     notes, gains = [models], result.gains
     if gains is not None:
         worst, spread = (result.primary.text(value) for value in (gains.worst, gains.spread))
+        order = "personal minus alone" if result.primary.higher_is_better else "alone minus personal"
         notes = [
-            f"alone: local training on the same batches; {models} gain: {_difference(result.primary)}. "
+            f"alone: local training on the same batches; {models} gain: {order}. "
             f"Worst tenth {worst}{result.primary.unit}, standard deviation over clients {spread}."
         ]
     if experiment.clients > ROWS:
@@ -138,11 +139,6 @@ def client_names(data: Dataset, partition: Partition) -> list[str]:
     """The numbers of the clients, with the names of their groups where each has one of its own."""
     names = enumerate(names_of_clients(data, partition))
     return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]
-
-
-def _difference(metric: MetricInfo) -> str:
-    """What a gain is: positive where the client is better than alone."""
-    return "personal minus alone" if metric.higher_is_better else "alone minus personal"
 
 
 def conclusion(gains: Gains) -> str:

@@ -16,7 +16,6 @@ import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +27,6 @@ from copfl.flower.worker import FOLDER as WORKER
 MANIFEST, FORMAT = "manifest.json", 1
 ATTEMPTS = 10  # to read files that do not change meanwhile
 PAUSE = 0.5
-CHUNK = 2**20
 # Of a server: logs, the trial's nodes, and what `copfl federate up` keeps of Flower's.
 NOT_OF_SERVER = ("logs", "nodes", ".flwr/local", ".flwr/apps", ".git", DATABASE)
 NOT_OF_NODE = tuple(f"{WORKER}/{name}" for name in ("socket", "lock", "message", "reply", "contact"))
@@ -90,28 +88,26 @@ def _write(folder: Path, kind: str, names: list[str], stream: Any) -> dict[str, 
     from copfl import __version__
 
     files: dict[str, dict[str, Any]] = {}
-
-    def add(name: str, path: Path) -> None:
-        digest = hashlib.sha256()
-        with path.open("rb") as source, archive.open(name, "w", force_zip64=True) as target:
-            while chunk := source.read(CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-        files[name] = {"sha256": digest.hexdigest(), "mode": stat.S_IMODE(path.stat().st_mode)}
-
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in names:
-            add(name, folder / name)
+    paths = {name: folder / name for name in names}
+    with (
+        zipfile.ZipFile(
+            stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
+        ) as archive,
+        tempfile.TemporaryDirectory() as temporary,
+    ):
         if kind == "server" and (folder / DATABASE).exists():
-            with tempfile.TemporaryDirectory() as temporary:
-                copy = Path(temporary) / DATABASE
-                with (
-                    contextlib.closing(sqlite3.connect(copy)) as target,
-                    contextlib.closing(sqlite3.connect(folder / DATABASE)) as source,
-                ):
-                    source.backup(target)
-                copy.chmod(0o600)
-                add(DATABASE, copy)
+            copy = paths[DATABASE] = Path(temporary) / DATABASE
+            with (
+                contextlib.closing(sqlite3.connect(copy)) as target,
+                contextlib.closing(sqlite3.connect(folder / DATABASE)) as source,
+            ):
+                source.backup(target)
+            copy.chmod(0o600)
+        for name, path in paths.items():
+            archive.write(path, name)
+            with path.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            files[name] = {"sha256": digest, "mode": stat.S_IMODE(path.stat().st_mode)}
         manifest = {"format": FORMAT, "kind": kind, "copfl": __version__, "files": files}
         archive.writestr(MANIFEST, json.dumps(manifest))
     return manifest
@@ -156,17 +152,11 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 def _restore(archive: zipfile.ZipFile, name: str, about: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = int(about["mode"]) & 0o755
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as target:
-        digest = hashlib.sha256()
-        for chunk in _chunks(archive, name):
-            digest.update(chunk)
-            target.write(chunk)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    with archive.open(name) as source, os.fdopen(handle, "w+b") as target:
+        shutil.copyfileobj(source, target)
+        target.seek(0)
+        digest = hashlib.file_digest(target, "sha256").hexdigest()
         os.fsync(target.fileno())
-    if digest.hexdigest() != about["sha256"]:
+    if digest != about["sha256"]:
         raise ValueError(f"the checksum of {name} is wrong: the archive is damaged")
-
-
-def _chunks(archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
-    with archive.open(name) as source:
-        while chunk := source.read(CHUNK):
-            yield chunk

@@ -25,10 +25,9 @@ def make_certificates(folder: Path, host: str) -> None:
     """Writes ca.pem, ca.key, server.pem and server.key; the certificate is for this host and localhost."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority, server = new_key(), new_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
 
     def certificate(subject: str, key: Any, is_authority: bool, *extensions: Any) -> bytes:
@@ -80,23 +79,33 @@ def make_certificates(folder: Path, host: str) -> None:
 def make_node_key(path: Path) -> None:
     """Writes a node's private key to PATH and its public key to PATH.pub, in OpenSSH's format."""
     from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = new_key()
     _write_key(path, key, "OpenSSH")
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.with_name(path.name + ".pub").write_bytes(public + b"\n")
 
 
-def _write_key(path: Path, key: Any, form: str) -> None:
-    """Writes a private key that only its owner can read; an existing file is an error."""
+def new_key() -> Any:
+    """A private key."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def private_bytes(key: Any, form: str) -> bytes:
+    """The content of a private key's file, in the format PKCS8 or OpenSSH."""
     from cryptography.hazmat.primitives import serialization
 
     private_form = getattr(serialization.PrivateFormat, form)
-    content = key.private_bytes(serialization.Encoding.PEM, private_form, serialization.NoEncryption())
+    return bytes(key.private_bytes(serialization.Encoding.PEM, private_form, serialization.NoEncryption()))
+
+
+def _write_key(path: Path, key: Any, form: str) -> None:
+    """Writes a private key that only its owner can read; an existing file is an error."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
+            file.write(private_bytes(key, form))
     except FileExistsError as error:
         raise RunError(f"{path} exists, and keys are never overwritten; move it away first") from error

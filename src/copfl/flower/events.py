@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.errors import RunError, UsageError, one_of
-from copfl.flower.registry import Event
+from copfl.flower.registry import Event, Log
 from copfl.flower.transport import MAX_TEXT, printable
 
 AUDIT = "audit.jsonl"  # in the run's folder
@@ -208,35 +208,27 @@ class Metrics:
         self.thread.join()
 
 
-class Operations:
-    """The `Log` of a server: log lines, the audit log, and metrics if the environment asks for them."""
-
-    def __init__(self, folder: Path, run: str) -> None:
-        address = os.environ.get(METRICS)
-        self.metrics = Metrics(run, address) if address else None
-        self.audit = AuditLog(folder / AUDIT)
-
-    def __call__(self, text: str, /, event: str = "", **fields: Any) -> None:
-        if text:
-            level = logging.WARNING if event in WARNINGS else logging.INFO
-            level = logging.ERROR if event == Event.FAILED else level
-            named = {"event": event, **fields} if event else {}
-            logger.log(level, "copfl: %s", text, extra={"fields": named})
-        if event:
-            self.audit.add(event, **fields)
-            if self.metrics:
-                self.metrics.add(event, **fields)
-
-    def close(self) -> None:
-        self.audit.close()
-        if self.metrics:
-            self.metrics.close()
-
-
 @contextlib.contextmanager
-def operations(folder: Path, run: str) -> Iterator[Operations]:
-    """The log of a server's run; how the run ends is its last event."""
-    with contextlib.closing(Operations(folder, run)) as log:
+def operations(folder: Path, run: str) -> Iterator[Log]:
+    """The log of a server's run: log lines, the audit log, and metrics if the environment asks for them.
+
+    How the run ends is its last event.
+    """
+    address = os.environ.get(METRICS)
+    receivers: list[Metrics | AuditLog] = []
+    with contextlib.ExitStack() as stack:
+        if address:
+            receivers.append(stack.enter_context(contextlib.closing(Metrics(run, address))))
+        receivers.insert(0, stack.enter_context(contextlib.closing(AuditLog(folder / AUDIT))))
+
+        def log(text: str, /, event: str = "", **fields: Any) -> None:
+            if text:
+                level = logging.WARNING if event in WARNINGS else logging.INFO
+                named = {"event": event, **fields} if event else {}
+                logger.log(level, "copfl: %s", text, extra={"fields": named})
+            for receiver in receivers if event else ():
+                receiver.add(event, **fields)
+
         try:
             yield log
         except Exception as error:

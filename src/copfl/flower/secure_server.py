@@ -72,12 +72,12 @@ class SecureServer(Server):
                 raise WireError(f"{len(answers)} clients answered in phase {phase!r}; {needed} are needed")
             return answers
 
-        keys = ask(KEYS, lambda n: {}, self._read_keys)
+        keys = ask(KEYS, lambda n: {}, self._reader(KEYS, _keys))
         order = sorted(keys)
         secrets.SystemRandom().shuffle(order)
         total = Sum(self.rules, keys, neighbours(order, self.rules.neighbours), {}, {})
         for n, (sealed, commitment) in ask(
-            SHARES, lambda n: {Field.KEYS: _hex(total.keys_for(n))}, self._read_shares
+            SHARES, lambda n: {Field.KEYS: _hex(total.keys_for(n))}, self._reader(SHARES, _shares)
         ).items():
             total.sealed[n], total.commitments[n] = sealed, commitment
 
@@ -96,7 +96,9 @@ class SecureServer(Server):
         write_json(self.folder.path / MARK, {"round": now.number})
         try:
             revealed = ask(
-                REVEALED, lambda n: {Field.SURVIVORS: sorted(total.survivors)}, self._read_revealed
+                REVEALED,
+                lambda n: {Field.SURVIVORS: sorted(total.survivors)},
+                self._reader(REVEALED, _revealed),
             )
             sums = secure_total.sums_from(total.total(revealed), self.like)
         except WireError as error:
@@ -171,30 +173,17 @@ class SecureServer(Server):
                 time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
         return answers
 
-    def _about(self, phase: str, client: int, packet: Packet) -> dict[str, Any]:
-        return wire.decode(packet, (), self._head(phase, self.round, client)).about
+    def _reader(self, phase: str, read: Callable[[dict[str, Any]], T]) -> Callable[[int, Packet], T]:
+        """A function that reads the fields of an answer."""
 
-    def _read_keys(self, client: int, packet: Packet) -> Keys:
-        try:
-            masking, encryption = self._about(KEYS, client, packet)[Field.KEYS]
-            return Keys(bytes.fromhex(masking), bytes.fromhex(encryption))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError("its keys cannot be read") from error
+        def reader(client: int, packet: Packet) -> T:
+            about = wire.decode(packet, (), self._head(phase, self.round, client)).about
+            try:
+                return read(about)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise WireError(f"its answer in phase {phase!r} cannot be read") from error
 
-    def _read_shares(self, client: int, packet: Packet) -> tuple[dict[int, bytes], bytes]:
-        try:
-            about = self._about(SHARES, client, packet)
-            sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
-            return sealed, bytes.fromhex(about[Field.COMMITMENT])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise WireError("its shares cannot be read") from error
-
-    def _read_revealed(self, client: int, packet: Packet) -> dict[int, bytes]:
-        try:
-            shares = self._about(REVEALED, client, packet)[Field.SHARES]
-            return {int(n): bytes.fromhex(share) for n, share in shares.items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise WireError("its revealed shares cannot be read") from error
+        return reader
 
     def _was_revealing(self) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
@@ -207,6 +196,20 @@ class SecureServer(Server):
 
 def _hex(keys: dict[int, Keys]) -> dict[str, list[str]]:
     return {str(n): [key.hex() for key in pair] for n, pair in keys.items()}
+
+
+def _keys(about: dict[str, Any]) -> Keys:
+    masking, encryption = map(bytes.fromhex, about[Field.KEYS])
+    return Keys(masking, encryption)
+
+
+def _shares(about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:
+    sealed = {int(n): str(text).encode() for n, text in about[Field.SHARES].items()}
+    return sealed, bytes.fromhex(about[Field.COMMITMENT])
+
+
+def _revealed(about: dict[str, Any]) -> dict[int, bytes]:
+    return {int(n): bytes.fromhex(share) for n, share in about[Field.SHARES].items()}
 
 
 def server_class(secure: bool) -> type[Server]:

@@ -24,6 +24,7 @@ CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's 
 LOCAL_HOME = ".flwr/local"  # of Flower's command, for a federation on one machine
 SILENT = 60.0  # seconds without contact after which a node is not well
 SLOW = 10.0  # seconds that a client may need in any case
+ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
 
 
 def read_app(folder: Path) -> dict[str, Any]:
@@ -94,13 +95,12 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
 
 def _runs(path: Path) -> list[str]:
     """The names of the runs; the last one was written to last."""
-    found = [p for p in path.glob("*") if (p / "config.json").exists() or (p / "rounds.jsonl").exists()]
-    return [p.name for p in sorted(found, key=_changed)]
-
-
-def _changed(run: Path) -> float:
-    times = [path.stat().st_mtime for path in (run / AUDIT, run / "rounds.jsonl") if path.exists()]
-    return max(times, default=run.stat().st_mtime)
+    written = {}
+    for run in path.glob("*"):
+        times = [file.stat().st_mtime for name in (AUDIT, "rounds.jsonl") if (file := run / name).exists()]
+        if times or (run / "config.json").exists():
+            written[run.name] = max(times, default=run.stat().st_mtime)
+    return sorted(written, key=lambda name: written[name])
 
 
 def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
@@ -122,30 +122,54 @@ def _answers(host: str, port: int) -> bool:
 
 def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     """The state of one run, from its audit log; of an older run without one, from its rounds."""
-    events, is_running = found.events, is_locked(path / ".lock")
-    done = _finished_rounds(path)
-    rounds = {e["round"]: e for e in events if e["event"] == Event.ROUND_ENDED}
-    first = next((e["round"] for e in events if e["event"] == Event.STARTED), None)
+    is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
+    first, planned, error, last = None, None, None, ""
+    rounds: dict[int, dict[str, Any]] = {}
+    clients: dict[str, dict[str, Any]] = {}  # since when, and the last round that counted their upload
+    refused: dict[str, str] = {}
+    waiting: dict[str, float] = {}  # the clients without an answer in the present round, and since when
+    for event in found.events:
+        last = event["event"]
+        if last == Event.STARTED:
+            first, planned = event["round"] if first is None else first, int(event["rounds"])
+            clients = {client: about | {"connected": False} for client, about in clients.items()}
+        elif last in (Event.JOINED, Event.LEFT):
+            about = {"connected": last == Event.JOINED, "node": event["node"], "since": event["at"]}
+            clients.setdefault(str(event["client"]), {"last_round": None}).update(about)
+        elif last == Event.ROUND_STARTED:
+            age = time.time() - datetime.datetime.fromisoformat(event["at"]).timestamp()
+            waiting = dict.fromkeys(map(str, event["clients"]), round(age, 1))
+        elif last == Event.ACCEPTED:
+            waiting.pop(str(event["client"]), None)
+        elif last == Event.ROUND_ENDED:
+            rounds[event["round"]], waiting = event, {}
+            for client in set(map(str, event["accepted"])) & clients.keys():
+                clients[client]["last_round"] = event["round"]
+        if last == Event.REFUSED:
+            refused[event["node"]] = event["reason"]
+        error = event if last in ERRORS else error
     unlogged = [n for n in done if first is not None and first <= n and n not in rounds]
-    problem = found.problem or (
-        f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
-    )
-    last = events[-1]["event"] if events else ""
-    ended = {Event.ENDED: "ended", Event.FAILED: "failed"}.get(last, "was interrupted" if events else "ended")
-    planned = _planned(path, events)
-    clients, waiting = _clients(events), _waiting(events) if is_running else {}
-    seconds = [e["seconds"] for e in rounds.values()]
+    removed = f"round {unlogged[0]} is not in {AUDIT}: lines were removed" if unlogged else ""
+    ended = {Event.ENDED: "ended", Event.FAILED: "failed"}.get(last, "was interrupted" if last else "ended")
+    seconds = [event["seconds"] for event in rounds.values()]
+    waiting = waiting if is_running else {}
+    if not is_running:
+        clients = {client: about | {"connected": False} for client, about in clients.items()}
     return {
         "state": "is running" if is_running else ended,
-        "rounds": {"done": max(done, default=0), "of": planned},
+        "rounds": {"done": max(done, default=0), "of": _configured(path) if planned is None else planned},
         "seconds_per_round": statistics.median(seconds) if seconds else None,
-        "clients": clients if is_running else {c: v | {"connected": False} for c, v in clients.items()},
-        "refused_nodes": {e["node"]: e["reason"] for e in events if e["event"] == Event.REFUSED},
+        "clients": dict(sorted(clients.items(), key=lambda item: int(item[0]))),
+        "refused_nodes": refused,
         "waiting_for": waiting,
         "late": _late(waiting, rounds, seconds),
         "last_round": _line(rounds[max(rounds)]) if rounds else None,
-        "last_error": _last_error(events),
-        "audit": {"lines": len(events), "problem": problem, "last_hash": found.last_hash},
+        "last_error": _line(error) if error else None,
+        "audit": {
+            "lines": len(found.events),
+            "problem": found.problem or removed,
+            "last_hash": found.last_hash,
+        },
     }
 
 
@@ -156,79 +180,28 @@ def _finished_rounds(path: Path) -> list[int]:
     return []
 
 
-def _planned(path: Path, events: list[dict[str, Any]]) -> int | None:
-    started = [e["rounds"] for e in events if e["event"] == Event.STARTED]
-    if started:
-        return int(started[-1])
+def _configured(path: Path) -> int | None:
+    """The number of rounds in the run's configuration."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((path / "config.json").read_text())["rounds"])
     return None
-
-
-def _clients(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The clients that joined, since when, and the last round that counted their upload."""
-    clients: dict[str, dict[str, Any]] = {}
-    for event in events:
-        name = event["event"]
-        if name == Event.STARTED:
-            clients = {client: found | {"connected": False} for client, found in clients.items()}
-        elif name in (Event.JOINED, Event.LEFT):
-            found = clients.setdefault(str(event["client"]), {"last_round": None})
-            clients[str(event["client"])] = found | {
-                "connected": name == Event.JOINED,
-                "node": event["node"],
-                "since": event["at"],
-            }
-        elif name == Event.ROUND_ENDED:
-            for client in map(str, event["accepted"]):
-                if client in clients:
-                    clients[client]["last_round"] = event["round"]
-    return dict(sorted(clients.items(), key=lambda item: int(item[0])))
-
-
-def _waiting(events: list[dict[str, Any]]) -> dict[str, float]:
-    """The clients without an answer in the present round, and for how many seconds."""
-    waiting: dict[str, float] = {}
-    for event in events:
-        if event["event"] == Event.ROUND_STARTED:
-            waiting = dict.fromkeys(map(str, event["clients"]), round(_age(event), 1))
-        elif event["event"] == Event.ACCEPTED:
-            waiting.pop(str(event["client"]), None)
-        elif event["event"] == Event.ROUND_ENDED:
-            waiting = {}
-    return waiting
 
 
 def _late(
     waiting: dict[str, float], rounds: dict[int, dict[str, Any]], seconds: list[float]
 ) -> dict[str, str]:
     """The clients that did not answer in the last round, or take twice as long as a round does."""
-    late = {}
-    if rounds:
-        last = rounds[max(rounds)]
-        late = {
-            c: f"round {last['round']}: {why}" for c, why in last["left_out"].items() if "no reply" in why
-        }
-    limit = max(SLOW, 2 * statistics.median(seconds)) if seconds else None
-    return late | {
-        c: f"round {max(rounds) + 1}: no answer for {age:.0f} s"
-        for c, age in waiting.items()
-        if limit and age > limit
-    }
-
-
-def _last_error(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-    errors = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
-    found = [e for e in events if e["event"] in errors]
-    return _line(found[-1]) if found else None
+    if not rounds:
+        return {}
+    number, left_out = max(rounds), rounds[max(rounds)]["left_out"]
+    late = {client: f"round {number}: {why}" for client, why in left_out.items() if "no reply" in why}
+    limit = max(SLOW, 2 * statistics.median(seconds))
+    slow = {client: age for client, age in waiting.items() if age > limit}
+    return late | {client: f"round {number + 1}: no answer for {age:.0f} s" for client, age in slow.items()}
 
 
 def _line(event: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in event.items() if key != "previous"}
-
-
-def _age(event: dict[str, Any]) -> float:
-    return time.time() - datetime.datetime.fromisoformat(event["at"]).timestamp()
 
 
 # -- a node --------------------------------------------------------------------------------------------------

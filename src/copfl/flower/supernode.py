@@ -317,15 +317,10 @@ def _read(path: Path) -> bytes:
 
 def _own_key(path: Path) -> Path:
     """The file of the node's own key, created with its first start."""
-    from copfl.flower.certificates import make_node_key
+    from copfl.flower.certificates import new_key, private_bytes
 
     if not path.exists():
-        part = path.with_name(f".{path.name}.part")  # a kill leaves no half key
-        for left in (part, Path(f"{part}.pub")):
-            left.unlink(missing_ok=True)
-        make_node_key(part)
-        Path(f"{part}.pub").unlink()
-        part.rename(path)
+        write_bytes(path, private_bytes(new_key(), "OpenSSH"), private=True)
     return path
 
 

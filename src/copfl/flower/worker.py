@@ -17,12 +17,12 @@ import select
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -35,7 +35,6 @@ IDLE = 3600.0  # seconds without a request after which the worker ends
 MEMORY = 4.0  # GiB: a worker that has more after an answer ends
 ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
 _started: list[subprocess.Popen[bytes]] = []  # the last worker that this process started
-SIZES = struct.Struct(">QQQ")  # of the three parts of a request or an answer
 
 
 class Request(NamedTuple):
@@ -67,11 +66,11 @@ def call(request: Request, node: int) -> Content:
     head, body = request.content
     for _ in range(ATTEMPTS):
         try:
-            with contextlib.closing(_connection(folder, node)) as connection:
-                send(connection, json.dumps(fields).encode(), head.encode(), body)
-                _, head_of_answer, body_of_answer = receive(connection)
-                return head_of_answer.decode(), body_of_answer
-        except (ConnectionError, FileNotFoundError):  # it ended before it answered
+            with _connection(folder, node) as worker:
+                for part in (json.dumps(fields).encode(), head.encode(), body):
+                    worker.send_bytes(part)
+                return worker.recv_bytes().decode(), worker.recv_bytes()
+        except (OSError, EOFError):  # it ended before it answered
             time.sleep(0.05)
     raise RunError(f"its worker process ended {ATTEMPTS} times before it answered; see the node's log")
 
@@ -90,14 +89,14 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def _connection(folder: Path, node: int) -> socket.socket:
+def _connection(folder: Path, node: int) -> Connection:
     """A connection to the worker, which is started if it does not listen. Two callers start one worker."""
     with _opened(folder) as (handle, short):
         with contextlib.suppress(ConnectionError, FileNotFoundError):
-            return _connected(short)
+            return Client(f"{short}/{SOCKET}")
         fcntl.flock(handle, fcntl.LOCK_EX)  # released when the handle is closed
         with contextlib.suppress(ConnectionError, FileNotFoundError):
-            return _connected(short)
+            return Client(f"{short}/{SOCKET}")
         (folder / SOCKET).unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
             # The worker inherits the socket: requests wait in it while the worker starts.
@@ -109,17 +108,7 @@ def _connection(folder: Path, node: int) -> socket.socket:
             for ended in _started:
                 ended.poll()  # else it stays in the list of processes
             _started[:] = [process, *(other for other in _started if other.returncode is None)]
-            return _connected(short)
-
-
-def _connected(short: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.connect(f"{short}/{SOCKET}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+            return Client(f"{short}/{SOCKET}")
 
 
 @contextlib.contextmanager
@@ -130,27 +119,6 @@ def _opened(folder: Path) -> Iterator[tuple[int, str]]:
         yield handle, f"/proc/self/fd/{handle}" if sys.platform == "linux" else str(folder)
     finally:
         os.close(handle)
-
-
-def send(connection: socket.socket, *parts: bytes) -> None:
-    """Sends three parts, after their sizes."""
-    connection.sendall(SIZES.pack(*map(len, parts)))
-    for part in parts:
-        connection.sendall(part)
-
-
-def receive(connection: socket.socket) -> tuple[bytes, bytes, bytes]:
-    """The three parts of a request or an answer; ConnectionError if the other side ended."""
-    with connection.makefile("rb") as stream:
-
-        def exactly(size: int) -> bytes:
-            part = stream.read(size)
-            if len(part) < size:
-                raise ConnectionResetError("the other side has closed the connection")
-            return part
-
-        first, second, third = SIZES.unpack(exactly(SIZES.size))
-        return exactly(first), exactly(second), exactly(third)
 
 
 # -- the worker ----------------------------------------------------------------------------------------------
@@ -195,17 +163,19 @@ class Worker:
                 connection, _ = self.listener.accept()
             except TimeoutError:
                 self.end()
-            with connection, contextlib.suppress(ConnectionError):  # the caller may have been killed
-                connection.settimeout(None)
-                fields, head, body = receive(connection)
-                given = json.loads(fields)
+            with (
+                Connection(connection.detach()) as caller,
+                contextlib.suppress(OSError, EOFError),  # the caller may have been killed
+            ):
+                given, head, body = json.loads(caller.recv_bytes()), caller.recv_bytes(), caller.recv_bytes()
                 if path not in (None, given["path"]):
                     self.end()  # modules of another app may have the same names
                 path, memory = given["path"], float(given["node_config"].get("memory", MEMORY))
                 sys.path[:0] = [entry for entry in path if entry not in sys.path]
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)
-                send(connection, b"", answer_head.encode(), answer_body)
+                caller.send_bytes(answer_head.encode())
+                caller.send_bytes(answer_body)
             if resident_memory() > memory * 2**30:
                 self.end()
 

@@ -10,8 +10,6 @@ Stopped               by Ctrl-C; its message explains how to continue
 A message states what was wrong with the input, what is allowed, and what to do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

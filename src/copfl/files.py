@@ -1,7 +1,5 @@
 """Atomic writes, and locks that hold on one machine and on the shared file system of a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

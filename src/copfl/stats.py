@@ -7,8 +7,6 @@ given and resamples each one's clients (a bootstrap within seeds). It answers "d
 difference in these runs, or few?", and is too narrow for the first question.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tables of words for the terminal, Markdown and CSV, and the formats of the numbers in them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -16,8 +16,6 @@
 | samples of two arrays | indexing `data.x` instead of each of its arrays |
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial, reduce

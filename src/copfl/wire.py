@@ -12,8 +12,6 @@ checksum finds damage; that nobody else wrote the bytes is left to TLS and to th
 A simulated run sends no packets: `core/payload.py` computes the bytes that it reports.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The registry: the algorithms by name. The fields of each dataclass are its options."""
 
-from __future__ import annotations
-
 from copfl.algorithms.apfl import APFL as APFL
 from copfl.algorithms.copfl import COPFL as COPFL
 from copfl.algorithms.ditto import Ditto as Ditto

@@ -1,7 +1,5 @@
 """APFL (Deng et al. 2020): a mixture of a personal and the global model, with a learned weight."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

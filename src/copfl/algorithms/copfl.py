@@ -1,7 +1,5 @@
 """CO-PFL: contribution-oriented personalised federated learning, Algorithms 1 and 2 of the paper."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

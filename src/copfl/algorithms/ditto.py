@@ -1,7 +1,5 @@
 """Ditto (Li et al. 2021): FedAvg, and personal models regularised towards the global model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """FedALA (Zhang et al. 2023): each client learns, for each entry, how much of the global model to take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

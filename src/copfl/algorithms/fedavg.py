@@ -1,7 +1,5 @@
 """FedAvg (McMahan et al. 2017): every client trains the same model, the server averages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.parts.averaging import Averaging

@@ -1,7 +1,5 @@
 """FedAvg with fine-tuning: the server's model is FedAvg's; each client is evaluated after fine-tuning it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.core import ClientOutput, Data, Plan, Task, begin, train

@@ -1,7 +1,5 @@
 """FedBABU (Oh et al. 2022): the body is trained under a fixed head; clients fine-tune before predicting."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.core import ClientOutput, Data, Plan, Task, train

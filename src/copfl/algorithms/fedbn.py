@@ -1,7 +1,5 @@
 """FedBN (Li et al. 2021): the normalisation layers stay with the client, everything else is averaged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.parts.averaging import Averaging

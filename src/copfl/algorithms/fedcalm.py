@@ -1,7 +1,5 @@
 """A server rule after FedCALM (Zheng et al., CVPR 2025): layer by layer, a step without conflicts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

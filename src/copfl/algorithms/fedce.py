@@ -1,7 +1,5 @@
 """FedCE (Jiang et al., CVPR 2023): weights from how far updates and data differ from the others'."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """FedDPA (Yang et al. 2024): a global and a personal adapter, mixed sample by sample by similarity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

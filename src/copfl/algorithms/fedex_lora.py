@@ -1,7 +1,5 @@
 """FedEx-LoRA (Singhal et al. 2025): the exact mean of the products B A, by a residual added to the layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

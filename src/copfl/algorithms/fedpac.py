@@ -1,7 +1,5 @@
 """FedPAC (Xu et al., ICLR 2023): features aligned to common class centroids, a combined head per client."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

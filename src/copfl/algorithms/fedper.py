@@ -1,7 +1,5 @@
 """FedPer (Arivazhagan et al. 2019): a shared base, and personal layers on top of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.parts.averaging import PartlyPersonal

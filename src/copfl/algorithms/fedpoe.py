@@ -1,7 +1,5 @@
 """Fed-POE (Ghari and Shen 2024): an ensemble of a local model, the global model and earlier ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """FedProx (Li et al. 2020): FedAvg with a proximal term that limits the drift from the global model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.core import ClientOutput, Data, Plan, Task, pull

@@ -1,7 +1,5 @@
 """FedRep (Collins et al. 2021): train a head for the shared body, then the body for that head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

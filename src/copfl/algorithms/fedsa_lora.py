@@ -1,7 +1,5 @@
 """FedSA-LoRA (Guo et al. 2025): of each adapter's B A, A is shared, and B stays with the client."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.core import Task

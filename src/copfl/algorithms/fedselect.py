@@ -1,7 +1,5 @@
 """FedSelect (Tamirisa et al., CVPR 2024): the entries of each tensor that changed most become personal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

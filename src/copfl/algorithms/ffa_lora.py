@@ -1,7 +1,5 @@
 """FFA-LoRA (Sun et al. 2024): of each adapter's B A, A keeps its initial value and B is averaged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.core import ClientOutput, Data, Plan, Task

@@ -1,7 +1,5 @@
 """KT-pFL (Zhang et al., NeurIPS 2021): clients distil from each other's predictions on public samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 

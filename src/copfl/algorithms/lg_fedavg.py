@@ -1,7 +1,5 @@
 """LG-FedAvg (Liang et al. 2020): each client has a representation of its own, the classifier is shared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from copfl.parts.averaging import PartlyPersonal

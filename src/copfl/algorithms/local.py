@@ -1,7 +1,5 @@
 """Local training: nothing is shared. The lower bound that every federation has to exceed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Mean-regularised multi-task learning: each client's own model, regularised towards the mean of all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Per-FedAvg (Fallah et al. 2020), first order: a model trained for its loss after one gradient step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice

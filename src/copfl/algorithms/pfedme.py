@@ -1,7 +1,5 @@
 """pFedMe (T. Dinh et al. 2020): each client descends the Moreau envelope of its loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

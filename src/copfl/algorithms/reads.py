@@ -1,7 +1,5 @@
 """After Reads (Fu et al. 2025): each layer is averaged over the clients whose layers are similar."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Split learning (Gupta and Raskar 2018): the client runs the first layers, the server the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from torch import Tensor

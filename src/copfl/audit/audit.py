@@ -1,7 +1,5 @@
 """The audit of one run: the contribution of each client, the scores, and their rank correlations."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

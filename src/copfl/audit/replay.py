@@ -5,8 +5,6 @@ is a run without the client. It can also store the summands, from which the serv
 rebuilt. Neither depends on the algorithm, because totals are sums.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A game maps sets of players to their values. It may value a set in several ways 
 per set; players are whole numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ All clients are tested on correct labels. The free rider computes its score like
 sends. With a false score, it sends the same kind of noise with the score of honest training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

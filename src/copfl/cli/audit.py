@@ -1,7 +1,5 @@
 """`copfl audit`. Torch loads only when it is called."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

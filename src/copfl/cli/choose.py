@@ -1,7 +1,5 @@
 """`copfl choose`. Torch is imported only when it is called."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from copfl.cli import options

@@ -1,7 +1,5 @@
 """`copfl compare` and `copfl sweep`. Torch is imported only when one of them is called."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

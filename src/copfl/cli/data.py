@@ -1,7 +1,5 @@
 """`copfl data`: describe the user's data, check which data sets exist, and download one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`copfl doctor`: what is installed, and whether it trains."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

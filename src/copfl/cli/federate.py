@@ -1,7 +1,5 @@
 """`copfl federate`: create, try and operate a federation of real machines."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """The command line. Nothing here knows how to train; torch is imported only by the commands that need it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

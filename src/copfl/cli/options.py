@@ -1,7 +1,5 @@
 """Options that several commands share, the settings that they describe, and help in titled groups."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

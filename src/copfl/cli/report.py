@@ -1,7 +1,5 @@
 """`copfl report`, `watch`, `export`, `predict` and `personalize`. Torch loads only when one is called."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

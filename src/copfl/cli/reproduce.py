@@ -1,7 +1,5 @@
 """`copfl reproduce`. Torch is imported only when it is called."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys

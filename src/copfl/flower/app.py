@@ -1,7 +1,5 @@
 """A Flower app in a folder: run it with `flwr run`, or first on one machine with `copfl federate up`."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tomllib

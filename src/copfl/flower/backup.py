@@ -4,8 +4,6 @@ A backup is of one moment: if a file changes while the files are read, they are 
 database, which changes all the time, is copied by SQLite itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

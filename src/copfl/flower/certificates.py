@@ -4,8 +4,6 @@ For tests and for small federations whose members exchange files. An organisatio
 that one, under the same file names.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """The ClientApp: passes requests of the server to the node's worker. Without torch: a process per message."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

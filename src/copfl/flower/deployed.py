@@ -1,7 +1,5 @@
 """The server of a federation of several machines, and runs on it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Each line of the audit log has the hash of the line before it. So a line that wa
 except at the end of the file: note the hash of the last line elsewhere (`copfl federate status` prints it).
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

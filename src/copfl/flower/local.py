@@ -1,7 +1,5 @@
 """A whole federation on one machine, with real processes: a SuperLink, a SuperNode per client, a run."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

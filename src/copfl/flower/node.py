@@ -5,8 +5,6 @@ the client starts from the record after that one. So a round that is repeated af
 an upload that arrived too late has no effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

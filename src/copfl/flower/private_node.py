@@ -4,8 +4,6 @@ A node answers one message per round. Asked again for the same, it adds the same
 another model, it refuses: two noised uploads of a round reveal more than the epsilon states.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Processes that end with their parent, however it ends; and those of one federation, wherever they are."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Which node is which client: as its configuration states, or as the server assigned. Without torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

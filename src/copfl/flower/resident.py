@@ -1,7 +1,5 @@
 """What a node keeps in memory between messages, and its answers: `node` with torch imported."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

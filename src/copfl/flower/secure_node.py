@@ -6,8 +6,6 @@ this client has revealed its shares is not summed again: two sums over different
 uploads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ again with fresh keys. If too few reveal theirs, the round ends without a result
 summed again: two sums of the same uploads over different clients differ by single uploads.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -11,8 +11,6 @@ generator of masks is not used: it reduces the 32 bytes of a key to 32 bits, all
 The masks here are a stream of AES-256. Nor is its quantisation, which clips in silence and rounds at random.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """What secure aggregation adds up: the summand of a client, which it computes itself, and its metrics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

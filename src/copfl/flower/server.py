@@ -5,8 +5,6 @@ its minimum it waits for nodes to return. The server keeps sums, a checkpoint, a
 a mask is sent again only when it changes.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

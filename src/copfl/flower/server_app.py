@@ -1,7 +1,5 @@
 """The ServerApp: the server's rounds over Flower."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 

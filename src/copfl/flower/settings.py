@@ -1,7 +1,5 @@
 """The settings of a federation, from Flower's flat run config: the same on the server and on every node."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files of a federation: the server's folder of a run, and a client's records on its node."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The state of a federation, from the folder of its server or of a node. Without torch."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

@@ -6,8 +6,6 @@ unless it is allowed to. Started again after a kill, it is the same node at once
 it had. Without torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """How the server reaches the nodes: the interface, Flower's implementation, and the fields of a message."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection

@@ -7,8 +7,6 @@ kill leaves is what a kill of the process per message left: the client's records
 rename.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

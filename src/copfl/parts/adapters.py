@@ -1,7 +1,5 @@
 """The matrices of LoRA in w: W x + scaling · B A x for each adapted layer, named as by peft."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Vectors are cut and put together, not masked: a personal entry is not in the sha
 shape depends on a tensor's value.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any, ClassVar, NamedTuple

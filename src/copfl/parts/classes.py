@@ -1,7 +1,5 @@
 """The features of a client's samples by class, and an objective that aligns them to class centroids."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

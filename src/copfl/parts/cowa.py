@@ -4,8 +4,6 @@ Each client computes two scores from the global model: how far its update deviat
 and the loss of the model without it on its data (Eq. 10). Their sum is its weight in the mean (Eq. 11).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

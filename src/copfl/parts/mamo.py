@@ -6,8 +6,6 @@ vectors that is only updated where `active` represents both. `forget` treats an 
 test proves the two equal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ options         the keywords of `descend` to train v on the mixture's loss on th
 slope           the derivative of the mixture's loss on this batch by alpha
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

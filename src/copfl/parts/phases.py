@@ -1,7 +1,5 @@
 """Local training in two phases: of the head and the body, or of the personal and the shared entries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """PWPM, the parameter-wise personalisation mechanism: the entries that change most become personal."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Small quadratic programmes with one variable per client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Knowledge transfer on public samples: clients exchange predictions instead of weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

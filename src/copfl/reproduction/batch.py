@@ -4,8 +4,6 @@ On a GPU the seeds of one cell, and its learning rates, train as one batch. Seve
 experiment; each leaves the runs of the others alone. A run that has a record is not run again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An experiment of the paper as data, and the jobs that it needs. Nothing here trains or reads data sets."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence

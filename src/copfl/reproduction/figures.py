@@ -1,7 +1,5 @@
 """Curves and heat maps of an experiment, with the spread over seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from copfl import charts

@@ -1,7 +1,5 @@
 """Cells of an experiment out of its records, paired differences, and a verdict for every claim."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Markdown of an experiment: our numbers next to the paper's, and a verdict for every claim."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

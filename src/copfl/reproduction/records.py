@@ -4,8 +4,6 @@ A record contains all settings of its run, its metrics, and where it ran. Its id
 machine or the experiment: experiments share runs, and a table may be completed on several machines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Checks of records that others submit: their settings, their numbers, and one of the runs again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

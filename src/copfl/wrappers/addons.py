@@ -6,8 +6,6 @@ lr_schedule      The learning rate falls over the rounds.
 bn_stats         A client predicts with batch-norm statistics computed on all its samples.
 """
 
-from __future__ import annotations
-
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import one_of
 from copfl.wrappers.bn_stats import LocalBnStats

@@ -11,8 +11,6 @@ mask is personal. Its reported loss and accuracy are honest, so that the record 
 attack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """The base of an algorithm around another one: attacks, training add-ons, robust aggregation, privacy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """Predictions with batch-norm statistics computed on all samples of a client."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """Predictions with an exponential moving average of the weights that a client's rounds ended in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

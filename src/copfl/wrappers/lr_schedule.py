@@ -1,7 +1,5 @@
 """A learning rate that falls over the rounds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

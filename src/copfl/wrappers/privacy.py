@@ -15,8 +15,6 @@ that a simulation records, nor earlier runs on the same data. The noise comes fr
 be kept as secret as the data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial

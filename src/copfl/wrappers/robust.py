@@ -11,8 +11,6 @@ not suffice, and single uploads cannot be hidden from the server. They ignore th
 client that shares an entry weighs the same there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce

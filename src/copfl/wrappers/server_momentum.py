@@ -1,7 +1,5 @@
 """Momentum at the server: FedAvgM (Hsu et al. 2019)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -2,15 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from copfl.errors import CopflError
 from copfl.flower import worker
-from copfl.flower.registry import greeting
-from copfl.flower.transport import Content, as_record, content_of, refusal
+from copfl.flower.transport import HELLO, JOIN, TRAIN, as_record
 from copfl.flower.worker import Request
 
 app = ClientApp()
@@ -19,29 +16,22 @@ app = ClientApp()
 @app.query()
 def hello(message: Message, context: Context) -> Message:
     """The number of this node's client."""
-    return _reply(message, lambda content: greeting(context.node_config, content))
+    return _reply(HELLO, message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """The upload of one round."""
-    return _reply(message, lambda content: _call("local_update", context, content))
+    return _reply(TRAIN, message, context)
 
 
 @app.evaluate()
 def join(message: Message, context: Context) -> Message:
     """A new client's primary metric before and after its local updates."""
-    return _reply(message, lambda content: _call("personalise", context, content))
+    return _reply(JOIN, message, context)
 
 
-def _call(function: str, context: Context, content: Content) -> Content:
-    request = Request(function, context.run_config, context.node_config, content, tuple(sys.path))
-    return worker.answer(request, node=os.getppid())  # the executor, which ends with its SuperNode
-
-
-def _reply(message: Message, answer: Callable[[Content], Content]) -> Message:
-    try:
-        content = answer(content_of(message))
-    except CopflError as error:
-        content = refusal(error)
-    return Message(as_record(content), reply_to=message)
+def _reply(kind: str, message: Message, context: Context) -> Message:
+    request = Request("", context.run_config, context.node_config, path=tuple(sys.path))
+    # The worker ends with the executor, which ends with its SuperNode.
+    return Message(as_record(worker.respond(kind, message, request, os.getppid())), reply_to=message)

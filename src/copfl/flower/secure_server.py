@@ -15,13 +15,13 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.errors import CopflError, WireError
+from copfl.errors import WireError
 from copfl.flower import secure_total
 from copfl.flower.registry import Event
 from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
 from copfl.flower.server import Round, Server
 from copfl.flower.state import write_json
-from copfl.flower.transport import TRAIN, Field, printable
+from copfl.flower.transport import Field, printable
 from copfl.wire import Packet
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class SecureServer(Server):
         self.like = secure_total.example(
             self.algorithm, self.task, self.settings.shape, self.rules, self.config.augment
         )
-        self.size = secure_total.size_of(self.like)
+        self.size = sum(t.numel() for t in tree.leaves(self.like))
 
     def _run_round(self, selected: list[int]) -> Round:
         if self._was_revealing():
@@ -147,28 +147,22 @@ class SecureServer(Server):
         """The answers of a phase by client; the clients without one are left out."""
         answers: dict[int, T] = {}
         for client, packet in packets.items():
-            if (node := self.registry.nodes.get(client)) is None:
+            if client in self.registry.nodes:
+                self._send(now, client, packet)
+            else:
                 now.failures[client] = f"disconnected before phase {phase!r}"
-                continue
-            now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
-            now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
+
+        def receive(client: int, packet: Packet) -> None:
+            answers[client] = read(client, packet)
+            now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
+
         started = time.monotonic()
         while now.pending:
-            for reply in self.transport.replies(list(now.pending)):
-                client, _ = now.pending.pop(reply.message_id)
-                try:
-                    packet = Packet(*reply.checked())
-                    answers[client] = read(client, packet)
-                    now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
-                except CopflError as error:
-                    self._reject(now, client, error)
-            if time.monotonic() >= started + self.config.deadline:
-                for client, _ in now.pending.values():
-                    now.failures[client] = f"no reply within {self.config.deadline:g} s in phase {phase!r}"
-                now.pending.clear()
+            self._receive(now, receive)
+            self._expired(now, started, f" in phase {phase!r}")
             if now.pending:
                 self.registry.refresh(self.transport)
-                time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
+                self._sleep(started)
         return answers
 
     def _reader(self, phase: str, read: Callable[[dict[str, Any]], T]) -> Callable[[int, Packet], T]:

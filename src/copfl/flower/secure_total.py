@@ -42,17 +42,16 @@ def sums_of(total: Any, metrics: Mapping[str, Tensor], rules: Rules, *, reported
 
 def words_of(sums: Sums, rules: Rules) -> Words:
     """All numbers of a contribution, quantised; WireError names the field that cannot be sent."""
-    return np.concatenate([_words(path, t, rules) for path, t in tree.named(sums)])
-
-
-def _words(path: str, t: Tensor, rules: Rules) -> Words:
-    try:
-        return quantised(_flat(t), rules)
-    except WireError as error:  # the value itself stays here
-        raise WireError(
-            f"{path} cannot be added securely: {error}; nothing was sent. Raise secure-range, lower the "
-            "learning rate, or weigh the clients equally (options.weights=equal)"
-        ) from error
+    words = []
+    for path, t in tree.named(sums):
+        try:
+            words.append(quantised(t.detach().cpu().double().reshape(-1).numpy(), rules))
+        except WireError as error:  # the value itself stays here
+            raise WireError(
+                f"{path} cannot be added securely: {error}; nothing was sent. Raise secure-range, lower the "
+                "learning rate, or weigh the clients equally (options.weights=equal)"
+            ) from error
+    return np.concatenate(words)
 
 
 def sums_from(values: Floats, like: Sums) -> Sums:
@@ -66,11 +65,6 @@ def sums_from(values: Floats, like: Sums) -> Sums:
             start += t.numel()
 
     return tree.rebuild(like, list(parts()))
-
-
-def size_of(sums: Sums) -> int:
-    """The number of entries of a contribution."""
-    return sum(t.numel() for t in tree.leaves(sums))
 
 
 def means(sums: Sums) -> dict[str, float | None]:
@@ -116,7 +110,3 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
 
 def _equal(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
-
-
-def _flat(t: Tensor) -> Floats:
-    return t.detach().cpu().double().reshape(-1).numpy()

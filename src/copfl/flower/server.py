@@ -8,8 +8,9 @@ a mask is sent again only when it changes.
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -127,22 +128,17 @@ class Server:
     def _run_round(self, selected: list[int]) -> Round:
         """One round of these clients, when it has the uploads that it needs."""
         now, is_reported = Round(self.round), False
-        started = time.monotonic()
-        deadline = started + self.config.deadline
+        started = sent = time.monotonic()
         while True:
             self.registry.refresh(self.transport)
             for client in selected:
                 if self._is_due(now, client):
-                    self._send(now, client)
-            for reply in self.transport.replies(list(now.pending)):
-                self._receive(now, reply)
-            is_late, is_greeting = time.monotonic() >= deadline, bool(self.registry.pending)
+                    self._send(now, client, self.down(client))
+            self._receive(now, partial(self._add, now))
+            is_late, is_greeting = self._expired(now, sent), bool(self.registry.pending)
             has_enough = len(now.reports) >= self.config.minimum
             if is_late:
-                for client, _ in now.pending.values():
-                    now.failures[client] = f"no reply within {self.config.deadline:g} s"
-                now.pending.clear()  # these messages have expired
-                deadline, is_reported = time.monotonic() + self.config.deadline, False
+                sent, is_reported = time.monotonic(), False
             if has_enough and not now.pending and (is_late or not is_greeting):
                 break
             if not (has_enough or is_reported or now.pending or is_greeting):
@@ -153,8 +149,7 @@ class Server:
                     f"round {now.number + 1} waits: {count}{absent}", Event.WAITING, round=now.number + 1
                 )
                 is_reported = True
-            # A reply is late by a tenth of the round at most; a long round needs few polls.
-            time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
+            self._sleep(started)
         for client in selected:
             if client not in now.reports:
                 now.failures.setdefault(client, "not connected")
@@ -168,8 +163,8 @@ class Server:
         is_short = len(now.reports) + len(now.pending) < self.config.minimum
         return client not in now.failures or (is_short and time.monotonic() >= now.retry_at.get(client, 0))
 
-    def _send(self, now: Round, client: int) -> None:
-        node, packet = self.registry.nodes[client], self.down(client)
+    def _send(self, now: Round, client: int, packet: Packet) -> None:
+        node = self.registry.nodes[client]
         now.pending = {i: request for i, request in now.pending.items() if request[0] != client}
         now.pending[self.transport.send(node, TRAIN, packet, self.config.deadline)] = client, node
         now.bytes_down[client] = now.bytes_down.get(client, 0) + packet.nbytes
@@ -186,21 +181,30 @@ class Server:
         }
         return wire.encode(record, self._head("down", self.round, client), self.config.wire, about=about)
 
-    def _receive(self, now: Round, reply: Reply) -> None:
-        client, _ = now.pending.pop(reply.message_id)
-        try:
-            self._add(now, client, Packet(*reply.checked()))
-            now.failures.pop(client, None)
-            size = now.bytes_up[client]
-            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=size)
-        except CopflError as error:
-            self._reject(now, client, error)
-            now.retry_at[client] = time.monotonic() + self.retry
+    def _receive(self, now: Round, read: Callable[[int, Packet], object]) -> None:
+        """Reads the replies that have arrived; a client whose reply is invalid is left out."""
+        for reply in self.transport.replies(list(now.pending)):
+            client, _ = now.pending.pop(reply.message_id)
+            try:
+                read(client, Packet(*reply.checked()))
+            except CopflError as error:
+                reason = now.failures[client] = printable(error)
+                text = f"round {now.number + 1}: client {client} is left out: {reason}"
+                self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
+                now.retry_at[client] = time.monotonic() + self.retry
 
-    def _reject(self, now: Round, client: int, error: CopflError) -> None:
-        reason = now.failures[client] = printable(error)
-        text = f"round {now.number + 1}: client {client} is left out: {reason}"
-        self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
+    def _expired(self, now: Round, sent: float, where: str = "") -> bool:
+        """Whether the messages have reached their deadline; the clients without a reply are left out."""
+        if time.monotonic() < sent + self.config.deadline:
+            return False
+        for client, _ in now.pending.values():
+            now.failures[client] = f"no reply within {self.config.deadline:g} s{where}"
+        now.pending.clear()
+        return True
+
+    def _sleep(self, started: float) -> None:
+        """A reply is late by a tenth of the round at most; a long round needs few polls."""
+        time.sleep(min(self.pause, max(0.05, 0.1 * (time.monotonic() - started))))
 
     def _add(self, now: Round, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid."""
@@ -219,6 +223,8 @@ class Server:
         now.dtypes = [t.dtype for t in tree.leaves(summand)]
         now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)
         now.reports[client], now.bytes_up[client] = opened.about, packet.nbytes
+        now.failures.pop(client, None)
+        self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=packet.nbytes)
 
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""

@@ -21,24 +21,12 @@ from copfl.errors import CopflError, UsageError
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
 from copfl.flower.events import configure_logging
-from copfl.flower.registry import greeting, state_dir
+from copfl.flower.registry import state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
-from copfl.flower.transport import (
-    HELLO,
-    JOIN,
-    TRAIN,
-    Content,
-    Field,
-    as_record,
-    content_of,
-    parsed,
-    printable,
-    refusal,
-)
+from copfl.flower.transport import Content, Field, as_record, parsed, printable
 from copfl.flower.worker import Request
 
 KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
-FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
 logger = logging.getLogger("flwr")
 PATIENCE = 30.0  # seconds that the server may take between the parts of a message
@@ -254,19 +242,9 @@ class Node:
         return App(get_fused_config_from_fab(fab.content, about), path)
 
     def _answer(self, message: Any) -> Content:
-        request = message.metadata.message_type.partition(".")[0]
-        try:
-            content = content_of(message)
-            if request == HELLO:
-                return greeting(self.node_config, content)
-            if request not in FUNCTIONS:
-                raise UsageError(f"a node of copfl does not answer {request[:40]!r}")
-            return worker.answer(
-                Request(FUNCTIONS[request], self.app.run_config, self.node_config, content, self.app.path),
-                node=os.getpid(),
-            )
-        except CopflError as error:
-            return refusal(error)
+        kind = message.metadata.message_type.partition(".")[0]
+        request = Request("", self.app.run_config, self.node_config, path=self.app.path)
+        return worker.respond(kind, message, request, node=os.getpid())
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""

@@ -24,11 +24,12 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from copfl.errors import RunError
-from copfl.flower.registry import state_dir
-from copfl.flower.transport import Content
+from copfl.errors import CopflError, RunError, UsageError
+from copfl.flower.registry import greeting, state_dir
+from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
 FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
+FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 IDLE = 3600.0  # seconds without a request after which the worker ends
 MEMORY = 4.0  # GiB: a worker that has more after an answer ends
 ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
@@ -41,7 +42,7 @@ class Request(NamedTuple):
     function: str  # of `resident.FUNCTIONS`
     run_config: Mapping[str, Any]
     node_config: Mapping[str, Any]
-    content: Content
+    content: Content = ("", b"")
     path: tuple[str, ...] = ()  # of Python: where the modules of the app are
 
 
@@ -55,6 +56,19 @@ def answer(request: Request, node: int) -> Content:
     from copfl.flower.resident import Resident
 
     return Resident().answer(request)
+
+
+def respond(kind: str, message: Any, request: Request, node: int) -> Content:
+    """The answer to a message of Flower of this kind; an error is a refusal."""
+    try:
+        content = content_of(message)
+        if kind == HELLO:
+            return greeting(request.node_config, content)
+        if kind not in FUNCTIONS:
+            raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
+        return answer(request._replace(function=FUNCTIONS[kind], content=content), node)
+    except CopflError as error:
+        return refusal(error)
 
 
 def call(request: Request, node: int) -> Content:

@@ -51,16 +51,14 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class COPFL:
-    """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA).
-
-    merge  "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1,
-           line 6): an entry that is personal for any client is never averaged again
-    """
+    """Masked local training (MAMO) in two phases, growing masks (PWPM), contribution weights (COWA)."""
 
     optimizer: Optimizer = field(default_factory=Mamo)
     growth: Pwpm = field(default_factory=Pwpm)
     contribution: Cowa = field(default_factory=Cowa)
     phases: Phases = field(default_factory=Phases)
+    # "sharers": each entry is the mean over the clients that share it. "union" (Paper: Algorithm 1, line 6):
+    # an entry that is personal for any client is never averaged again.
     merge: str = "sharers"
 
     def __post_init__(self) -> None:

@@ -6,8 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Masked, Plan, State, Task, begin, descend, fresh, kept
-from copfl.core.algorithm import ClientOutput, Metrics
+from copfl.core import ClientOutput, Data, Masked, Metrics, Plan, State, Task, begin, descend, fresh, kept
 from copfl.parts.averaging import Averaging, Down, Server, weighted_mean
 from copfl.parts.phases import Phases
 from copfl.parts.pwpm import Pwpm, personal_fraction

@@ -6,9 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Plan, State, Task, fresh, tree
-from copfl.core.algorithm import ClientOutput, Metrics
-from copfl.errors import above
+from copfl.core import ClientOutput, Data, Metrics, Plan, State, Task, above, fresh, tree
 from copfl.parts.averaging import Averaging
 from copfl.parts.quadratic import onto_simplex
 from copfl.parts.transfer import coefficients_after, distillation, lesson, public_of, softened

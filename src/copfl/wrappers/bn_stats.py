@@ -6,8 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Experts, Personal, Plan, Task
-from copfl.core.algorithm import ClientOutput
+from copfl.core import ClientOutput, Data, Experts, Personal, Plan, Task
 from copfl.core.task import with_statistics
 from copfl.wrappers.base import Wrapper
 

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Personal, Plan, Task, tree
-from copfl.core.algorithm import ClientOutput
+from copfl.core import ClientOutput, Data, Personal, Plan, Task, tree
 from copfl.errors import below_one
 from copfl.wrappers.base import Wrapper
 

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Data, Plan, Scaled, Task
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput
-from copfl.errors import UsageError, at_least
+from copfl.core import AnyAlgorithm, ClientOutput, Data, Plan, Scaled, Task, UsageError, at_least
 from copfl.wrappers.base import RoundWrapper, Wrapper
 
 

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import Task
-from copfl.core.algorithm import Metrics
-from copfl.errors import UsageError, below_one
+from copfl.core import Metrics, Task, UsageError
+from copfl.errors import below_one
 from copfl.wrappers.base import Wrapper
 
 

@@ -217,8 +217,8 @@ def test_code_of_the_app_is_installed_only_if_it_is_allowed(
         installed.append(content)
         return "there"
 
-    monkeypatch.setattr("flwr.cli.install.install_from_fab", install)
-    monkeypatch.setattr("flwr.common.config.get_fused_config_from_fab", lambda *_: {"rounds": 3})
+    monkeypatch.setattr("copfl.flower.supernode.install_from_fab", install)
+    monkeypatch.setattr("copfl.flower.supernode.get_fused_config_from_fab", lambda *_: {"rounds": 3})
     connection = Network().connection()._replace(get_run=lambda _: Any_(), get_fab=lambda *_: Any_())
     for allowed, path in ((False, ()), (True, ("there",))):
         assert Node(connection, {}, tmp_path, allowed)._app(1) == App({"rounds": 3}, path)

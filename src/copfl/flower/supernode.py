@@ -17,9 +17,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.cli.install import install_from_fab
+from flwr.common.config import get_fused_config_from_fab
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, RegisterNodeFleetRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
 from copfl.errors import CopflError, UsageError
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
+from copfl.flower.certificates import new_key, private_bytes
 from copfl.flower.events import configure_logging
 from copfl.flower.registry import state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
@@ -61,8 +85,6 @@ class App(NamedTuple):
 
 def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: bool = False) -> NoReturn:
     """Answers the server's messages until the process is ended."""
-    from flwr.supernode.fleet_http_connection import http_request_response
-
     configure_logging()
     folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
@@ -79,13 +101,6 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
 
 def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
     """Prepares the server for this node: Flower lists a node that was killed as connected for a minute."""
-    import httpx
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, RegisterNodeFleetRequest
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
     interceptors: list[Any] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(*keys),
@@ -142,10 +157,6 @@ class Node:
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
-        import httpx
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
-        from flwr.supercore.run import RunNotRunningException
-
         self._finish_earlier()
         last = time.monotonic()  # when there was a message
         while True:
@@ -165,10 +176,6 @@ class Node:
 
     def _receive(self) -> bool:
         """Answers the next message; False if there is none."""
-        from flwr.app import Message
-        from flwr.common.serde import message_to_proto
-        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
-
         received = self.connection.receive()
         if received is None:
             return False
@@ -189,8 +196,6 @@ class Node:
 
     def _finish_earlier(self) -> None:
         """Sends what a process that was killed did not. Flower would deliver its message to nobody else."""
-        from flwr.supercore.run import RunNotRunningException
-
         try:
             if self.reply.exists():
                 self._push(_message(self.reply.read_bytes()), is_repeated=True)
@@ -233,9 +238,6 @@ class Node:
 
     def _app(self, run: int) -> App:
         """The app of a run, as Flower sends it."""
-        from flwr.cli.install import install_from_fab
-        from flwr.common.config import get_fused_config_from_fab
-
         about = self.connection.get_run(run)
         fab = self.connection.get_fab(about.fab_hash, run)
         path = (str(install_from_fab(fab.content, skip_prompt=True)),) if self.allow_app_code else ()
@@ -248,9 +250,6 @@ class Node:
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""
-        from flwr.app import Message
-        from flwr.common.serde import message_to_proto
-
         reply = Message(as_record(content), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         write_bytes(self.reply, message_to_proto(reply).SerializeToString(), durable=False, private=True)
@@ -258,9 +257,6 @@ class Node:
 
     def _push(self, reply: Any, seconds: float = 0.0, *, is_repeated: bool = False) -> None:
         """Announces the reply, and uploads its parts: the server waits minutes for a part that is missing."""
-        from flwr.supercore.inflatable import inflatable_object as objects
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
-
         with objects.no_object_id_recompute():
             missing, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
             parts = objects.get_all_nested_objects(reply)
@@ -278,9 +274,6 @@ class Node:
 
 def _message(content: bytes) -> Any:
     """The message of Flower that was stored."""
-    from flwr.common.serde import message_from_proto
-    from flwr.proto.message_pb2 import Message as MessageProto
-
     return message_from_proto(MessageProto.FromString(content))
 
 
@@ -293,8 +286,6 @@ def _read(path: Path) -> bytes:
 
 def _own_key(path: Path) -> Path:
     """The file of the node's own key, created with its first start."""
-    from copfl.flower.certificates import new_key, private_bytes
-
     if not path.exists():
         write_bytes(path, private_bytes(new_key(), "OpenSSH"), private=True)
     return path
@@ -302,9 +293,6 @@ def _own_key(path: Path) -> Path:
 
 def _keys(path: Path) -> Any:
     """The node's private and public key."""
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
     try:
         private = load_ssh_private_key(_read(path), None)
     except ValueError as error:

@@ -34,7 +34,8 @@ def as_text(table: Table, width: int = 100) -> str:
         heads = [textwrap.wrap(name, size) for name, size in zip(table.head, longest, strict=True)]
     height = max(map(len, heads))
     heads = [[""] * (height - len(words)) + words for words in heads]
-    sides = ["<" if not place or not _numeric(cells) else ">" for place, cells in enumerate(columns)]
+    numeric = [all(cell[:1] in "+-–[0123456789" for cell in cells) for cells in columns]
+    sides = [">" if place and numeric[place] else "<" for place in range(len(columns))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (f"{c:{side}{size}}" for c, side, size in zip(cells, sides, longest, strict=True))
@@ -46,10 +47,6 @@ def as_text(table: Table, width: int = 100) -> str:
     notes = [words for note in table.notes for words in textwrap.wrap(note, width)]
     title = [*textwrap.wrap(table.title, width), ""] if table.title else []
     return "\n".join([*title, *above, rule, *(text or rule for text in body), *notes])
-
-
-def _numeric(cells: Sequence[str]) -> bool:
-    return all(cell[:1] in "+-–[0123456789" for cell in cells)
 
 
 def as_markdown(table: Table) -> str:

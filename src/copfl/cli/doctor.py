@@ -31,8 +31,10 @@ ROUNDS, CHANCE = 10, 0.1  # of the self-test; the digits have ten classes
 
 def doctor(given: options.Given) -> None:
     """Show versions, extras, GPUs and folders, and train for a few seconds. Exit code 1 if that fails."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    system = f"{platform.platform()}, {cores} CPU cores"
     sections = {
-        "Versions": [version_line(), f"Python {platform.python_version()} ({sys.executable})", _system()],
+        "Versions": [version_line(), f"Python {platform.python_version()} ({sys.executable})", system],
         "GPUs": _gpus(),
         "Extras": [_extra(name, packages) for name, packages in EXTRAS.items()],
         "Folders": _folders(),
@@ -53,11 +55,6 @@ def version_line() -> str:
     from copfl import __version__
 
     return f"copfl {__version__}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-
-
-def _system() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.platform()}, {cores} CPU cores"
 
 
 def _gpus() -> list[str]:

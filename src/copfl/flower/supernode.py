@@ -117,33 +117,31 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
             request = ActivateNodeRequest(public_key=public, heartbeat_interval=PATIENCE)
             leave(client.ActivateNode(request).node_id)
 
-        requests: list[Callable[[], object]] = []
-        if address.key is None:
-            requests.append(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
-        with contextlib.suppress(OSError, ValueError):
-            earlier = int(node_id.read_text())
-            requests.append(lambda: leave(earlier))
-        if address.key is not None:
-            requests.append(activate)  # Flower's connection ends the process if the key is not registered yet
-        while requests:
-            try:
-                requests[0]()
-            except httpx.TransportError as error:
-                if "certificate" in str(error).lower():
-                    return  # the connection will report it
-                logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
-                time.sleep(2)
-                continue
-            except httpx.HTTPStatusError as error:
-                # It is registered, not connected, or unknown to this server.
-                if requests[0] is activate:
-                    answer = printable(error.response.text)
-                    logger.warning(
-                        "copfl: waiting until %s.pub is registered at the server: %s", address.key, answer
-                    )
+        def request(send: Callable[[], object], is_awaited: bool = False) -> None:
+            """Sends until the server answers; an answer that is awaited must not be an error."""
+            while True:
+                try:
+                    send()
+                    return
+                except httpx.TransportError as error:
+                    if "certificate" in str(error).lower():
+                        return  # the connection will report it
+                    logger.warning("copfl: %s is not there yet: %s", address.superlink, error)
+                    time.sleep(2)
+                except httpx.HTTPStatusError as error:
+                    if not is_awaited:  # it is registered, not connected, or unknown to this server
+                        return
+                    text = "copfl: waiting until %s.pub is registered at the server: %s"
+                    logger.warning(text, address.key, printable(error.response.text))
                     time.sleep(5)
-                    continue
-            requests.pop(0)
+
+        if address.key is None:
+            request(lambda: client.RegisterNode(RegisterNodeFleetRequest(public_key=public)))
+        earlier = node_id.read_text() if node_id.exists() else ""
+        if earlier.isdecimal():
+            request(lambda: leave(int(earlier)))
+        if address.key is not None:
+            request(activate, is_awaited=True)  # Flower's connection ends the process without the key
 
 
 class Node:

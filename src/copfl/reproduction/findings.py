@@ -220,7 +220,8 @@ def overall(words: Sequence[str]) -> str:
 def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
     """In each of the claim's columns, each cell of `row` with those of `other`, or else of all baselines."""
     experiment, options = case.findings.experiment, case.options
-    rows, others = (_list(options.get(key, [])) for key in ("row", "other"))
+    given = (options.get(key, []) for key in ("row", "other"))
+    rows, others = ([value] if isinstance(value, str) else value for value in given)
     for name in (*rows, *others):
         one_of([row.label for row in experiment.rows], row=name)
     for column in experiment.columns:
@@ -231,10 +232,6 @@ def _compared(case: Case) -> Iterator[tuple[Column, Cell, list[Cell]]]:
         for own in rows:
             wanted = others or baselines
             yield column, cells[own], [c for label, c in cells.items() if label in wanted and label != own]
-
-
-def _list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value
 
 
 def _above(case: Case, measure: Callable[[Cell, Cell], Gain] = gain) -> Iterator[Verdict]:

@@ -27,7 +27,7 @@ from copfl.core import tree
 from copfl.core.layout import Layout
 from copfl.core.payload import SMALL
 from copfl.core.tree import Masked
-from copfl.errors import WireError, unknown
+from copfl.errors import WireError, raised_as, unknown
 
 T = TypeVar("T")
 
@@ -157,12 +157,9 @@ def decode(
 
 def opened_head(packet: Packet) -> dict[str, Any]:
     """The head of an intact packet; WireError if it has another format, or is damaged."""
-    try:
+    damaged = "its head cannot be read ({}); it is damaged, or not a copfl message"
+    with raised_as(WireError, damaged, ValueError, RecursionError):
         head = json.loads(packet.head)
-    except (ValueError, RecursionError) as error:
-        raise WireError(
-            f"its head cannot be read ({error}); it is damaged, or not a copfl message"
-        ) from error
     if not isinstance(head, dict) or "format" not in head:
         raise WireError("its head has no format; it is not a copfl message")
     if head["format"] != FORMAT:
@@ -187,10 +184,8 @@ def from_bytes(content: bytes) -> Packet:
     head, newline, body = content.removeprefix(MAGIC).partition(b"\n")
     if not content.startswith(MAGIC) or not newline:
         raise WireError("it is truncated, or not a copfl file")
-    try:
+    with raised_as(WireError, "it is damaged: its head is not text", UnicodeDecodeError):
         return Packet(head.decode(), body)
-    except UnicodeDecodeError as error:
-        raise WireError("it is damaged: its head is not text") from error
 
 
 def pieces(record: object) -> Iterator[tuple[str, Tensor | Masked]]:
@@ -257,10 +252,8 @@ def _inflated(path: str, deflated: Tensor, like: Tensor) -> Tensor:
     if deflated.dtype != torch.uint8 or deflated.dim() != 1:
         raise WireError(f"its {path} is {deflated.dtype} {list(deflated.shape)}; expected bytes")
     inflater = zlib.decompressobj()
-    try:
+    with raised_as(WireError, f"its {path} cannot be unpacked ({{}})", zlib.error):
         content = inflater.decompress(deflated.numpy().tobytes(), size + 1)  # 0 would mean: without a limit
-    except zlib.error as error:
-        raise WireError(f"its {path} cannot be unpacked ({error})") from error
     if len(content) != size or not inflater.eof or inflater.unused_data:
         raise WireError(f"its {path} does not unpack to the expected {size:,} bytes, one bit for each entry")
     return unpacked(np.frombuffer(content, np.uint8), like)
@@ -311,10 +304,10 @@ def _tensors(body: bytes, pieces: int) -> dict[str, Tensor]:
     listed, most = int.from_bytes(body[:8], "little"), 1024 * (pieces + 4)  # a piece is two tensors at most
     if listed > most:
         raise WireError(f"its list of tensors has {listed:,} bytes; {most:,} are enough for those expected")
-    try:
+    with raised_as(
+        WireError, "its body cannot be read ({})", SafetensorError, ValueError, KeyError, TypeError
+    ):
         return dict(load(body))
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise WireError(f"its body cannot be read ({error})") from error
 
 
 def _checksum(fields: Mapping[str, Any], body: bytes) -> str:
@@ -324,10 +317,8 @@ def _checksum(fields: Mapping[str, Any], body: bytes) -> str:
 
 
 def _canonical(fields: Mapping[str, Any]) -> str:
-    try:
+    with raised_as(WireError, "the facts about a record must be finite numbers and text ({})", ValueError):
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except ValueError as error:
-        raise WireError(f"the facts about a record must be finite numbers and text ({error})") from error
 
 
 def plain(value: float) -> float | None:

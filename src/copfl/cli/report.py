@@ -42,15 +42,13 @@ def watch(given: options.Given) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
     import webbrowser
 
-    from copfl.errors import UsageError
+    from copfl.errors import UsageError, raised_as
     from copfl.report import watch as watching
 
     watching.html(given.runs)  # an unreadable folder is reported here, not in the browser
-    try:
+    taken = f"cannot listen on port {given.port} ({{}}); name another with --port, 0 for any"
+    with raised_as(UsageError, taken, OSError, OverflowError):
         server = watching.server(given.runs, given.port)
-    except (OSError, OverflowError) as error:
-        advice = "name another with --port, 0 for any"
-        raise UsageError(f"cannot listen on port {given.port} ({error}); {advice}") from error
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C stops the server)", flush=True)
     if given.browse:

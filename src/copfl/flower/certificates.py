@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
 
 AUTHORITY = "copfl federation"
 DAYS = 397  # the longest validity that certificate checkers accept
@@ -102,8 +102,8 @@ def private_bytes(key: Any, form: str) -> bytes:
 def _write_key(path: Path, key: Any, form: str) -> None:
     """Writes a private key that only its owner can read; an existing file is an error."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(private_bytes(key, form))
-    except FileExistsError as error:
-        raise RunError(f"{path} exists, and keys are never overwritten; move it away first") from error
+    exists = f"{path} exists, and keys are never overwritten; move it away first"
+    with raised_as(RunError, exists, FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(handle, "wb") as file:
+        file.write(private_bytes(key, form))

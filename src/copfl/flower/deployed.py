@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.config import as_toml
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
@@ -65,11 +65,8 @@ def serve(folder: Path) -> NoReturn:
     """Runs the SuperLink of the app in the folder until the process ends, and registers the nodes' keys."""
     app, folder = read_app(folder), folder.resolve()
     host, port, secure = str(app["host"]), int(app["port"]), bool(app["secure"])
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-    except OSError as error:
-        raise UsageError(f"port {port} cannot be used: {error.strerror}; is a server running?") from error
+    with raised_as(UsageError, f"port {port} cannot be used: {{}}; is a server running?", OSError):
+        socket.create_server(("127.0.0.1", port)).close()
     write_connection(folder, host, port, secure)  # the folder may have been moved, or restored
     os.environ.update(flower_environment(folder / HOME))
     os.chdir(folder)

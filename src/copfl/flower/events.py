@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.errors import RunError, UsageError, one_of
+from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.flower.registry import Event, Log
 from copfl.flower.transport import MAX_TEXT, printable
 
@@ -158,10 +158,9 @@ class Metrics:
     """The metrics of a run in Prometheus' text format, at http://HOST:PORT/metrics while it continues."""
 
     def __init__(self, run: str, address: str) -> None:
-        try:
+        missing = 'metrics need prometheus_client: pip install "copfl[flower]"'
+        with raised_as(UsageError, missing, ImportError):
             import prometheus_client as prometheus
-        except ImportError as error:
-            raise UsageError('metrics need prometheus_client: pip install "copfl[flower]"') from error
         registry = prometheus.CollectorRegistry()
 
         def made(kind: Any, name: str, text: str, *labels: str) -> Any:
@@ -177,12 +176,8 @@ class Metrics:
         self.bytes = made(prometheus.Counter, "bytes", "Bytes of messages.", "direction")
         self.metric = made(prometheus.Gauge, "metric", "The primary metric, mean over clients.", "metric")
         host, port = endpoint(address)
-        try:
+        with raised_as(UsageError, f"metrics={address} cannot be used: {{}}; name another port", OSError):
             self.server, self.thread = prometheus.start_http_server(port, host, registry)
-        except OSError as error:
-            raise UsageError(
-                f"metrics={address} cannot be used: {error.strerror}; name another port"
-            ) from error
 
     def add(self, event: str, **fields: Any) -> None:
         if event == Event.STARTED:

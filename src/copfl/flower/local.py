@@ -19,7 +19,7 @@ import numpy as np
 from copfl.data.datasets import load
 from copfl.data.samples import CLASSIFICATION
 from copfl.data.schemes import SCHEMES
-from copfl.errors import RunError, UsageError, one_of
+from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.files import Busy, locked
 from copfl.flower.certificates import make_certificates, make_node_key
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
@@ -63,10 +63,9 @@ class LocalFederation:
         """Locks the folder, and ends the processes that a killed federation left in it."""
         home = self.folder / LOCAL_HOME
         home.mkdir(parents=True, exist_ok=True)
-        try:
+        busy = f"a federation is running in {self.folder}; wait for it, or end it first"
+        with raised_as(Busy, busy, Busy):
             self._stack.enter_context(locked(home / "lock"))
-        except Busy as error:
-            raise Busy(f"a federation is running in {self.folder}; wait for it, or end it first") from error
         with contextlib.suppress(OSError):
             end(partial(tagged, (home / LAST_TAG).read_text()))
         (home / LAST_TAG).write_text(self.tag)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from copfl import wire
 from copfl.core import tree
-from copfl.errors import RunError, WireError
+from copfl.errors import RunError, WireError, raised_as
 from copfl.files import write_bytes
 from copfl.flower.state import write_json
 from copfl.wrappers.privacy import Down, Private, epsilon_of
@@ -55,13 +55,10 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
     """The algorithm with this node's noise of the round; WireError if another message used it."""
     digest = hashlib.sha256(" ".join(wire.fingerprint(t) for t in tree.leaves(received)).encode()).hexdigest()
     path = folder / ANSWERED
-    try:
-        answered: dict[str, Any] = (
-            json.loads(path.read_text()) if path.exists() else {"round": -1, "message": ""}
-        )
+    damaged = f"{path.name} cannot be used; restore the node's state-dir"
+    with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
+        answered = json.loads(path.read_text()) if path.exists() else {"round": -1, "message": ""}
         last, message = int(answered["round"]), str(answered["message"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path.name} cannot be used; restore the node's state-dir") from error
     if round < last or (round == last and digest != message):
         raise WireError(
             f"this node has sent a noised upload of round {last + 1}, and is asked for another one of round "
@@ -75,12 +72,10 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
 
 def _secret(path: Path) -> bytes:
     """The node's secret; made on first use."""
-    try:
+    with raised_as(RunError, f"{path.name} cannot be used: {{}}; check the node's state-dir", OSError):
         if not path.exists():
             write_bytes(path, os.urandom(32), private=True)
         return path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path.name} cannot be used: {error.strerror}; check the node's state-dir") from error
 
 
 def epsilons(algorithm: Private, answers: Iterable[int], *, secure: bool) -> dict[str, float]:

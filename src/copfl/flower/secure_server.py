@@ -15,7 +15,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.errors import WireError
+from copfl.errors import WireError, raised_as
 from copfl.flower import secure_total
 from copfl.flower.registry import Event
 from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
@@ -170,10 +170,9 @@ class SecureServer(Server):
 
         def reader(client: int, packet: Packet) -> T:
             about = wire.decode(packet, (), self._head(phase, self.round, client)).about
-            try:
+            unreadable = f"its answer in phase {phase!r} cannot be read"
+            with raised_as(WireError, unreadable, KeyError, TypeError, ValueError, AttributeError):
                 return read(about)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise WireError(f"its answer in phase {phase!r} cannot be read") from error
 
         return reader
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.errors import UsageError, WireError, above
+from copfl.errors import UsageError, WireError, above, raised_as
 
 Words = NDArray[np.uint64]  # entries of a vector, modulo 2**64
 Floats = NDArray[np.float64]
@@ -236,10 +236,8 @@ def _from_scalar(scalar: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
     from flwr.supercore.primitives import asymmetric
 
-    try:
+    with raised_as(WireError, "the revealed shares do not fit together", ValueError):
         key = ec.derive_private_key(int.from_bytes(scalar, "big"), ec.SECP384R1())
-    except ValueError as error:
-        raise WireError("the revealed shares do not fit together") from error
     return asymmetric.private_key_to_bytes(key)
 
 
@@ -254,11 +252,10 @@ def _agreed(private: bytes, public: bytes) -> bytes:
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
     from flwr.supercore.primitives import asymmetric
 
-    try:
+    unusable = "a key of another client cannot be used"
+    with raised_as(WireError, unusable, ValueError, TypeError, AttributeError):
         other = asymmetric.bytes_to_public_key(public)
         return generate_shared_key(asymmetric.bytes_to_private_key(private), other)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise WireError("a key of another client cannot be used") from error
 
 
 def _opened(secrets: Secrets, peer: int, text: bytes) -> Shares:
@@ -269,10 +266,8 @@ def _opened(secrets: Secrets, peer: int, text: bytes) -> Shares:
 
     if peer not in secrets.keys:
         raise WireError(f"there are shares of client {peer}, which is not a neighbour")
-    try:
+    with raised_as(WireError, f"the shares of client {peer} were changed on their way", InvalidToken):
         plain = decrypt(_agreed(secrets.encryption, secrets.keys[peer].encryption), text)
-    except InvalidToken as error:
-        raise WireError(f"the shares of client {peer} were changed on their way") from error
     source, target, seed, key = share_keys_plaintext_separate(plain)
     if (source, target) != (peer, secrets.client):
         raise WireError(f"the shares of client {peer} are for another client")
@@ -348,10 +343,8 @@ def _combined(shares: Sequence[bytes], rules: Rules) -> bytes:
 
     if len(shares) < rules.threshold:
         raise WireError(f"{len(shares)} clients revealed their shares; {rules.threshold} are needed")
-    try:
+    with raised_as(WireError, "the revealed shares do not fit together", ValueError, IndexError):
         return combine_shares(list(shares)[: rules.threshold])
-    except (ValueError, IndexError) as error:
-        raise WireError("the revealed shares do not fit together") from error
 
 
 # -- files and messages --------------------------------------------------------------------------------------

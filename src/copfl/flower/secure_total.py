@@ -13,7 +13,7 @@ from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
 from copfl.core.evaluation import evaluate
 from copfl.core.task import Task
-from copfl.errors import UsageError, WireError
+from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
 
 ELSE = "choose another algorithm, or leave secure-aggregation out"
@@ -44,13 +44,12 @@ def words_of(sums: Sums, rules: Rules) -> Words:
     """All numbers of a contribution, quantised; WireError names the field that cannot be sent."""
     words = []
     for path, t in tree.named(sums):
-        try:
+        refused = (
+            f"{path} cannot be added securely: {{}}; nothing was sent. Raise secure-range, lower the "
+            "learning rate, or weigh the clients equally (options.weights=equal)"
+        )
+        with raised_as(WireError, refused, WireError):  # the value itself stays here
             words.append(quantised(t.detach().cpu().double().reshape(-1).numpy(), rules))
-        except WireError as error:  # the value itself stays here
-            raise WireError(
-                f"{path} cannot be added securely: {error}; nothing was sent. Raise secure-range, lower the "
-                "learning rate, or weigh the clients equally (options.weights=equal)"
-            ) from error
     return np.concatenate(words)
 
 

@@ -14,7 +14,7 @@ from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_upload
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import CLASSIFICATION, KINDS, Shape
-from copfl.errors import DataError, UsageError, above, at_least, one_of
+from copfl.errors import DataError, UsageError, above, at_least, one_of, raised_as
 from copfl.experiment import components, migration, model_tables, task_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
@@ -175,12 +175,9 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     if config.privacy:
         settings = _private(settings)
     if config.secure_aggregation:
-        try:
+        impossible = f'secure-aggregation is not possible with "{config.algorithm}": {{}}'
+        with raised_as(UsageError, impossible, UsageError):
             secure_total.check(settings.algorithm, task, settings.shape, config.clients, config.augment)
-        except UsageError as error:
-            raise UsageError(
-                f'secure-aggregation is not possible with "{config.algorithm}": {error}'
-            ) from error
     return settings
 
 

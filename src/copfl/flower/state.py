@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl import wire
 from copfl.core.metrics import MetricInfo
 from copfl.core.tree import Masked
-from copfl.errors import RunError, WireError
+from copfl.errors import RunError, WireError, raised_as
 from copfl.experiment import records
 from copfl.files import locked, remove_parts, write_bytes
 from copfl.wire import Head, Opened, Packet
@@ -80,12 +80,10 @@ class ServerFolder:
         remove_parts(self.path / "masks")
         if not self._checkpoint.exists():
             raise RunError(f"there is no checkpoint in {self.path}: no round was finished; start it again")
-        try:
+        with raised_as(RunError, f"{self._checkpoint} cannot be used: {{}}", OSError, WireError):
             packet = _read(self._checkpoint)
             round = int(wire.opened_head(packet)["round"])
             opened = wire.decode(packet, like, head(round), finite=False)
-        except (OSError, WireError) as error:
-            raise RunError(f"{self._checkpoint} cannot be used: {error}") from error
         last = opened.about["record"]
         earlier = [record for record in self.rounds() if record["round"] < last["round"]]
         write_bytes(self.lines, b"".join(map(records.encoded, (*earlier, last))), private=True)
@@ -126,10 +124,9 @@ class ClientRecords:
     def load(self, head: Head, like: Any) -> Any:
         """The record after a round."""
         path = self._path(head.round)
-        try:
+        damaged = f"{path.name} cannot be used: {{}}; restore the node's state-dir"
+        with raised_as(RunError, damaged, OSError, WireError):
             return wire.decode(_read(path), like, head, finite=False).record
-        except (OSError, WireError) as error:
-            raise RunError(f"{path.name} cannot be used: {error}; restore the node's state-dir") from error
 
     def save(self, head: Head, record: Any, keep: int) -> None:
         """Writes the record after a round; of the others, those up to round `keep` stay: the last `KEPT`."""

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import RunError
+from copfl.errors import RunError, raised_as
 from copfl.flower.events import AUDIT, Verified, verified
 from copfl.flower.registry import Event
 from copfl.flower.transport import printable
@@ -27,13 +27,10 @@ ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
 
 def read_app(folder: Path) -> dict[str, Any]:
     """The data, host, port and security of the app in the folder, and its run config."""
-    try:
+    none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
+    with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
         tool = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
         return {**tool["copfl"], "config": tool["flwr"]["app"]["config"]}
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
-        raise RunError(
-            f"{folder} holds no app of copfl ({error}); create one with `copfl federate init {folder}`"
-        ) from error
 
 
 def status(folder: Path, run: str | None = None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from copfl.errors import CopflError, UsageError
+from copfl.errors import CopflError, UsageError, raised_as
 from copfl.files import locked, write_bytes
 from copfl.flower import worker
 from copfl.flower.certificates import new_key, private_bytes
@@ -276,10 +276,8 @@ def _message(content: bytes) -> Any:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with raised_as(UsageError, f"{path}: {{}}; name a file that this user can read", OSError):
         return path.expanduser().read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; name a file that this user can read") from error
 
 
 def _own_key(path: Path) -> Path:
@@ -291,10 +289,8 @@ def _own_key(path: Path) -> Path:
 
 def _keys(path: Path) -> Any:
     """The node's private and public key."""
-    try:
+    with raised_as(UsageError, f"{path} is not a private key without a password ({{}})", ValueError):
         private = load_ssh_private_key(_read(path), None)
-    except ValueError as error:
-        raise UsageError(f"{path} is not a private key without a password ({error})") from error
     if not isinstance(private, EllipticCurvePrivateKey):
         raise UsageError(f"{path} is not an elliptic-curve key; create one with `ssh-keygen -t ecdsa -b 384`")
     return private, private.public_key()

@@ -24,7 +24,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from copfl.errors import CopflError, RunError, UsageError
+from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
@@ -89,11 +89,9 @@ def call(request: Request, node: int) -> Content:
 
 def private_folder(path: Path) -> Path:
     """The folder, which only this user can open; RunError if it is another's."""
-    try:
+    with raised_as(RunError, f"cannot create {path}: {{}}; choose another state-dir", OSError):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = path.lstat()
-    except OSError as error:
-        raise RunError(f"cannot create {path}: {error.strerror}; choose another state-dir") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise RunError(f"{path} is not a folder of this user; remove it, or choose another state-dir")
     if stat.S_IMODE(found.st_mode) & 0o077:

@@ -26,6 +26,7 @@ from torch import Tensor
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Plan, Task, UsageError, above, tree
 from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_reported_weight, with_update
 from copfl.core.random import NOISE, normal
+from copfl.errors import raised_as
 from copfl.kernels.draws import mixed
 from copfl.wrappers.base import RoundWrapper
 
@@ -136,13 +137,10 @@ def epsilon_of(rounds: Mapping[float, int], delta: float, clients: int = 1, taki
     Renyi divergences, with Google's dp-accounting; with partial participation, for sets of a fixed size
     sampled without replacement.
     """
-    try:
+    missing = "privacy needs dp-accounting to compute its epsilon; `pip install 'copfl[privacy]'` brings it"
+    with raised_as(UsageError, missing, ImportError):
         from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
         from dp_accounting.rdp import RdpAccountant
-    except ImportError as error:
-        raise UsageError(
-            "privacy needs dp-accounting to compute its epsilon; `pip install 'copfl[privacy]'` brings it"
-        ) from error
     accountant = RdpAccountant(orders=ORDERS, neighboring_relation=NeighboringRelation.REPLACE_ONE)
     for noise, count in rounds.items():
         event = GaussianDpEvent(noise / 2)  # replacing one client changes the sum by at most 2 clip

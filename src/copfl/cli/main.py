@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, choose, compare, data, doctor, federate, options, report, reproduce, run
+from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -133,7 +133,7 @@ def list_(
 
 
 # After the commands that every user needs.
-RUNNING = (compare.compare, compare.sweep, choose.choose, reproduce.reproduce)
+RUNNING = (compare.compare, compare.sweep, compare.choose, reproduce.reproduce)
 READING = (report.report, report.watch, report.export, report.predict, report.personalize)
 for command in (*RUNNING, *READING, audit.audit, doctor.doctor):
     add(command)

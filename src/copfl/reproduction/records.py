@@ -4,7 +4,6 @@ A record contains all settings of its run, its metrics, and where it ran. Its id
 machine or the experiment: experiments share runs, and a table may be completed on several machines.
 """
 
-import contextlib
 import gzip
 import json
 import math
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from copfl.comparison.jobs import Job, Starts
 from copfl.comparison.results import Record
-from copfl.errors import CopflError, RunError
+from copfl.errors import CopflError, RunError, raised_as
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import essential, identity
@@ -57,13 +56,16 @@ class Store:
         """Adds the record to the experiment's file; several processes may do so at once."""
         self._check(record)
         record = from_json(as_json(record))  # rounded, as others read it: all choose alike
-        with self._locked():
-            self.refresh()
-            self.found[self.id_of(record)] = record
-            path = self.folder / f"{experiment}{SUFFIX}"
-            known = dict(self.lines(path)) if path.exists() else {}
-            write(path, {**known, self.id_of(record): record})
-            self._seen(path)
+        refused = f"cannot write {self.folder}: {{}}; name another with --results DIR"
+        with raised_as(RunError, refused, OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / ".lock", wait=WAIT):
+                self.refresh()
+                self.found[self.id_of(record)] = record
+                path = self.folder / f"{experiment}{SUFFIX}"
+                known = dict(self.lines(path)) if path.exists() else {}
+                write(path, {**known, self.id_of(record): record})
+                self._seen(path)
 
     def refresh(self) -> None:
         """Reads what was added to the folder since the last time."""
@@ -114,17 +116,6 @@ class Store:
                 yield self.id_of(record), record
             except (ValueError, KeyError, TypeError, CopflError) as error:
                 self.unusable.append(f"{path}, line {number}: {error}")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with contextlib.ExitStack() as lock:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                lock.enter_context(locked(self.folder / ".lock", wait=WAIT))
-            except OSError as error:
-                remedy = "name another with --results DIR"
-                raise RunError(f"cannot write {self.folder}: {error}; {remedy}") from error
-            yield
 
 
 def opened(folder: Path) -> Store:

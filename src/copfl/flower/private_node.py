@@ -57,7 +57,8 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
     path = folder / ANSWERED
     damaged = f"{path.name} cannot be used; restore the node's state-dir"
     with raised_as(RunError, damaged, OSError, ValueError, KeyError, TypeError):
-        answered = json.loads(path.read_text()) if path.exists() else {"round": -1, "message": ""}
+        stored = path.read_text() if path.exists() else '{"round": -1, "message": ""}'
+        answered = json.loads(stored)
         last, message = int(answered["round"]), str(answered["message"])
     if round < last or (round == last and digest != message):
         raise WireError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from copfl.comparison import entries
 from copfl.comparison.entries import Entry, Grid, cells, concerns, described, grid_of
 from copfl.comparison.jobs import Job, accuracies
-from copfl.errors import UsageError, one_of, unknown
+from copfl.errors import UsageError, one_of, raised_as, unknown
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.presets import preset
@@ -242,16 +242,14 @@ def read(name: str) -> Experiment:
     """The experiment by name, or from a file of one's own in the same form."""
     if name not in names() and not name.endswith(".toml"):
         raise unknown("experiment", name, [*names(), *GROUPS])
-    try:
+    with raised_as(UsageError, f"cannot read the experiment {name}: {{}}", OSError, UnicodeDecodeError):
         text = (FILES / f"{name}.toml" if name in names() else Path(name)).read_text("utf-8")
-        return _experiment(Path(name).stem, tomllib.loads(text))
-    except OSError as error:
-        raise UsageError(f"cannot read the experiment {name}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the experiment {name} is not valid TOML: {error}; correct it there") from error
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        advice = "see copfl/reproduction/experiment_files"
-        raise UsageError(f"the experiment {name} is incomplete or wrong: {error!r}; {advice}") from error
+    invalid = f"the experiment {name} is not valid TOML: {{}}; correct it there"
+    with raised_as(UsageError, invalid, tomllib.TOMLDecodeError):
+        content = tomllib.loads(text)
+    wrong = f"the experiment {name} is incomplete or wrong: {{}}; see copfl/reproduction/experiment_files"
+    with raised_as(UsageError, wrong, KeyError, TypeError, AttributeError, ValueError):
+        return _experiment(Path(name).stem, content)
 
 
 def _experiment(name: str, content: dict[str, Any]) -> Experiment:

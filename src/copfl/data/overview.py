@@ -106,6 +106,5 @@ def _columns(dataset: Dataset) -> tuple[str, NDArray[np.float64]]:
     rows = np.asarray(y, np.float64) if dataset.kind == MULTILABEL else np.eye(count)[y]
     names: Sequence[str] = dataset.classes[:MOST_COLUMNS]
     listed = ", ".join(names[:5]) + (", ..." if count > 5 else "")
-    return f"the {'first ' if count > MOST_COLUMNS else ''}{len(names)} of {count} ({listed})", rows[
-        :, :MOST_COLUMNS
-    ]
+    title = f"the {'first ' if count > MOST_COLUMNS else ''}{len(names)} of {count} ({listed})"
+    return title, rows[:, :MOST_COLUMNS]

@@ -6,6 +6,7 @@ They never unpack an archive to disk, call a function that a pickle names, or al
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import pickle
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from copfl.errors import DataError
 
+T = TypeVar("T")
 MIB = 2**20
 LARGEST_INNER_ARCHIVE = 512 * MIB  # an archive in an archive, which is read into memory
 LARGEST_IMAGE_FILE = 32 * MIB
@@ -337,22 +339,19 @@ def decode_all(
 
 def intact(images: Sequence[ImageFile]) -> list[ImageFile]:
     """The images that can be decoded."""
-    is_intact = [False] * len(images)
 
-    def check(position: int) -> None:
+    def is_intact(position: int) -> bool:
         image = images[position]
         try:
             decode(image.read(), image.source, (1, 1))
         except DataError:
-            return
-        is_intact[position] = True
+            return False
+        return True
 
-    in_threads(check, len(images))
-    return [image for image, good in zip(images, is_intact, strict=True) if good]
+    return list(itertools.compress(images, in_threads(is_intact, len(images))))
 
 
-def in_threads(function: Callable[[int], None], count: int) -> None:
-    """Calls function(0) to function(count - 1), a thread per core."""
+def in_threads(function: Callable[[int], T], count: int) -> list[T]:
+    """function(0) to function(count - 1), a thread per core."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(function, range(count)):
-            pass
+        return list(pool.map(function, range(count)))

@@ -260,7 +260,8 @@ class Race:
         refused = refusals([one.entry for one in candidates], lambda entry: layers[entry.label], experiment)
         self.left |= dict.fromkeys(refused, "could not run")
         if refused:
-            self.note(f"These cannot train on the task: {', '.join(refused)}.")
+            reasons = "; ".join(f"{label} ({reason})" for label, reason in refused.items())
+            self.note(f"These cannot train on the task: {reasons}.")
         return [one for one in candidates if one.label not in refused]
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:

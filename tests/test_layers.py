@@ -27,7 +27,8 @@ LEVELS: list[set[str]] = [
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 EXTRAS = {
-    f"kernels.triton.{name}": {"triton"} for name in ("patches", "pointwise", "random", "vectors", "norms")
+    f"kernels.triton.{name}": {"triton"}
+    for name in ("compiling", "patches", "pointwise", "random", "vectors", "norms")
 }  # loaded on a GPU only
 MOST_ENTRIES, LONGEST_CHAIN = 26, 12
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import blank_samples, example_upload
+from copfl.core.algorithm import blank_samples, example_output
 from copfl.core.payload import (
     SMALL,
     WEIGHT_FIELDS,
@@ -77,7 +77,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     """All but ktpfl, which sends answers instead of weights; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
-    upload = example_upload(algorithm, task, blank_samples((1, 8, 8), task.device))
+    upload = example_output(algorithm, task, blank_samples((1, 8, 8), task.device)).upload
     down = algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0]))
     if name == "ktpfl":
         assert upload._fields == ("answers",)

@@ -102,6 +102,10 @@ for dtype in (torch.float32, torch.bool):
     common = old[0].expand(3, -1)  # the same for all
     vectors.put_back(torch.tensor([False, True, True]), new, common)
     assert torch.equal(new, torch.stack([old[0], old[1], before[2]]))
+parts = torch.rand(3, 40), old[0, :4500].float().expand(3, -1), torch.rand(3, 0), torch.rand(3, 7)
+plain, fused.compiles = torch.func.vmap(fused.joined)(*parts), lambda tensor: True
+assert torch.equal(torch.func.vmap(fused.joined)(*parts), plain)
+fused.compiles = layers.compiles
 # Random numbers: the same places are kept; dropout alone, under vmap, and its gradient.
 keys = torch.tensor([7, -3, 2**62 + 5])
 for dtype, rounding in ((torch.float64, 1e-15), (torch.float32, 2e-7), (torch.bfloat16, 1e-2)):

@@ -127,13 +127,6 @@ def with_rate(algorithm: Any, lr: float | Tensor) -> Any:
     return dataclasses.replace(algorithm, optimizer=at_rate(algorithm.optimizer, lr))
 
 
-def example_upload(
-    algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
-) -> Any:
-    """An upload of this algorithm, from client 0's local update on two of these samples."""
-    return example_output(algorithm, task, data, augment, clients).upload
-
-
 def example_output(
     algorithm: AnyAlgorithm, task: Task, data: Data, augment: bool = False, clients: int = 1
 ) -> ClientOutput:

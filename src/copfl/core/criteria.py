@@ -46,8 +46,7 @@ def classification(class_weights: Sequence[float] = (), label_smoothing: float =
     if any(weight < 0 for weight in class_weights):
         raise UsageError(f"class_weights={list(class_weights)} must not be negative")
     losses = partial(_cross_entropy, tuple(class_weights), label_smoothing)
-    nll = partial(F.nll_loss, reduction="none")
-    return Criterion("classification", losses, log_softmax, _mixed_logs, nll, _right)
+    return Criterion("classification", losses, log_softmax, _mixed_logs, _nll, _right)
 
 
 def multilabel(label_weights: Sequence[float] = ()) -> Criterion:
@@ -110,13 +109,20 @@ def mean_of_valid(values: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _cross_entropy(weights: tuple[float, ...], smoothing: float, logits: Tensor, y: Tensor) -> Tensor:
-    losses = F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
+    losses = _nll(log_softmax(logits), y)
+    if smoothing:
+        losses = F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing)
     if not weights:
         return losses
     if len(weights) != logits.shape[-1]:
         raise UsageError(f"class_weights has {len(weights)} numbers for {logits.shape[-1]} classes")
     # Comparisons with constants: a recorded program must not copy a table from the host.
     return losses * sum((y == n) * weight for n, weight in enumerate(weights))
+
+
+def _nll(logs: Tensor, y: Tensor) -> Tensor:
+    """F.nll_loss, bit for bit; under vmap that one first imports sympy, which takes a second."""
+    return -logs.gather(1, y[:, None])[:, 0]
 
 
 def _mixed_logs(logs: Tensor, weights: Tensor) -> Tensor:

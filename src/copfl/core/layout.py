@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from copfl.errors import UsageError
+from copfl.kernels.fused import joined
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def put_together(runs: Runs, inside: Tensor, outside: Tensor) -> Tensor:
         chosen: iter(torch.split(part, [length for length, c in runs if c == chosen]))
         for chosen, part in ((True, inside), (False, outside))
     }
-    return torch.cat([next(pieces[chosen]) for _, chosen in runs])
+    return joined(*(next(pieces[chosen]) for _, chosen in runs))
 
 
 def inside(name: str, module: str) -> bool:

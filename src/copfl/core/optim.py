@@ -113,8 +113,8 @@ class Adam:
         below_one(beta1=self.beta1, beta2=self.beta2)
 
     def init(self, parameters: Tensor) -> Moments:
-        zeros = torch.zeros_like(parameters)
-        return Moments(zeros, zeros.clone(), parameters.new_zeros(()))
+        zeros = torch.zeros(len(parameters), dtype=parameters.dtype, device=parameters.device)
+        return Moments(zeros, zeros, parameters.new_zeros(()))  # the same zeros for all clients
 
     def step(
         self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None
@@ -140,12 +140,7 @@ class Adam:
 
 
 def _adam(
-    w: Tensor,
-    grad: Tensor,
-    u: Tensor,
-    v: Tensor,
-    active: Tensor | None,
-    *numbers: Any,
+    w: Tensor, grad: Tensor, u: Tensor, v: Tensor, active: Tensor | None, *numbers: Any
 ) -> tuple[Tensor, ...]:
     weight_u, weight_v, lr, beta1, beta2, eps = numbers
     if active is not None:

@@ -25,14 +25,7 @@ from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import gradient, mapped, without_kernels
-from copfl.kernels.modules import (
-    BatchNorm,
-    Inputs,
-    arguments_of,
-    for_tasks,
-    logits_of,
-    mappable_attention,
-)
+from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, for_tasks, logits_of, mappable_attention
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a model that does not fit
@@ -243,14 +236,8 @@ class Task:
         """
         objective = objective or self.objective
         if self.batched is not None:
-            return self.batched.gradient(
-                lambda logits, features: objective(logits, features, y, valid),
-                parameters,
-                buffers,
-                x,
-                valid,
-                head,
-            )
+            given = parameters, buffers, x, valid, head
+            return self.batched.gradient(lambda logits, seen: objective(logits, seen, y, valid), *given)
         fixed = {} if head is None else self.layout.split(parameters)
         trained, split = (parameters, self.layout.split) if head is None else (head, self.layout.split_head)
 

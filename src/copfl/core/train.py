@@ -12,7 +12,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.optim import Optimizer, State, kept
 from copfl.core.task import Batch, Data, Epoch, KeyedInputs, Objective, Task
-from copfl.kernels.fused import mostly
+from copfl.kernels.fused import joined, mostly
 
 
 class Trainable(Protocol):
@@ -81,7 +81,8 @@ def descend(
                 partial(mostly, some), (moved, after, next_state), (parameters, buffers, state)
             )
             loss, steps = loss + torch.where(some, value, 0), steps + some
-    return Trained(torch.cat([parameters, buffers]), state, loss / steps.clamp(min=1))
+    w = joined(parameters, buffers) if len(buffers) else parameters
+    return Trained(w, state, loss / steps.clamp(min=1))
 
 
 def train(

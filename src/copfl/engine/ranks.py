@@ -127,9 +127,8 @@ def _command(*command: Any) -> Iterator[None]:
 def _bytes(t: Tensor) -> Tensor:
     """The content as a vector of bytes, in the memory that the group sends from."""
     flat = (t if _Group.nccl else t.cpu()).reshape(-1)
-    return (flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)).view(
-        torch.uint8
-    )
+    flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _empty(t: Tensor) -> Tensor:

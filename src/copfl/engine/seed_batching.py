@@ -148,13 +148,11 @@ class _Batch:
                     return
                 if self.ended:
                     raise UsageError("batched simulations must have the same number of rounds")
-                submitted = [self.submitted[n] for n in range(len(tasks))]
-                if len({one.program() for one in submitted}) > 1:
+                given = [self.submitted[n] for n in range(len(tasks))]
+                if len({one.program() for one in given}) > 1:
                     raise UsageError("batched simulations must have the same rounds, evaluations and steps")
-                chunks = [one.chunk for one in submitted]
-                results = run_chunks(
-                    first.algorithm, tasks, first.mapping, chunks, submitted[0].models, self.rates
-                )
+                chunks, models = [one.chunk for one in given], given[0].models
+                results = run_chunks(first.algorithm, tasks, first.mapping, chunks, models, self.rates)
                 self.results, self.submitted = dict(enumerate(results)), {}
                 self.changed.notify_all()
 

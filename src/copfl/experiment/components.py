@@ -18,7 +18,7 @@ import torch
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, example_upload
+from copfl.core.algorithm import AnyAlgorithm, example_output
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
@@ -207,10 +207,10 @@ def build_wrappers(
     }
     for kind, wrapper in given.items():
         if kind == "privacy":
-            check_sums(algorithm, task, example_upload(algorithm, task, samples, augment, 2))
+            check_sums(algorithm, task, example_output(algorithm, task, samples, augment, 2).upload)
         algorithm = wrapper.build(tables[kind], algorithm=algorithm, **context.get(kind, {}))
     # One server update on an example, so that wrappers that do not fit fail before the run.
-    upload = example_upload(algorithm, task, samples, augment, clients)
+    upload = example_output(algorithm, task, samples, augment, clients).upload
     server = algorithm.server_init(task, clients)
     with torch.no_grad():
         total = algorithm.summand(task, server, torch.tensor(0, device=task.device), upload)

@@ -17,7 +17,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import blank_samples, example_upload, received
+from copfl.core.algorithm import blank_samples, example_output, received
 from copfl.core.batches import choose
 from copfl.errors import CopflError, UsageError, WireError
 from copfl.flower.private_node import epsilons
@@ -63,13 +63,9 @@ class Server:
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
         self.registry = Registry(self.folder.run, self.config.clients, self.log)
-        self.upload = example_upload(  # the structure of every upload
-            self.algorithm,
-            self.task,
-            blank_samples(self.settings.shape, self.task.device),
-            self.config.augment,
-            self.config.clients,
-        )
+        blank, config = blank_samples(self.settings.shape, self.task.device), self.config
+        example = example_output(self.algorithm, self.task, blank, config.augment, config.clients)
+        self.upload = example.upload  # the structure of every upload
         self.round = 0  # the next one
         self.counted: dict[int, int] = {}  # client -> the last round that counted its upload
         self.state = self.algorithm.server_init(self.task, self.config.clients)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from copfl import wire
-from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_upload
+from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import CLASSIFICATION, KINDS, Shape
@@ -185,7 +185,7 @@ def _private(settings: Settings) -> Settings:
     """The settings with clipped and noised uploads; UsageError if no epsilon would hold."""
     config, task, algorithm = settings.config, settings.task, settings.algorithm
     blank = blank_samples(settings.shape, task.device)
-    check_sums(algorithm, task, example_upload(algorithm, task, blank, config.augment, 2))
+    check_sums(algorithm, task, example_output(algorithm, task, blank, config.augment, 2).upload)
     private = SecretNoise(
         algorithm,
         clients=config.clients,
@@ -195,7 +195,7 @@ def _private(settings: Settings) -> Settings:
         delta=config.privacy_delta,
     )
     with torch.no_grad():  # it refuses algorithms that send more than weights
-        example_upload(private, task, blank, config.augment, config.clients)
+        example_output(private, task, blank, config.augment, config.clients)
     return dataclasses.replace(settings, algorithm=private)
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from copfl.kernels.batched_layers import LAYERS, Batched, BatchedAny
 from copfl.kernels.draws import Draws, Keyed
@@ -53,7 +54,9 @@ class BatchedModule:
     def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
         frozen = any(name not in layout.names for name, _ in module.named_parameters())
         self.short = products if frozen and _device(module) in SHORT_DEVICES else None
-        self.whole = self.short if _without_statistics(module, layout) else None
+        own = [module.get_submodule(name.rpartition(".")[0]) for name in layout.names]
+        # All activations may be short where no trained layer is a convolution or has statistics.
+        self.whole = None if any(isinstance(m, nn.Conv2d | BatchNorm) for m in own) else self.short
         shared = {id(t): _rounded(t, self.whole) for t in (*module.parameters(), *module.buffers())}
         norms = [m for m in module.modules() if isinstance(m, BatchNorm)]  # their statistics stay as they are
         shared |= {id(t): t for norm in norms for t in (*norm.parameters(), *norm.buffers())}
@@ -61,17 +64,19 @@ class BatchedModule:
         for part in self.module.modules():
             if self.whole is not None and "dtype" in vars(part):  # of what it makes itself, such as masks
                 vars(part)["dtype"] = self.whole
+            if vars(part).get("inplace") is True:  # autograd copies a view's gradient before and after
+                vars(part)["inplace"] = False
         self.layers: dict[str, Batched] = {}
         uses = _uses(self.module, set(layout.names))
         _replace(self.module, "", {use for use, _ in uses}, self.layers)
         self.head = self.module.get_submodule(layout.head)
-        self.places = [
-            Place(layer, use[len(name) + 1 :], source)
+        self.places = [  # where a tensor is needed: the layer, its name there and in the vector
+            (layer, use[len(name) + 1 :], source)
             for name, layer in self.layers.items()
             for use, source in uses
             if use.startswith(name + ".")
         ]
-        sources = [place.source for place in self.places]
+        sources = [source for *_, source in self.places]
         self.tied = {source for source in sources if sources.count(source) > 1}
         for name, layer in self.layers.items():
             layer.products = products
@@ -99,7 +104,9 @@ class BatchedModule:
             if gradients and source in gradients and source not in self.tied:  # autograd adds those
                 layer.gradients[name] = gradients[source]
         arrays = x if isinstance(x, dict) else {"": x}
-        arrays = {name: _one_batch(_rounded(t, self.whole)) for name, t in arrays.items()}
+        arrays = {name: _rounded(t, self.whole).flatten(0, 1) for name, t in arrays.items()}
+        last = torch.channels_last
+        arrays = {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in arrays.items()}
         samples = arrays if isinstance(x, dict) else arrays[""]
         positional, keywords = arguments_of(self.module, samples)
         features: list[Tensor] = []
@@ -169,22 +176,8 @@ class BatchedModule:
         return _backward(grads[0], grads[1], tape), value.detach(), after
 
 
-class Place(NamedTuple):
-    """Where a layer needs a tensor of the vector."""
-
-    layer: Batched
-    name: str  # within the layer
-    source: str  # in the vector
-
-
 def _device(module: nn.Module) -> str:
     return next(p.device.type for p in module.parameters())
-
-
-def _without_statistics(module: nn.Module, layout: Layout) -> bool:
-    """Whether all activations may be short: where no trained layer is a convolution or has statistics."""
-    layers = [module.get_submodule(name.rpartition(".")[0]) for name in layout.names]
-    return not any(isinstance(layer, nn.Conv2d | BatchNorm) for layer in layers)
 
 
 def _rounded(t: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -199,12 +192,6 @@ def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:
     names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
     every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return [(name, names[id(t)]) for name, t in every if names[id(t)] in trained]
-
-
-def _one_batch(x: Tensor) -> Tensor:
-    """The samples of all clients [N, B, ...] in one axis; images in channels-last layout."""
-    samples = x.flatten(0, 1)
-    return samples.contiguous(memory_format=torch.channels_last) if samples.dim() == 4 else samples
 
 
 def batched_module(
@@ -282,7 +269,7 @@ def _forward(
         with torch.no_grad():
             return (*model({**fixed, **statistics}, x, None, False)[:2], buffers)
     trained, split = (parameters, model.layout.split) if head is None else (head, model.layout.split_head)
-    tape.gradient = aligned(trained, trained.dtype)
+    tape.gradient = aligned(trained.shape, trained.dtype, trained.device)
     gradients = split(tape.gradient)
     tensors = {name: t.detach().requires_grad_() for name, t in split(trained).items()}
     tape.parameters, tape.parts = list(tensors.values()), list(gradients.values())
@@ -302,8 +289,10 @@ def _backward(to_logits: Tensor, to_features: Tensor, tape: Tape) -> Tensor:
     # The features of a model that is all head are the samples: they need no gradient.
     pairs = [(o, g) for o, g in zip(outputs, (to_logits, to_features), strict=True) if o.requires_grad]
     with torch.enable_grad():
-        gradients = torch.autograd.grad(
-            [o for o, _ in pairs], tape.parameters, [g for _, g in pairs], allow_unused=True
+        # torch.autograd.grad, which would first import sympy to compare shapes: a second.
+        ends, towards = zip(*pairs, strict=True)
+        gradients = _engine_run_backward(
+            ends, towards, False, False, tuple(tape.parameters), True, accumulate_grad=False
         )
     for part, found in zip(tape.parts, gradients, strict=True):
         if found is None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from copfl.errors import UsageError
-from copfl.kernels.fused import compiles, mapped, over_rows
+from copfl.kernels.fused import as_rows, compiles, mapped, over_rows
 
 CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
@@ -144,14 +144,8 @@ class _Dropout(torch.autograd.Function):
         return _dropped(grads[0], keys, ctx.call, ctx.probability), None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, keys: Tensor, call: int, probability: float
-    ) -> tuple[Tensor, int]:
-        rows = [
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((x, keys), in_dims, strict=False)
-        ]
-        return _dropped(*rows, call, probability), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+        return _dropped(*as_rows(info, in_dims, arguments)), 0
 
 
 _dropped: Callable[..., Tensor] = _Dropout.apply
@@ -187,28 +181,13 @@ def _feature_dropout(
     return x * draws.chosen(shape, 1 - p, x) / max(1 - p, 1e-12)
 
 
-def _bernoulli(draws: Draws, x: Tensor, p: float | None = None, **_: Any) -> Tensor:
-    return draws.chosen(x.shape, x if p is None else p, x)
-
-
-def _bernoulli_(draws: Draws, x: Tensor, p: float | Tensor = 0.5, **_: Any) -> Tensor:
-    return _written(x, draws.chosen(x.shape, p, x))
-
-
-def _uniform_(draws: Draws, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-    return _written(x, (low + (high - low) * draws.uniform(x.shape, x)).to(x.dtype))
-
-
-def _normal_(draws: Draws, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-    return _written(x, (mean + std * _gauss(draws, x.shape, x)).to(x.dtype))
-
-
 def _sized(draw: Draw) -> Callable[..., Tensor]:
     """A function of the size, as torch.rand."""
 
     def random(draws: Draws, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         like = torch.empty(0, dtype=dtype or torch.get_default_dtype(), device=draws.key.device)
-        return draw(draws, _shape(size), like).to(like.dtype)
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        return draw(draws, shape, like).to(like.dtype)
 
     return random
 
@@ -250,13 +229,10 @@ def _attention(
     return _dropout(draws, scores.softmax(-1), dropout_p) @ value
 
 
-def _written(x: Tensor, values: Tensor) -> Tensor:
+def _written(x: Tensor, values: Tensor, start: float = 0.0, scale: float = 1.0) -> Tensor:
     """The values, also in the tensor that the model passed; under vmap they have an axis that it lacks."""
+    values = (start + scale * values).to(x.dtype)
     return values if mapped() else x.copy_(values)
-
-
-def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
 
 
 @lru_cache(maxsize=8)
@@ -271,26 +247,16 @@ def _unchecked(function: types.FunctionType) -> Callable[..., Any]:
 
 RANDOM: dict[str, Callable[..., Tensor]] = {
     "dropout": _dropout,
-    "dropout1d": _feature_dropout,
-    "dropout2d": _feature_dropout,
-    "dropout3d": _feature_dropout,
-    "feature_dropout": _feature_dropout,
-    "bernoulli": _bernoulli,
-    "bernoulli_": _bernoulli_,
-    "uniform_": _uniform_,
-    "normal_": _normal_,
+    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "feature_dropout"), _feature_dropout),
+    "bernoulli": lambda draws, x, p=None, **_: draws.chosen(x.shape, x if p is None else p, x),
+    "bernoulli_": lambda draws, x, p=0.5, **_: _written(x, draws.chosen(x.shape, p, x)),
+    "uniform_": lambda draws, x, a=0.0, b=1.0, **_: _written(x, draws.uniform(x.shape, x), a, b - a),
+    "normal_": lambda draws, x, mean=0.0, std=1.0, **_: _written(x, _gauss(draws, x.shape, x), mean, std),
     "rand": _sized(Draws.uniform),
     "randn": _sized(_gauss),
     "rand_like": _like(Draws.uniform),
     "randn_like": _like(_gauss),
     "scaled_dot_product_attention": _attention,
 }
-UNKNOWN = {
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "multinomial",
-    "randint",
-    "randint_like",
-    "randperm",
-    "poisson",
-}
+UNKNOWN = {"alpha_dropout", "feature_alpha_dropout", "multinomial", "poisson"}
+UNKNOWN |= {"randint", "randint_like", "randperm"}

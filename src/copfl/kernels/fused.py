@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -24,11 +24,11 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 
-def aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
+def aligned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Empty rows of this shape [N, d], aligned for a GPU."""
-    rows, length = like.shape
+    rows, length = shape
     padded = -(-length // ALIGN) * ALIGN
-    return torch.empty(rows, padded, dtype=dtype, device=like.device)[:, :length]
+    return torch.empty(rows, padded, dtype=dtype, device=device)[:, :length]
 
 
 def compiles(tensor: Tensor) -> bool:
@@ -67,11 +67,21 @@ def gradient(function: Callable[..., tuple[Tensor, Any]], *at: Tensor) -> Any:
         transforms._create_differentiable(given, level)
         value, other = function(*given)
         how: Any = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
-        grads = (
-            torch.autograd.grad(value, given, **how) if value.requires_grad else map(torch.zeros_like, given)
-        )
+        zeros = map(torch.zeros_like, given)
+        grads = torch.autograd.grad(value, given, **how) if value.requires_grad else zeros
         results: Any = (tuple(grads), (value, other))
         return transforms._undo_create_differentiable(results, level)
+
+
+def as_rows(info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of a vmap rule, with the clients in the first axis of every tensor."""
+
+    def rows_of(a: Any, dim: int | None) -> Any:
+        if not isinstance(a, Tensor):
+            return a
+        return a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
+
+    return list(map(rows_of, arguments, in_dims))
 
 
 def over_rows(function: F) -> F:
@@ -89,59 +99,49 @@ def over_rows(function: F) -> F:
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-            def rows_of(a: Any, dim: int | None) -> Any:
-                if not isinstance(a, Tensor):
-                    return a
-                return a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
-
-            rows = function(*map(rows_of, arguments, in_dims))
+            rows = function(*as_rows(info, in_dims, arguments))
             return rows, (0,) * len(rows) if isinstance(rows, tuple) else 0
 
     apply: Any = Rows.apply
     return apply  # type: ignore[no-any-return]
 
 
-class _Elementwise(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = function(*arguments)
-        return results
+@over_rows
+def joined(*parts: Tensor) -> Tensor:
+    """The vectors one after the other; on a GPU aligned for matrix products."""
+    if len(parts) > 8 or mapped() or not compiles(parts[0]):  # a launch per part, and not inside another vmap
+        return torch.cat(parts, 1)
+    from copfl.kernels.triton import vectors
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], function: Function, *arguments: Any
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        dims = in_dims[1:]
-        rank = max(
-            a.dim() - (d is not None) for a, d in zip(arguments, dims, strict=True) if isinstance(a, Tensor)
-        )
-
-        def rows_of(argument: Any, dim: int | None) -> Any:
-            if not isinstance(argument, Tensor) or dim is None:
-                return argument
-            rows = argument.movedim(dim, 0)
-            return rows.reshape(rows.shape[0], *[1] * (rank + 1 - rows.dim()), *rows.shape[1:])
-
-        given = list(map(rows_of, arguments, dims))
-        like = next(g for g in given if isinstance(g, Tensor) and g.dim() == rank + 1)
-        results: tuple[Tensor, ...] | None = None
-        if compiles(like) and like.dim() == 2 and like.shape[1] > 1:
-            from copfl.kernels.triton import pointwise
-
-            results = pointwise.results_of(function, given)
-        if results is None:
-            results = function(*given)
-        return results, tuple(0 for _ in results)
+    lengths = [part.shape[1] for part in parts]
+    whole = aligned((len(parts[0]), sum(lengths)), parts[0].dtype, parts[0].device)
+    none = torch.zeros(len(whole), dtype=torch.bool, device=whole.device)
+    for place, part, length in zip(torch.split(whole, lengths, 1), parts, lengths, strict=True):
+        if length:
+            vectors.put_back(none, place, part)
+    return whole
 
 
 def elementwise(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
     """function(*arguments), elementwise in its tensors; scalars broadcast, every result is a vector."""
-    results: tuple[Tensor, ...] = _Elementwise.apply(function, *arguments)  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, ...] = _of_rows(function, *arguments) if mapped() else function(*arguments)
     return results
+
+
+@over_rows
+def _of_rows(function: Function, *arguments: Any) -> tuple[Tensor, ...]:
+    longest = max((a for a in arguments if isinstance(a, Tensor)), key=Tensor.dim)
+
+    def beside(a: Any) -> Any:
+        ones = [1] * (longest.dim() - a.dim()) if isinstance(a, Tensor) else []
+        return a.reshape(len(a), *ones, *a.shape[1:]) if ones else a
+
+    given, results = list(map(beside, arguments)), None
+    if compiles(longest) and longest.dim() == 2 and longest.shape[1] > 1 and not mapped():
+        from copfl.kernels.triton import pointwise
+
+        results = pointwise.results_of(function, given)
+    return function(*given) if results is None else results
 
 
 def either(mask: Tensor, own: Tensor, other: Tensor) -> Tensor:

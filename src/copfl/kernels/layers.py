@@ -6,6 +6,7 @@ own, in `kernels.triton`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 from copfl.kernels.fused import compiles
 
 Pair = tuple[int, int]
+FEW = 32  # rows of a product that is bound by reading the other factor
+SMALL = 2**12  # entries of a product that is one tile of a GPU's kernel
 
 
 class Geometry(NamedTuple):
@@ -41,11 +44,6 @@ class Geometry(NamedTuple):
 # A patch is a row of numbers, in one of two orders: by pixel, [kh, kw, C], as in memory, so that whole pixels
 # are copied and added; or by channel, [C, kh, kw], as in weights. Weights are permuted to the order of the
 # patches: always on a CPU, on a GPU where there are at least as many patches as kernels.
-
-
-def by_pixel(weight: Tensor, patches: int) -> bool:
-    """The order of this many patches per client for kernels [N, O, C, kh, kw]; for 1 x 1 both are equal."""
-    return weight.shape[3:] != (1, 1) and (not compiles(weight) or patches >= weight.shape[1])
 
 
 def patches(x: Tensor, geometry: Geometry, pixels: bool = True) -> Tensor:
@@ -93,6 +91,8 @@ def matrices(weight: Tensor, entries: int, pixels: bool) -> Tensor:
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, out: Tensor | None = None) -> Tensor:
     """a @ b over the clients, in this dtype, converted to that of a; written to `out` where that is given."""
+    if dtype is None and out is None and a.shape[1] <= FEW and compiles(a):  # the other way it takes longer
+        return torch.bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2).contiguous()
     if dtype is None:
         return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out.flatten(2))
     left, right = a.to(dtype), b.to(dtype)
@@ -100,6 +100,17 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype | None, out: Tensor | None 
         left, right = left.to(a.dtype), right.to(a.dtype)
     short = torch.bmm(left, right).to(dtype)
     return short.to(a.dtype) if out is None else out.flatten(2).copy_(short)
+
+
+def summed_products(grad: Tensor, rows: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The products of gradients [N, P, O] and patches [N, P, K], summed over the patches: [N, O, K].
+
+    A few long sums would occupy a small part of a GPU, so each is split.
+    """
+    parts = math.gcd(grad.shape[1], 16) if grad.shape[2] * rows.shape[2] <= SMALL and compiles(grad) else 1
+    grad, rows = (t.reshape(len(t) * parts, -1, t.shape[2]) for t in (grad, rows))
+    found = product(grad.transpose(1, 2), rows, dtype)
+    return found if parts == 1 else found.view(-1, parts, *found.shape[1:]).sum(1)
 
 
 class _Convolve(torch.autograd.Function):
@@ -119,29 +130,31 @@ class _Convolve(torch.autograd.Function):
     ) -> Tensor:
         n = weight.shape[0]
         high, wide = geometry.outputs((x.shape[1], x.shape[2]))
-        pixels = by_pixel(weight, x.shape[0] // n * high * wide)
+        many = not compiles(weight) or x.shape[0] // n * high * wide >= weight.shape[1]
+        pixels = weight.shape[3:] != (1, 1) and many  # for 1 x 1 both orders are equal
         found = patches(x, geometry, pixels)
         rows = found.reshape(n, -1, found.shape[3])  # [N, B*Ho*Wo, K]
-        ctx.save_for_backward(rows, weight)
+        matrix = matrices(weight, rows.shape[2], pixels)
+        ctx.save_for_backward(rows, matrix)
         ctx.shape, ctx.size, ctx.geometry, ctx.pixels = x.shape, (high, wide), geometry, pixels
-        ctx.products, ctx.out = products, out
-        y = product(rows, matrices(weight, rows.shape[2], pixels).transpose(1, 2), products)
+        ctx.products, ctx.out, ctx.kernels = products, out, weight.shape
+        y = product(rows, matrix.transpose(1, 2), products)
         return y.view(x.shape[0], high, wide, -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        n, outs, channels = weight.shape[:3]
+        rows, matrix = ctx.saved_tensors
+        n, outs, channels, *kernel = ctx.kernels
         grad = grads[0].reshape(n, -1, outs)  # [N, B*Ho*Wo, O]
         if ctx.pixels:
-            found = product(grad.transpose(1, 2), rows, ctx.products)[..., : weight[0, 0].numel()]
-            found = found.reshape(n, outs, *ctx.geometry.kernel, channels).movedim(4, 2)
+            found = summed_products(grad, rows, ctx.products)[..., : ctx.kernels[2:].numel()]
+            found = found.reshape(n, outs, *kernel, channels).movedim(4, 2)
             to_weight = found if ctx.out is None else ctx.out.copy_(found)
         else:
-            to_weight = product(grad.transpose(1, 2), rows, ctx.products, ctx.out).view(weight.shape)
+            to_weight = product(grad.transpose(1, 2), rows, ctx.products, ctx.out).view(ctx.kernels)
         to_x = None
         if ctx.needs_input_grad[0]:
-            back = product(grad, matrices(weight, rows.shape[2], ctx.pixels), ctx.products)
+            back = product(grad, matrix, ctx.products)
             back = back.view(ctx.shape[0], *ctx.size, -1)
             to_x = unpatch(back, ctx.shape[1:3], channels, ctx.geometry, ctx.pixels)
         return to_x, to_weight, None, None, None

@@ -17,6 +17,7 @@ from copfl.core.optim import Optimizer, Sgd, State, begin, kept
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.core.train import Trained, fresh, train
 from copfl.errors import at_least, one_of
+from copfl.kernels.fused import elementwise
 
 WEIGHTS = ("samples", "equal")
 
@@ -99,6 +100,10 @@ def weighted_mean(total: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     return torch.where(averaged, total / torch.where(averaged, weight, 1), before)
 
 
+def _product(w: Tensor, weight: Tensor) -> tuple[Tensor]:
+    return (w * weight,)
+
+
 # -- the algorithm -------------------------------------------------------------------------------------------
 
 
@@ -150,7 +155,7 @@ class Averaging:
         return self.output(task, self.fit(task, w, client.moments, data, plan), data)
 
     def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
-        return Total(upload.size * upload.w, upload.size)
+        return Total(elementwise(_product, upload.w, upload.size)[0], upload.size)
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         """The mean by the clients' weights; a round without uploads changes nothing."""

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from copfl.kernels.fused import aligned
 
-BLOCK = 1024
+BLOCK = 512  # four numbers per thread: more would take registers that loads in flight need
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 TYPES = {dtype: f"tl.{dtype}".replace("torch.", "") for dtype in NUMBERS} | {torch.bool: "tl.int1"}
 # By the name of torch's function, without the underscores of an operator.
@@ -31,14 +31,17 @@ OPERATIONS = {
 }  # fmt: skip
 EXACT = {"div": "tl.div_rn({0}, {1})", "sqrt": "tl.sqrt_rn({0})"}  # in float32; the others are off by two
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-# How an argument is read: rows [N, d], a number per row [N, 1], a vector [d] in common, or one number.
-PLACES = {
-    "rows": "row * s{0} + place * t{0}",
-    "column": "row * s{0}",
-    "vector": "place * t{0}",
-    "number": "0",
-}
-SHAPES = {"rows": (1, 2), "column": (1, 1), "vector": (2,), "number": ()}
+# How an argument is read: rows [N, d], or a number per row [N, 1]; where all rows are one, its stride is 0.
+PLACES = {"rows": "row * s{0} + place * t{0}", "column": "row * s{0}"}
+
+
+@triton.jit
+def _exp2(y):
+    """2^y to the last bit of float32: tl.exp2 is off by four, and 1 - beta^t cancels."""
+    whole = tl.floor(y + 0.5)
+    z = (y - whole) * 0.6931471805599453
+    tail = 0.5 + z * (1 / 6 + z * (1 / 24 + z * (1 / 120 + z * (1 / 720 + z * (1 / 5040)))))
+    return (1.0 + z * (1.0 + z * tail)) * tl.exp2(whole)
 
 
 class _Writer(TorchFunctionMode):
@@ -81,8 +84,9 @@ class _Writer(TorchFunctionMode):
             return f"tl.where({self.value(args[0], torch.bool)}, {either})"
         if name in COMPARISONS:
             return f" {COMPARISONS[name]} ".join(self.value(a, torch.result_type(*args)) for a in args)
-        if name == "rpow" and isinstance(args[1], float) and args[1] > 0:  # in float64: 1 - beta^t cancels
-            return f"tl.exp2({self.value(args[0], torch.float64)} * {math.log2(args[1])!r})"
+        if name == "rpow" and isinstance(args[1], float) and args[1] > 0:
+            power = "_exp2" if out == torch.float32 else "tl.exp2"
+            return f"{power}({self.value(args[0], out)} * {math.log2(args[1])!r})"
         if name not in OPERATIONS or options.keys() - {"alpha"} or (name == "invert" and out != torch.bool):
             raise KeyError(name)
         operands = [self.value(a, out) for a in args]
@@ -92,8 +96,7 @@ class _Writer(TorchFunctionMode):
 
 
 def _kind(t: Tensor) -> str:
-    long = t.dim() > 0 and t.shape[-1] > 1
-    return ("rows" if long else "column") if t.dim() == 2 else "vector" if long else "number"
+    return "rows" if t.shape[1] > 1 else "column"
 
 
 @cache
@@ -101,9 +104,9 @@ def _kernel(function, signature):
     """The kernel for arguments of these kinds, and the dtypes of its results; None: the function has none."""
     writer, values, reads, names = _Writer(), [], [], []
     for n, (kind, what) in enumerate(signature):
-        values.append(what if kind == "value" else torch.ones(SHAPES[kind], dtype=what))
+        values.append(what if kind == "value" else torch.ones(1, 1 + (kind == "rows"), dtype=what))
         if kind != "value":
-            guard = ", mask=inside" if kind in ("rows", "vector") else ""
+            guard = ", mask=inside" if kind == "rows" else ""
             whole = " != 0" if what == torch.bool else ""
             name = writer.name(values[-1], f"x{n}")
             reads.append(f"{name} = tl.load(p{n} + {PLACES[kind].format(n)}{guard}){whole}")
@@ -120,21 +123,17 @@ def _kernel(function, signature):
         stores.append(f"tl.store(o{n} + row * stride + place, ({text}).to({kept}), mask=inside)")
         names.append(f"o{n}")
     lines = [
-        f"@triton.jit\ndef pointwise({', '.join(names)}, stride, length, BLOCK: tl.constexpr):",
-        "row = tl.program_id(1).to(tl.int64)",
-        "place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
-        "inside = place < length",
+        f"@triton.jit\ndef pointwise({', '.join(names)}, stride, rows, length, BLOCK: tl.constexpr):",
+        "row = (tl.program_id(0) % rows).to(tl.int64)",  # all rows of a place: a common vector is read once
+        "place = tl.program_id(0) // rows * BLOCK + tl.arange(0, BLOCK)",
+        # Four numbers are read and written, or none: at the end of a row, those in its padding too.
+        "inside = tl.max_constancy(place < length, [4])",
         *reads, *writer.lines, *stores,
     ]  # fmt: skip
     source = "\n    ".join(lines) + "\n"
     file = f"<copfl pointwise {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
-    linecache.cache[file] = (
-        len(source),
-        None,
-        source.splitlines(keepends=True),
-        file,
-    )  # Triton reads it there
-    made = {"tl": tl, "triton": triton, "__name__": __name__}
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # Triton reads it there
+    made = {"tl": tl, "triton": triton, "_exp2": _exp2, "__name__": __name__}
     exec(compile(source, file, "exec"), made)
     return made["pointwise"], [result.dtype for result in results]
 
@@ -143,20 +142,17 @@ def results_of(function, given: list) -> tuple[Tensor, ...] | None:
     """function(*given) as rows [N, d], aligned for matrix products; None: it has no kernel."""
     tensors = [a for a in given if isinstance(a, Tensor)]
     like = next(t for t in tensors if _kind(t) == "rows")
-    if any(t.dim() > 2 or t.device != like.device for t in tensors):
+    if any(t.device != like.device for t in tensors):
         return None
     signature = tuple((_kind(a), a.dtype) if isinstance(a, Tensor) else ("value", a) for a in given)
     if (found := _kernel(function, signature)) is None:
         return None
     kernel, dtypes = found
-    results = tuple(aligned(like, dtype) for dtype in dtypes)
-    arguments = []
-    for t in tensors:
-        across = t.stride(-1) if t.dim() and t.shape[-1] > 1 else 0
-        arguments += [_bytes(t), t.stride(0) if t.dim() == 2 else 0, across]
+    results = tuple(aligned(like.shape, dtype, like.device) for dtype in dtypes)
+    arguments = [part for t in tensors for part in (_bytes(t), *t.stride())]
     (rows, length), stride = like.shape, results[0].stride(0)
-    grid = triton.cdiv(length, BLOCK), rows
-    kernel[grid](*arguments, *map(_bytes, results), stride, length, BLOCK=BLOCK)
+    grid = (triton.cdiv(length, BLOCK) * rows,)
+    kernel[grid](*arguments, *map(_bytes, results), stride, rows, length, BLOCK=BLOCK)
     return results
 
 

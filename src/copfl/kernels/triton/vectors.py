@@ -45,7 +45,7 @@ def _digits(
     start, end = tl.load(segments + parts + part), tl.load(segments + 2 * parts + part)
     prefix = 0 if TOP else tl.load(low + at) >> (low_bit + 4)
     total = tl.zeros([32], dtype=tl.int32)
-    for piece in tl.static_range(PIECES):
+    for piece in range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
         if TIES:
@@ -110,7 +110,7 @@ def _reach(keys, chosen, ties, last, segments, parts, number, stride, length, BL
     at = row * number + tl.load(segments + part)
     start, end = tl.load(segments + parts + part), tl.load(segments + 2 * parts + part)
     low, spare, first = tl.load(ties + at * 3), tl.load(ties + at * 3 + 1), tl.load(last + at)
-    for piece in tl.static_range(PIECES):
+    for piece in range(PIECES):
         place = start + piece * BLOCK + tl.arange(0, BLOCK)
         key = tl.load(keys + row * stride + place, mask=place < end, other=-1)
         value = (key > low) | ((key == low) & (end - 1 - place >= first) & (spare > 0))
@@ -154,10 +154,10 @@ def count(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 @triton.jit
-def _put_back(healthy, new, old, length, new_stride, old_stride, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
+def _put_back(healthy, new, old, rows, length, new_stride, old_stride, BLOCK: tl.constexpr):
+    row = (tl.program_id(0) % rows).to(tl.int64)
     if tl.load(healthy + row) == 0:
-        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        place = tl.program_id(0) // rows * BLOCK + tl.arange(0, BLOCK)
         value = tl.load(old + row * old_stride + place, mask=place < length)
         tl.store(new + row * new_stride + place, value, mask=place < length)
 
@@ -167,9 +167,9 @@ def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
     rows, length = new.shape
     old = old if old.stride(1) == 1 else old.contiguous()
     whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
-    _put_back[(triton.cdiv(length, 4 * BLOCK), rows)](
+    _put_back[(triton.cdiv(length, 4 * BLOCK) * rows,)](
         healthy.contiguous().view(torch.uint8), whole(new), whole(old),
-        length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
+        rows, length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
     )  # fmt: skip
     return new
 

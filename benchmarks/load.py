@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from copfl import wire
-from copfl.core.algorithm import example_upload
+from copfl.core.algorithm import blank_samples, example_output
 from copfl.flower.node import decode
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
@@ -322,9 +322,9 @@ class Nodes:
         torch.set_num_threads(1)
         self.port, self.deadline = port, deadline
         self.settings = settings_of(config(nodes, deadline))
-        self.like = example_upload(
-            self.settings.algorithm, self.settings.task, self.settings.shape, augment=False, clients=nodes
-        )
+        algorithm, task = self.settings.algorithm, self.settings.task
+        blank = blank_samples(self.settings.shape, task.device)
+        self.like = example_output(algorithm, task, blank, augment=False, clients=nodes).upload
         self.injected: Counter[str] = Counter(dict.fromkeys(FAULTS, 0))
         self.draw = random.Random(8)
         self.noise = torch.Generator().manual_seed(8)

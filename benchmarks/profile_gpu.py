@@ -1,6 +1,7 @@
 """GPU time of a round by kernel: `python benchmarks/profile_gpu.py --clients 30`
 
-CO-PFL with ResNet-18, or with `--adapters` FedPer with LoRA in a frozen transformer; see adapters.py.
+CO-PFL with ResNet-18, with `--adapters` FedPer with LoRA in a frozen transformer (adapters.py), with
+`--model vgg11` FedPer with a model of zoo.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import tempfile
 
 import adapters
 import torch
+import zoo
 from common import federation, random_images, task
 
 from copfl.algorithms import ALGORITHMS
@@ -37,14 +39,30 @@ def lora(clients: int) -> Setting:
     return ALGORITHMS["fedper"](Adam(lr=1e-3), epochs=1), short, data, adapters.BATCH
 
 
+def any_model(name: str, clients: int) -> Setting:
+    size = zoo.GPU._replace(clients=clients)
+    data = zoo.federation(name, size, "cuda")
+    first = tree.row(data.train.rows([0]), 0)
+    found = (
+        task_of(zoo.MODELS[name](size), zoo.CLASSES, device="cuda").probed(first).with_batching(None, first)
+    )
+    return ALGORITHMS["fedper"](Adam(lr=1e-4), epochs=1), found, data, size.batch
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=30)
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--adapters", action="store_true")
+    parser.add_argument("--model", choices=zoo.MODELS)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    algorithm, trained, data, batch = (lora if args.adapters else resnet)(args.clients)
+    setting = (
+        any_model(args.model, args.clients)
+        if args.model
+        else (lora if args.adapters else resnet)(args.clients)
+    )
+    algorithm, trained, data, batch = setting
     state, engine = begin(algorithm, trained, args.clients), mapping.vmap(args.clients)
     rounds = simulate(algorithm, trained, data, engine, state, rounds=5, batch=batch, eval_every=10**9)
     next(rounds)

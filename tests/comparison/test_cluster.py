@@ -136,7 +136,7 @@ def test_a_folder_that_another_process_has_is_waited_for(
 def test_progress_of_all_jobs_is_one_line(tmp_path: Path) -> None:
     one, other = job(tmp_path, "local"), job(tmp_path, "fedavg")
     all_done([one], 1, lambda text: None)
-    assert runner._progress([one, other]) == "local, seed 0: round 3/3; 1 are waiting"
+    assert runner._progress([one, other]) == "local, seed 0: round 3/3; 1 waiting"
 
 
 @pytest.mark.parametrize(

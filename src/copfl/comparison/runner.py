@@ -332,7 +332,7 @@ def submitted(
 
 
 def _progress(jobs: Sequence[Job]) -> str:
-    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 are waiting"."""
+    """Such as "copfl, seed 0: round 12/40; local, seed 1: round 3/40; 7 waiting"."""
     running = list[str]()
     for job in jobs:
         file = job.path / "rounds.jsonl"
@@ -340,7 +340,7 @@ def _progress(jobs: Sequence[Job]) -> str:
         if done:
             running.append(f"{job.title}: round {done}/{job.tables['run']['rounds']}")
     more = [f"{len(running) - SHOWN} more"] if len(running) > SHOWN else []
-    return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} are waiting"])
+    return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting"])
 
 
 def in_processes(jobs: Sequence[Job], processes: int, log: Log = print) -> Generator[Done]:

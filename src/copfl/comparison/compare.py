@@ -6,8 +6,6 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; any comparison use
     curves, clients, map     .png and .svg
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor

@@ -3,8 +3,6 @@
 The settings of a row are layers of tables; with a seed they make a job.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -3,8 +3,6 @@
 The run folders must be on a file system that all machines share, and copfl must be installed on each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 A folder may be locked, finished or damaged; it lacks what a comparison does not need.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

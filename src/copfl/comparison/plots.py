@@ -1,7 +1,5 @@
 """Pictures of a comparison: curves, clients, heat map of a sweep. matplotlib is an extra, copfl[plots]."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

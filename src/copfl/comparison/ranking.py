@@ -1,7 +1,5 @@
 """The ranking of a race: its rows, its table and its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

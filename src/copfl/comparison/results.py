@@ -1,7 +1,5 @@
 """Metrics of finished runs, and checks that they can be compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ What is drawn depends on the seed and on the results so far, not on the number o
 may search in one folder: OUT/tuning/search.journal has the trials, and the run folders their results.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

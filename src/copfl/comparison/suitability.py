@@ -1,7 +1,5 @@
 """Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

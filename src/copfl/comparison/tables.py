@@ -1,7 +1,5 @@
 """The rows of a comparison, and its tables as text, Markdown, CSV and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap

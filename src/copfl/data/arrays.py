@@ -1,7 +1,5 @@
 """A user's data as a checked data set: a .npz file, a folder of images, a torch Dataset, or arrays."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

@@ -7,8 +7,6 @@ scipy.ndimage has the blurs and the interpolation, but accumulates in float64: o
 165 of 4.6 million values then round to another byte. Stored results identify their samples by their bytes.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

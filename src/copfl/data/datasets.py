@@ -3,8 +3,6 @@
 The same files give the same samples in the same order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

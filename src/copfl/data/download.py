@@ -3,8 +3,6 @@
 Not pooch: its downloads start over after an interruption, and CIFAR-10-C has 2.9 GB.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """The clients' data on a device: one pool per split, and the rows of the pool that each client has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

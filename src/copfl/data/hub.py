@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a data set is, as text: samples, targets, clients, and a picture of who has what."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

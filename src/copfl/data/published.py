@@ -1,7 +1,5 @@
 """Published sets of images, texts, signals and tables in their own layouts, some with natural clients."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -5,8 +5,6 @@
 A scheme is a function of (dataset, clients, seed, options); its randomness comes from the seed alone.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

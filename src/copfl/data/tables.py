@@ -4,8 +4,6 @@ The targets, the clients and a text are columns by name. All other columns are f
 standardised with the mean and deviation of the train rows, texts are categories, one number each.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Sequence

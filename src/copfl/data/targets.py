@@ -1,7 +1,5 @@
 """Targets and groups as people have them (numbers with gaps, texts, one-hot), as numbers with names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

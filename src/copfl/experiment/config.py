@@ -1,7 +1,5 @@
 """Names and keyword arguments as people write them: read, checked against signatures, and written as TOML."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import tomllib

@@ -1,7 +1,5 @@
 """One client's model for other programs: safetensors, a torch state dict, ONNX, or an adapter of peft."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib.util

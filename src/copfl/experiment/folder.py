@@ -10,8 +10,6 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           data.npz           the samples, if `Result.save` stored them
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What each client gains over training alone, and how every client's model does on every client's samples."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

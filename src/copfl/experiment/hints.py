@@ -1,7 +1,5 @@
 """Hints about a model and samples that rarely learn: no logits, unscaled inputs; and training that failed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a run is, as a short hash: two runs with the same identity differ in rounding at most."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

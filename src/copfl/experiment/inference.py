@@ -1,7 +1,5 @@
 """The models of a finished run: a client's model, its predictions, and a model for a new client."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Names in files of version 0.1, and today's names; applied wherever such a file is read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Collection, Mapping

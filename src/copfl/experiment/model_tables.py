@@ -1,7 +1,5 @@
 """The tables [model] and [adapter] of a run: a model, what of it is trained, and its tokenizer."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Clients that never trained, fitted after the last round by the algorithm's own local update."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

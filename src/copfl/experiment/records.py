@@ -1,7 +1,5 @@
 """The lines of rounds.jsonl: one JSON object per round, the same bytes for the same run."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What a run is made of, and its result."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from dataclasses import dataclass, field

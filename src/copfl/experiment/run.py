@@ -1,7 +1,5 @@
 """One experiment, from settings or values to a result: `copfl.run(...)`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The settings of the table [run], and the device by its name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The table [task] of a run: the objective and the metrics, those of copfl or the user's own."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence

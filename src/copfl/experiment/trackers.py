@@ -4,8 +4,6 @@ The folder's `track.json` names the trackers, so that a resumed run continues in
 since the last checkpoint are trained again, to the same metrics; a tracker that can drops the old ones first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

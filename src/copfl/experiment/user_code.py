@@ -1,7 +1,5 @@
 """The user's models and data: named as "module:attribute", or passed as values."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

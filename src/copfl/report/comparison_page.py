@@ -1,7 +1,5 @@
 """The report of a comparison or a sweep, from the table.json in its folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

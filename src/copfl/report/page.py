@@ -1,7 +1,5 @@
 """The report of one or several runs."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

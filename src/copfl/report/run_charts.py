@@ -1,7 +1,5 @@
 """The charts of one run, and the charts and tables of all runs of a report together."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """The report of a running run, served to this machine alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings by name: layers below a run file and the command line."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 from copfl.errors import one_of

@@ -605,6 +605,43 @@ def test_the_leaders_are_the_highest_mean_and_what_it_is_not_distinguished_from(
     assert findings.leaders([partly, best]) == []
 
 
+def test_differences_are_corrected_for_their_number_and_need_all_seeds() -> None:
+    """2, 3 and 4 points have p = 0.035, 0.07 as the second of three; 9, 10 and 11 have 0.0033, 0.01 as the first."""
+    mine = cell_of("mine", {seed: [0.9] for seed in range(3)})
+    near = cell_of("near", {seed: [0.88 - seed / 100] for seed in range(3)})
+    far = cell_of("far", {seed: [0.81 - seed / 100] for seed in range(3)})
+    partly = cell_of("partly", {0: [0.5], 1: [0.5]})
+    noisy = cell_of("noisy", {0: [0.95], 1: [0.9], 2: [0.86]})
+    rows = [mine, near, far, noisy, partly]
+    pairs = [["mine", other.row.label] for other in rows[1:]]
+    experiment = experiments.Experiment(
+        "x", "X", "", [mine.plan.column], [c.row for c in rows], {"paper": ""}, differences=pairs
+    )
+    seen = findings.Findings(experiment, ["paper"], {("paper", "c", c.row.label): c for c in rows})
+    found = findings.differences(seen, "paper")
+    assert {key[1]: (round(gain.mean, 9), significant) for key, (gain, significant) in found.items()} == {
+        "near": (3.0, False),
+        "far": (10.0, True),
+        "noisy": (-0.333333333, False),
+    }
+    shown = pages.summary(seen)
+    assert "the 3 differences of this table" in shown
+    assert re.search(r"\| mine − far \| \*\*\+10\.0 \[\+7\.5, \+12\.5\]\*\* \|", shown)
+    assert "| mine − partly | not yet run |" in shown
+
+
+def test_a_column_that_half_of_the_methods_lack_is_named_and_not_shown() -> None:
+    done, partly = cell_of("done", {seed: [0.9] for seed in range(3)}), cell_of("partly", {0: [0.5]})
+    column = done.plan.column._replace(title="A column")
+    experiment = experiments.Experiment(
+        "x", "X", "About.", [column], [done.row, partly.row], {"paper": ""}, cost=True
+    )
+    seen = findings.Findings(experiment, ["paper"], {("paper", "c", c.row.label): c for c in (done, partly)})
+    shown = pages.begun(seen)
+    assert (shown.experiment.columns, shown.cells) == ([], {})
+    assert shown.experiment.about == "About. Not yet run: A column."
+
+
 def test_a_group_of_experiments_has_its_own_page() -> None:
     assert set(experiments.named("finetuning")).isdisjoint(experiments.named("all"))
     assert {experiments.read(name).page for name in experiments.named("finetuning")} == {"finetuning"}

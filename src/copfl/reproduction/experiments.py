@@ -106,6 +106,7 @@ class Experiment:
     aims: bool = False  # whether the claims are ours and not the paper's
     page: str = "reproduction"  # in docs: the page that the tables are put into, and the folder of details
     cost: bool = False  # whether bytes and seconds are shown
+    differences: list[list[str]] = field(default_factory=list)  # pairs of rows, the first minus the second
     map: Grid = field(default_factory=dict)  # the two keys of a heat map, each with its values
 
     def rows_of(self, protocol: str) -> list[Row]:
@@ -221,6 +222,7 @@ def only(experiment: Experiment, columns: Sequence[str], rows: Sequence[str]) ->
         columns=[column for column in experiment.columns if not columns or column.name in columns],
         rows=[row for row in experiment.rows if not rows or row.label in rows],
         claims=[] if columns or rows else experiment.claims,
+        differences=[] if columns or rows else experiment.differences,
     )
 
 
@@ -266,6 +268,8 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
     given = [*common, *content.get("row", []), *(_grid_rows(grid, map) if grid else [])]
     left_out = content.get("leave_out", [])
     rows = [_row(row, recipes, protocols) for row in given if row["label"] not in left_out]
+    for label in (label for pair in content.get("differences", []) for label in pair):
+        one_of([row.label for row in rows], row=label)
     return Experiment(
         name=name,
         title=content["title"],
@@ -278,7 +282,7 @@ def _experiment(name: str, content: dict[str, Any]) -> Experiment:
         numbers=numbers.get(content.get("paper", ""), {}),
         baselines=not content.get("no_baselines", False),
         map=map,
-        **{key: content[key] for key in ("chart", "aims", "page", "cost") if key in content},
+        **{key: content[key] for key in ("chart", "aims", "page", "cost", "differences") if key in content},
         protocols={
             name: content.get("protocols", {}).get(name, text)
             for name, text in PROTOCOLS.items()

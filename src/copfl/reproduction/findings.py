@@ -135,18 +135,34 @@ def best_of(gains: Sequence[Gain]) -> Gain | None:
     return min((g for g in gains if len(g.changes) == most), key=lambda g: g.mean) if most else None
 
 
+def complete(cell: Cell) -> bool:
+    """Whether the cell has all its seeds, and enough to be judged by."""
+    return len(cell.per_seed()) == len(cell.plan.seeds) >= FEWEST
+
+
 def leaders(cells: Sequence[Cell]) -> list[Cell]:
     """The cell with the highest mean, then those not distinguishable from it, with Holm's correction.
 
     Only cells with all seeds count; none, if there are fewer than two.
     """
-    complete = [cell for cell in cells if len(cell.per_seed()) == len(cell.plan.seeds) >= FEWEST]
-    ranked = sorted(complete, key=lambda cell: -float(np.mean(list(cell.per_seed().values()))))
+    ranked = sorted(filter(complete, cells), key=lambda cell: -float(np.mean(list(cell.per_seed().values()))))
     if len(ranked) < 2:
         return []
     best, *others = ranked
     p = holm([t_test(gain(best, other).changes) for other in others])
     return [best, *(other for other, own in zip(others, p, strict=True) if own >= 1 - LEVEL)]
+
+
+def differences(findings: Findings, protocol: str) -> dict[tuple[str, str, str], tuple[Gain, bool]]:
+    """By row, other row and column, and whether significant by Holm; only of cells with all seeds."""
+    gains = {}
+    for own, other in findings.experiment.differences:
+        for column in findings.experiment.columns:
+            cells = [findings.cells[protocol, column.name, label] for label in (own, other)]
+            if all(map(complete, cells)):
+                gains[own, other, column.name] = gain(*cells)
+    p = holm([t_test(found.changes) for found in gains.values()])
+    return {key: (gains[key], own < 1 - LEVEL) for key, own in zip(gains, p, strict=True)}
 
 
 # Claims

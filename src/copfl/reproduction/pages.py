@@ -5,8 +5,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from copfl.comparison.entries import described
 from copfl.errors import UsageError
@@ -17,7 +18,9 @@ from copfl.reproduction.findings import (
     Cell,
     Findings,
     best_of,
+    complete,
     corrected,
+    differences,
     gain,
     judged,
     leaders,
@@ -40,6 +43,10 @@ COST_NOTE = (
     "the median over rounds and seeds. Where seeds trained as one batch it is the time of all of them. "
     "Several runs shared the processor, so the seconds do not rank the methods."
 )
+DIFFERENCES_NOTE = (
+    "**Differences** in points, with the 95 % t interval over seeds. Bold: significant with Holm's "
+    "correction for the {} differences of this table."
+)
 HOLM_NOTE = "Holm: the same with Holm's correction for the number of comparisons ({})."
 
 
@@ -56,6 +63,8 @@ def summary(findings: Findings, pictures: Sequence[str] = ()) -> str:
         parts += [f"![{experiment.title}]({name})" for name in pictures if one or f"-{protocol}." in name]
     if experiment.baselines and any(row.ours for row in experiment.rows):
         parts.append(BASELINES_NOTE)
+    if experiment.differences:
+        parts += [_differences(findings, protocol) for protocol in findings.protocols]
     if experiment.cost:
         parts += [LEADERS_NOTE, *(_leaders(findings, protocol) for protocol in findings.protocols)]
         parts += [COST_NOTE, *(_costs(findings, protocol) for protocol in findings.protocols)]
@@ -116,9 +125,9 @@ def _method(findings: Findings, budget: Budget) -> str:
 
 def _complete_cells(findings: Findings, protocol: str) -> str:
     cells = [cell for (own, _, _), cell in findings.cells.items() if own == protocol]
-    complete = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
+    done = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
     counts = sorted({len(cell.plan.seeds) for cell in cells})
-    return f"{complete} of {len(cells)} cells have all {' or '.join(map(str, counts))} seeds."
+    return f"{done} of {len(cells)} cells have all {' or '.join(map(str, counts))} seeds."
 
 
 def _table(findings: Findings, protocol: str) -> str:
@@ -133,11 +142,23 @@ def _table(findings: Findings, protocol: str) -> str:
     return as_markdown(Table("", ["", *(column.title for column in experiment.columns)], rows))
 
 
+def _differences(findings: Findings, protocol: str) -> str:
+    found = differences(findings, protocol)
+    words = {key: f"**{gain}**" if significant else str(gain) for key, (gain, significant) in found.items()}
+    columns = findings.experiment.columns
+    rows = [
+        [f"{own} − {other}", *(words.get((own, other, column.name), NOT_YET) for column in columns)]
+        for own, other in findings.experiment.differences
+    ]
+    table = as_markdown(Table("", ["", *(column.title for column in columns)], rows))
+    return f"{DIFFERENCES_NOTE.format(len(found))}\n\n{table}"
+
+
 def _leaders(findings: Findings, protocol: str) -> str:
     rows = []
     for column in findings.experiment.columns:
         cells = findings.column(protocol, column.name)
-        known = sum(len(cell.per_seed()) == len(cell.plan.seeds) for cell in cells)
+        known = sum(map(complete, cells))
         means = [f"{cell.row.label} ({shown(cell, findings)})" for cell in leaders(cells)] or [NOT_YET]
         rows.append([column.title, means[0], "; ".join(means[1:]) or "none", f"{known} of {len(cells)}"])
     head = ["", "highest mean", "not distinguishable", "methods compared"]
@@ -291,15 +312,18 @@ def put(text: str, name: str, made: str) -> str:
 
 
 def begun(findings: Findings) -> Findings:
-    """The findings without the columns in which no two methods can be compared; the text names these."""
+    """The findings without the columns in which half of the methods lack seeds; the text names these."""
     experiment = findings.experiment
-    columns = [column.name for column in experiment.columns]
-    run = {c for c in columns if any(leaders(findings.column(p, c)) for p in findings.protocols)}
+    run = {
+        column.name
+        for protocol, column in product(findings.protocols, experiment.columns)
+        if mean([complete(cell) for cell in findings.column(protocol, column.name)]) > 1 / 2
+    }
     missing = [column.title for column in experiment.columns if column.name not in run]
     about = f"{experiment.about} Not yet run: {'; '.join(missing)}." if missing else experiment.about
     shown_columns = [column for column in experiment.columns if column.name in run]
-    cells = {key: cell for key, cell in findings.cells.items() if key[1] in run}
-    return replace(findings, experiment=replace(experiment, columns=shown_columns, about=about), cells=cells)
+    known = {key: cell for key, cell in findings.cells.items() if key[1] in run}
+    return replace(findings, experiment=replace(experiment, columns=shown_columns, about=about), cells=known)
 
 
 def write(findings: Findings, budget: str, docs: Path) -> list[Path]:

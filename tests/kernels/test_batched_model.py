@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -337,3 +339,21 @@ def test_another_batch_norm_with_a_forward_of_its_own_is_refused() -> None:
 
     with pytest.raises(UsageError, match="a Doubled, a batch norm with a forward of its own"):
         for_tasks(nn.Sequential(Doubled(3)))
+
+
+def test_training_imports_no_compiler() -> None:
+    """torch's compiler and sympy take seconds of every start, and two of torch's functions would import them."""
+    program = """
+import sys
+from copfl.algorithms import ALGORITHMS
+from copfl.engine.mapping import vmap
+from copfl.engine.simulate import begin, simulate
+from copfl.testing import small_federation
+
+task, federation = small_federation("batch", (8, 8), "cpu")
+algorithm, task = ALGORITHMS["copfl"](), task.with_batching()
+next(simulate(algorithm, task, federation, vmap(), begin(algorithm, task, 2), rounds=1, batch=4))
+print({"sympy", "torch._dynamo"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr[-2000:]

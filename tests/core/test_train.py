@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.core import tree
+from copfl.core import optim, tree
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Batch, Data
 from copfl.core.train import Trained, descend, train
@@ -40,6 +40,25 @@ def test_descend_equals_a_plain_torch_loop() -> None:
     close(after.w, torch.cat([t.detach().flatten() for t in (*model.parameters(), *statistics)]))
     assert after.loss.item() == pytest.approx(sum(losses) / 2)
     assert torch.equal(start, made.initial)
+
+
+def test_steps_in_place_equal_steps_in_new_tensors_and_spare_what_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, adam = toy(), Adam(0.05)
+    data = Data(*samples(6), torch.tensor(6))
+    parts = batches([0, 1], [2, 3], [4, 5])
+    monkeypatch.setattr(optim, "LONG", 1)
+    given = made.initial.clone(), adam.init(made.initial[: made.d])
+    with torch.no_grad():
+        whole = descend(made, adam, *given, data, parts)
+        single = Trained(*given, whole.loss)
+        for part in parts:  # the first step of a call is never in place
+            single = descend(made, adam, single.w, single.state, data, (part,))
+    assert torch.equal(whole.w, single.w)
+    assert all(map(torch.equal, tree.leaves(whole.state), tree.leaves(single.state)))
+    assert torch.equal(given[0], made.initial)
+    assert not any(t.any() for t in tree.leaves(given[1]))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)

@@ -10,8 +10,9 @@ from torch import Tensor
 from copfl.algorithms import COPFL, FedAvg, FedPer, Local
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.evaluation import with_statistics
 from copfl.core.optim import Adam
-from copfl.core.task import Experts, with_statistics
+from copfl.core.task import Experts
 from copfl.core.tree import vectorised
 from copfl.engine.mapping import sequential, vmap
 from copfl.parts import Cowa, Pwpm

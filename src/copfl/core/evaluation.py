@@ -14,7 +14,7 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.metrics import Array, Metric
-from copfl.core.task import EVAL_BATCH, Data, Personal, Task, with_statistics
+from copfl.core.task import EVAL_BATCH, Data, Experts, Personal, Task
 
 PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
 
@@ -66,6 +66,15 @@ def evaluate(
         if on_host(task):
             metrics[f"{PREDICTIONS}{name}"] = collected(task, scores.predictions, test.y)
     return metrics
+
+
+def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:
+    """The model with the batch-norm statistics of another one."""
+    statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
+    if isinstance(personal, Experts):
+        w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
+        return personal._replace(w=w)
+    return torch.cat([personal[: task.d], statistics])
 
 
 def on_host(task: Task) -> list[Metric]:

@@ -117,13 +117,19 @@ class Adam:
         return Moments(zeros, zeros, parameters.new_zeros(()))  # the same zeros for all clients
 
     def step(
-        self, parameters: Tensor, grad: Tensor, state: Moments, active: Tensor | None
+        self,
+        parameters: Tensor,
+        grad: Tensor,
+        state: Moments,
+        active: Tensor | None,
+        in_place: bool = False,  # whether the parameters and the state may be overwritten
     ) -> tuple[Tensor, Moments]:
         if self.weight_decay:
             grad = grad + self.weight_decay * parameters
         t = state.t + 1
         if active is None and parameters.device.type == "cpu" and len(parameters) > LONG and not mapped():
-            w, u, v = parameters.clone(), state.u.clone(), state.v.clone()
+            vectors = parameters, state.u, state.v
+            w, u, v = vectors if in_place else map(torch.clone, vectors)
             how: Any = {"beta1": self.beta1, "beta2": self.beta2, "weight_decay": 0.0, "eps": self.eps}
             # torch's own kernel takes a quarter of the time, and rounds differently.
             torch._fused_adam_(

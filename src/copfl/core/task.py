@@ -25,7 +25,15 @@ from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import gradient, mapped, without_kernels
-from copfl.kernels.modules import BatchNorm, Inputs, arguments_of, for_tasks, logits_of, mappable_attention
+from copfl.kernels.modules import (
+    BatchNorm,
+    Inputs,
+    arguments_of,
+    for_tasks,
+    logits_of,
+    mappable_attention,
+    norms_and_ties,
+)
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a model that does not fit
@@ -282,17 +290,23 @@ class Task:
         statistics = self.layout.split(buffers, buffers=True)
         if training:  # in new tensors: under vmap, writes into views of a vector are lost
             statistics = {name: b.clone() for name, b in statistics.items()}
+        if not (
+            mapped() or torch.is_grad_enabled()
+        ):  # torch folds the axes of products that require a gradient
+            tensors = {name: t.detach().requires_grad_() for name, t in tensors.items()}
         nothing, key = contextlib.nullcontext(), x.key if isinstance(x, Keyed) and training else None
         arguments = arguments_of(self.module, x.x if isinstance(x, Keyed) else x)
         features: list[Tensor] = []
         head = self.module.get_submodule(self.layout.head)
         hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        norms = [m for m in self.module.train(training).modules() if isinstance(m, BatchNorm)]
+        norms, tied = norms_and_ties(self.module.train(training))
         for norm in norms:
             norm.valid = valid
         try:
             with Draws(key) if key is not None else nothing, mappable_attention() if mapped() else nothing:
-                output = torch.func.functional_call(self.module, {**tensors, **statistics}, *arguments)
+                output = torch.func.functional_call(
+                    self.module, tensors | statistics, *arguments, tie_weights=tied
+                )
             logits = logits_of(output)
         finally:
             hook.remove()
@@ -409,15 +423,6 @@ def task_of(
         public=None if public is None else public.to(device),
         metrics=tuple(metrics) or usual_metrics(criterion.kind),
     )
-
-
-def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:
-    """The model with the batch-norm statistics of another one."""
-    statistics = other.w[0, task.d :] if isinstance(other, Experts) else other[task.d :]
-    if isinstance(personal, Experts):
-        w = torch.cat([personal.w[:, : task.d], statistics.expand(personal.w.shape[0], -1)], 1)
-        return personal._replace(w=w)
-    return torch.cat([personal[: task.d], statistics])
 
 
 @lru_cache(maxsize=8)  # a recorded program must not copy from the host

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.optim import Optimizer, State, kept
+from copfl.core.optim import Adam, Optimizer, State, kept
 from copfl.core.task import Batch, Data, Epoch, KeyedInputs, Objective, Task
 from copfl.kernels.fused import joined, mostly
 
@@ -66,15 +66,19 @@ def descend(
     """
     parameters, buffers = w[: task.d], w[task.d :]
     loss = steps = w.new_zeros(())
+    owned = False  # whether the parameters and the state are results of this loop, which nobody else has
     for batch in batches:
         x, y = task.batch(data, batch)
         point = parameters if at is None else at(parameters)
         grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
         if adjust is not None:
             grad = adjust(parameters, grad)
-        moved, next_state = optimizer.step(parameters, grad, state, active)
+        overwrites = owned and batch.valid is None and type(optimizer) is Adam
+        how: Any = {"in_place": True} if overwrites else {}
+        moved, next_state = optimizer.step(parameters, grad, state, active, **how)
         if batch.valid is None:
             parameters, buffers, state, loss, steps = moved, after, next_state, loss + value, steps + 1
+            owned = True
         else:
             some = batch.valid.any()
             parameters, buffers, state = tree.each(

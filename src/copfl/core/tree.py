@@ -147,7 +147,7 @@ def summed(trees: Iterable[T]) -> T:
     parts = iter(trees)
     first, total = next(parts), None
     for part in parts:
-        total = add(wide(first) if total is None else total, part)
+        total = add(wide(first) if total is None else total, wide(part))
     return first if total is None else narrow(total, [t.dtype for t in leaves(first)])
 
 

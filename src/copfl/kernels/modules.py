@@ -246,6 +246,14 @@ def for_tasks(model: nn.Module, partly_frozen: bool = False) -> nn.Module:
     return model
 
 
+@lru_cache(maxsize=1)  # to look through all modules takes a hundredth of a small step
+def norms_and_ties(model: nn.Module) -> tuple[list[BatchNorm], bool]:
+    """The batch norms of a model, and whether a parameter or buffer has several names."""
+    named = model.named_parameters, model.named_buffers
+    tied = any(len(list(each())) < len(list(each(remove_duplicate=False))) for each in named)
+    return [m for m in model.modules() if isinstance(m, BatchNorm)], tied
+
+
 # Inputs and outputs of any model
 
 # A batch: a tensor, or a dict of tensors if a sample has several arrays. Any, as only the model knows which.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Experts, Personal, Plan, Task
-from copfl.core.task import with_statistics
+from copfl.core.evaluation import with_statistics
 from copfl.wrappers.base import Wrapper
 
 

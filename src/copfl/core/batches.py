@@ -1,7 +1,5 @@
 """The batches of a local update and their augmentation: functions of the seed, the round and the client."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

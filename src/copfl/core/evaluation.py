@@ -4,8 +4,6 @@ Accuracy and loss are sums over samples, computed with the model. Other metrics 
 the collected predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -6,8 +6,6 @@ log-probabilities of every token [n, T, k], or of the right token [n, T] (next_t
 nan: missing, and not 0.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 `active` is a bool mask of the parameters that may change; None means all.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from dataclasses import dataclass

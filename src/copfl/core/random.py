@@ -5,8 +5,6 @@ drawn alone, in any order, and are the same in every engine, on every device and
 no source of secrets: the key determines the noise.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Every record of an algorithm is such a tree. A tree of rows has one more axis in front: the clients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar

@@ -4,8 +4,6 @@ The choice changes speed and rounding, nothing else. It is written to run.toml, 
 run makes the same one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """A simulation's whole state in one safetensors file with a checksum."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

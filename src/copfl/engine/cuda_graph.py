@@ -1,7 +1,5 @@
 """A program recorded once as a CUDA graph and replayed: one launch instead of thousands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 

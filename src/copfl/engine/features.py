@@ -1,7 +1,5 @@
 """The samples of a run as features of the model's frozen front, computed once and kept: core.front."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from functools import cached_property

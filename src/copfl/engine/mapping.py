@@ -1,7 +1,5 @@
 """How the local update is mapped over clients: the one thing in which the engines differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The records of the round loop: the state between two rounds, and the metrics of one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ three. Each simulation has its own round loop in its own thread. Its executor is
 clients and waits for the result of the common batch.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

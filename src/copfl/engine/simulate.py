@@ -1,7 +1,5 @@
 """The round loop."""
 
-from __future__ import annotations
-
 import gc
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The clients' records between their local updates."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 
 # On ARM, torch's oneDNN would leave a file /tmp/perf-PID.map for the profiler perf in every process.
 os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")
-# Its allocator there would return freed memory to the system after 10 ms, and fresh pages cost a third of a step.
+# Its allocator there returns freed memory after 10 ms, and fresh pages take a quarter of a large step.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "10000")  # ms
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@
 Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple, Protocol, TypeVar
 

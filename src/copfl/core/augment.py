@@ -1,7 +1,5 @@
 """Random crops and mirror images of a batch, drawn beforehand."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A criterion's functions are elementwise in the samples and have no branch on a t
 under vmap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

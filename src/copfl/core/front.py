@@ -5,8 +5,6 @@ gives a sample the same features in every epoch. The rounds then train the rest 
 features. What is found is compared with the whole model first: a front that cannot be cut off is not cached.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

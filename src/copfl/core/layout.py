@@ -1,7 +1,5 @@
 """The structure of the flat vector `w`: the model's parameters first, then its float buffers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

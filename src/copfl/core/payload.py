@@ -6,8 +6,6 @@ Down record; the client's model is the field `w` of the Upload, or `shared` wher
 reported weight is called `size`, `score` or `weight`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Every engine draws the same numbers: one client at a time, under vmap, or with the clients in one batch.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Callable, Sequence

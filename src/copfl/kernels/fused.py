@@ -4,8 +4,6 @@ An optimizer's step reads and writes every parameter; as a dozen PyTorch operati
 bytes that it needs. `elementwise(f, ...)` is f(...), inside vmap and outside, only faster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Autograd could do both, in several times as many passes over memory. On a GPU th
 own, in `kernels.triton`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

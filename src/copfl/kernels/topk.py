@@ -1,7 +1,5 @@
 """Counting and selecting entries of a vector; under vmap the count may differ from client to client."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

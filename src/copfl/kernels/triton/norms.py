@@ -1,12 +1,12 @@
 """Batch norm, forward and back, each in one kernel."""
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from copfl.kernels.triton.compiling import launch
 
 
 @triton.jit
@@ -114,7 +114,8 @@ def normalise(x: Tensor, weight: Tensor, bias: Tensor, share: Tensor | None, eps
     y = torch.empty_like(x)
     mean, var, inverse = (torch.empty(n, c, dtype=x.dtype, device=x.device) for _ in range(3))
     height, width = _tile(r)
-    _normalise[(n, triton.cdiv(c, width))](
+    launch(
+        _normalise, (n, triton.cdiv(c, width)),
         x, weight, bias, x if share is None else share.contiguous(), y, mean, var, inverse, r, c,
         weight.stride(0), bias.stride(0), eps=eps, SHARED=share is not None, ROWS=height, COLUMNS=width,
     )  # fmt: skip
@@ -130,7 +131,8 @@ def normalise_back(
     to_x = torch.empty_like(x)
     to_weight, to_bias = (torch.empty(n, c, dtype=x.dtype, device=x.device) for _ in range(2))
     height, width = _tile(r)
-    _normalise_back[(n, triton.cdiv(c, width))](
+    launch(
+        _normalise_back, (n, triton.cdiv(c, width)),
         grad, x, weight, x if share is None else share.contiguous(), mean, inverse, to_x, to_weight, to_bias,
         r, c, weight.stride(0), SHARED=share is not None, ROWS=height, COLUMNS=width,
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """The patches of a convolution, and the adjoint."""
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from copfl.kernels.triton.compiling import launch
 
 BLOCK = 1024
 
@@ -124,15 +124,15 @@ def patches(x: Tensor, out: tuple[int, int], kernel, stride, padding, pixels: bo
     index = _index(max(x.numel(), rows.numel()))
     if not pixels:
         total = rows.numel()
-        _gather[(triton.cdiv(total, BLOCK),)](x, rows, total, *how, BLOCK=BLOCK, INDEX=index)
+        launch(_gather, (triton.cdiv(total, BLOCK),), x, rows, total, *how, BLOCK=BLOCK, INDEX=index)
         return rows
     lines, length = batch * out[0] * out[1] * kernel[0], kernel[1] * channels
     longest = length + rows.shape[3] - entries
     columns = 64 if longest % 64 == 0 else min(128, triton.next_power_of_2(longest))
     lines_per_program = 2 * BLOCK // columns
-    _gather_lines[(triton.cdiv(lines, lines_per_program), triton.cdiv(longest, columns))](
-        x, rows, lines, *how, ROW=rows.shape[3], LINES=lines_per_program, COLUMNS=columns, INDEX=index
-    )
+    grid = triton.cdiv(lines, lines_per_program), triton.cdiv(longest, columns)
+    sizes = {"ROW": rows.shape[3], "LINES": lines_per_program, "COLUMNS": columns}
+    launch(_gather_lines, grid, x, rows, lines, *how, **sizes, INDEX=index)
     return rows
 
 
@@ -144,7 +144,8 @@ def unpatch(
     batch, ho, wo, entries = rows.shape
     x = torch.empty(batch, *size, channels, dtype=rows.dtype, device=rows.device)
     total = x.numel()
-    _scatter[(triton.cdiv(total, BLOCK),)](
+    launch(
+        _scatter, (triton.cdiv(total, BLOCK),),
         rows, x, total, *size, channels, ho, wo, *kernel, *stride, *padding,
         PIXELS=pixels, ROW=entries, BLOCK=BLOCK, INDEX=_index(max(total, rows.numel())),
     )  # fmt: skip

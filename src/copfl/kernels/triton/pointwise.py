@@ -5,8 +5,6 @@ Triton keeps the kernel on disk. A function with an operation that is not in the
 """
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 import hashlib
 import linecache
 import math
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from copfl.kernels.fused import aligned
+from copfl.kernels.triton.compiling import launch
 
 BLOCK = 512  # four numbers per thread: more would take registers that loads in flight need
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
@@ -152,7 +151,7 @@ def results_of(function, given: list) -> tuple[Tensor, ...] | None:
     arguments = [part for t in tensors for part in (_bytes(t), *t.stride())]
     (rows, length), stride = like.shape, results[0].stride(0)
     grid = (triton.cdiv(length, BLOCK) * rows,)
-    kernel[grid](*arguments, *map(_bytes, results), stride, rows, length, BLOCK=BLOCK)
+    launch(kernel, grid, *arguments, *map(_bytes, results), stride, rows, length, BLOCK=BLOCK)
     return results
 
 

@@ -1,8 +1,6 @@
 """Random numbers and dropout, each in one kernel: the hash of `kernels.draws`, bit for bit."""
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from copfl.kernels.triton.compiling import launch
 
 BLOCK = 1024
 
@@ -58,12 +58,13 @@ def dropout(x: Tensor, keys: Tensor, call: int, probability: float) -> Tensor:
     limit = math.ceil(float(rounded(probability)) * 2**24)
     scale = float(rounded(1) / rounded(max(probability, 1e-12)))
     grid = (triton.cdiv(size, BLOCK), keys.numel())
-    _dropout[grid](x, y, keys, call, size, LIMIT=limit, SCALE=scale, BLOCK=BLOCK)
+    launch(_dropout, grid, x, y, keys, call, size, LIMIT=limit, SCALE=scale, BLOCK=BLOCK)
     return y
 
 
 def uniform(keys: Tensor, call: int, size: int, dtype: torch.dtype) -> Tensor:
     """Numbers in [0, 1) of these keys [...], [..., size]."""
     y = torch.empty(*keys.shape, size, dtype=dtype, device=keys.device)
+    # Not by `launch`: a number that was not drawn might become an index.
     _uniform[(triton.cdiv(size, BLOCK), keys.numel())](y, keys.contiguous(), call, size, BLOCK=BLOCK)
     return y

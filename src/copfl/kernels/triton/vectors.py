@@ -1,8 +1,6 @@
 """Long vectors, a row per client: the largest entries, counts, and rows put back."""
 
 # mypy: ignore-errors
-from __future__ import annotations
-
 from functools import cache
 from itertools import accumulate
 
@@ -10,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from copfl.kernels.triton.compiling import launch
 
 BLOCK = 1024
 
@@ -94,12 +94,13 @@ def threshold(
     wanted, places = count.to(torch.int32), range((width - 1) // 4 * 4, -1, -4)
     every = torch.zeros(len(places), rows * number, 16, dtype=torch.int32, device=keys.device)
     for place, counts in zip(places, every, strict=True):
-        _digits[(segments.shape[1], rows)](
+        launch(
+            _digits, (segments.shape[1], rows),
             keys, low, counts, low if ties is None else ties, segments, segments.shape[1], number,
             keys.stride(0), place, TOP=place + 4 >= width, TIES=ties is not None, BLOCK=BLOCK,
         )  # fmt: skip
         digits = 1 << min(4, width - place)  # the highest digit may have fewer bits
-        _settle[(rows * number,)](counts, wanted, low, above, equal, place, digits, num_warps=1)
+        launch(_settle, (rows * number,), counts, wanted, low, above, equal, place, digits, num_warps=1)
     return low, above, equal
 
 
@@ -127,7 +128,8 @@ def largest(keys: Tensor, count: Tensor, width: int, sizes: tuple[int, ...]) -> 
     last = torch.where(ties[..., 2] > 0, last, 0)
     chosen = torch.empty(rows, length, dtype=torch.bool, device=keys.device)
     segments = _parts(sizes, keys.device)
-    _reach[(segments.shape[1], rows)](
+    launch(
+        _reach, (segments.shape[1], rows),
         keys, chosen.view(torch.uint8), ties, last, segments, segments.shape[1], len(sizes),
         keys.stride(0), length, BLOCK=BLOCK,
     )  # fmt: skip
@@ -147,9 +149,10 @@ def count(mask: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """The number of True entries in each segment of each row [N, d]; a sum first writes eight bytes each."""
     counts = torch.zeros(len(mask), len(sizes), dtype=torch.int32, device=mask.device)
     segments = _parts(sizes, mask.device)
-    _count[(segments.shape[1], len(mask))](
-        mask.view(torch.uint8), counts, segments, segments.shape[1], len(sizes), mask.stride(0), PART=PART
-    )
+    launch(
+        _count, (segments.shape[1], len(mask)),
+        mask.view(torch.uint8), counts, segments, segments.shape[1], len(sizes), mask.stride(0), PART=PART,
+    )  # fmt: skip
     return counts.to(torch.int64)
 
 
@@ -167,7 +170,8 @@ def put_back(healthy: Tensor, new: Tensor, old: Tensor) -> Tensor:
     rows, length = new.shape
     old = old if old.stride(1) == 1 else old.contiguous()
     whole = (lambda t: t.view(torch.uint8)) if new.dtype == torch.bool else (lambda t: t)
-    _put_back[(triton.cdiv(length, 4 * BLOCK) * rows,)](
+    launch(
+        _put_back, (triton.cdiv(length, 4 * BLOCK) * rows,),
         healthy.contiguous().view(torch.uint8), whole(new), whole(old),
         rows, length, new.stride(0), old.stride(0), BLOCK=4 * BLOCK,
     )  # fmt: skip
@@ -189,7 +193,8 @@ def sum_rows(healthy: Tensor, rows: Tensor) -> Tensor:
     """The sum of the healthy rows [N, d], in their order."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     (number, length), total = rows.shape, torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    _sum_rows[(triton.cdiv(length, BLOCK),)](
-        healthy.contiguous().view(torch.uint8), rows, total, rows.stride(0), length, ROWS=number, BLOCK=BLOCK
-    )
+    launch(
+        _sum_rows, (triton.cdiv(length, BLOCK),),
+        healthy.contiguous().view(torch.uint8), rows, total, rows.stride(0), length, ROWS=number, BLOCK=BLOCK,
+    )  # fmt: skip
     return total

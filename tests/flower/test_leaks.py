@@ -128,7 +128,7 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
     monkeypatch.setattr("os.getppid", os.getpid)  # its worker ends with this process
-    monkeypatch.setattr(client_app, "content_of", lambda message: message)
+    monkeypatch.setattr("copfl.flower.worker.content_of", lambda message: message)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     node_config = write_nodes(with_secrets(), tmp_path / "nodes")[0] | {broken: str(path)}

@@ -6,6 +6,7 @@ The run folders must be on a file system that all machines share, and copfl must
 import contextlib
 import math
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -51,6 +52,8 @@ def _dask(address: str) -> Iterator[Executor]:
     remedy = "start one with `dask scheduler` and `dask worker --nthreads 1`, and name its address"
     missing = f"no Dask scheduler answers at {address} ({{}}); {remedy}"
     with raised_as(RunError, missing, OSError, ValueError, TimeoutError):
+        # Asked first: a Client that cannot connect was seen to wait past its own limit.
+        socket.create_connection(distributed.comm.get_address_host_port(address), TIMEOUT).close()
         client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
     with client:
         yield client.get_executor(pure=False)

@@ -275,11 +275,13 @@ def closure(names: list[str]) -> Iterator[importlib.metadata.Distribution]:
 
 
 def license_of(distribution: importlib.metadata.Distribution) -> str:
-    about = distribution.metadata
-    classifiers = [c for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
+    def all_of(field: str) -> list[str]:  # the backport of importlib.metadata raises where a field is missing
+        return distribution.metadata.get_all(field) or []
+
+    classifiers = [c for c in all_of("Classifier") if c.startswith("License ::")]
     classified = "; ".join(c.rpartition(" :: ")[2] for c in classifiers)
-    first_line = (about["License"] or "").strip().partition("\n")[0]
-    return str(about["License-Expression"] or classified or first_line)
+    first_line = "".join(all_of("License")).strip().partition("\n")[0]
+    return "".join(all_of("License-Expression")) or classified or first_line
 
 
 def test_every_license_is_permissive() -> None:

@@ -143,7 +143,8 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     if config.robust:
         tables["robust"] = components.ROBUST.resolve({"name": config.robust, **given["robust"]})
         algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
-    tables["model"] = model_tables.resolve_model({"name": config.model, **given["model"]})
+    named = {"name": config.model, **given["model"]}
+    tables["model"] = model_tables.resolve_model(named, bool(config.adapter))
     if config.adapter:
         tables["adapter"] = model_tables.resolve_adapter({**given["adapter"], "name": config.adapter})
     is_text = config.shape == "text"

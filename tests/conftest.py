@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 import threading
@@ -37,7 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported stays: garbage collection, which comparisons ask for after every run, need not look at it."""
-    importlib.import_module("torch._dynamo")  # the first gradient would do it
     gc.collect()
     gc.freeze()
 

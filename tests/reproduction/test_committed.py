@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import math
-import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from copfl import stats
 from copfl.experiment.components import build_algorithm
 from copfl.experiment.config import Tables
 from copfl.reproduction import experiments, findings, records
@@ -33,37 +31,6 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
             assert (tmp_path / name).read_text("utf-8") == (DOCS / name).read_text("utf-8"), name
     drawn = {path.name for path in (tmp_path / "reproduction").glob("*.svg")}
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
-
-
-BANKING = ["banking-skew", "banking-wrong", "banking-shift", "banking-small"]
-IMAGES = ["cifar10-probing", "cifar10-norms", "cifar10-lora", "cinic10-probing"]
-
-
-@pytest.mark.parametrize(
-    ("name", "columns"), [("finetuning-text", [*BANKING, "clinc-skew"]), ("finetuning-images", IMAGES)]
-)
-def test_the_differences_on_the_page_of_fine_tuning_are_those_of_the_records(
-    name: str, columns: list[str]
-) -> None:
-    """Its tables are written by hand: the numbers, and which are significant with Holm's correction (bold)."""
-    runs = dict(records.Store(RECORDS).lines(RECORDS / f"{name}.jsonl.gz"))
-    experiment, store = experiments.read(name), records.Store(RECORDS, runs)
-    cells = findings.found(experiment, "full", ["equal"], range(5), store).cells
-    text = (DOCS / "finetuning.md").read_text("utf-8").partition("## Sentences")[0]
-    line = re.compile(r"^\| ([^|]+) − ([^|]+?)" + r" \| ([^|]+?)" * len(columns) + r" \|$", re.MULTILINE)
-    written, gains = list[str](), list[findings.Gain]()
-    for own, other, *shown in line.findall(text):
-        for column, cell in zip(columns, shown, strict=True):
-            gain = findings.gain(*(cells["equal", column, label] for label in (own, other)))
-            if len(gain.changes):
-                written.append(cell)
-                gains.append(gain)
-            else:
-                assert cell == findings.NOT_YET
-    p_values = stats.holm([stats.t_test(gain.changes) for gain in gains])
-    assert written == [f"**{g}**" if p < 0.05 else str(g) for g, p in zip(gains, p_values, strict=True)]
-    assert len(written) > 30
-    assert f"the {len(written)} differences of this table" in text
 
 
 def test_every_committed_record_is_read_quickly_and_stored_once() -> None:

@@ -6,7 +6,7 @@
 import copy
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     keep: bool = False
+
+    can_overwrite: ClassVar[bool] = True  # `step` takes in_place
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr, eps=self.eps)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.optim import Adam, Optimizer, State, kept
+from copfl.core.optim import Optimizer, State, kept
 from copfl.core.task import Batch, Data, Epoch, KeyedInputs, Objective, Task
 from copfl.kernels.fused import joined, mostly
 
@@ -71,7 +71,7 @@ def descend(
         grad, value, after = task.gradient(point, buffers, x, y, batch.valid, objective)
         if adjust is not None:
             grad = adjust(parameters, grad)
-        overwrites = owned and batch.valid is None and type(optimizer) is Adam
+        overwrites = owned and batch.valid is None and getattr(optimizer, "can_overwrite", False)
         how: Any = {"in_place": True} if overwrites else {}
         moved, next_state = optimizer.step(parameters, grad, state, active, **how)
         if batch.valid is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -33,11 +32,10 @@ def test_the_pages_are_what_the_records_say(tmp_path: Path, capsys: pytest.Captu
     assert drawn <= {path.name for path in (DOCS / "reproduction").glob("*.svg")}
 
 
-def test_every_committed_record_is_read_quickly_and_stored_once() -> None:
-    clock = time.process_time()
+def test_every_committed_record_is_read_and_stored_once() -> None:
     store = records.opened(RECORDS)
-    assert time.process_time() - clock < 2
     assert store.unusable == []
+    assert len(store.defaults) < len(store.found) / 10  # options are resolved once for records of a kind
     lines = [line for path in RECORDS.iterdir() for line in gzip.decompress(path.read_bytes()).splitlines()]
     assert len(store.found) == len(lines) > 1000
     for record in store.found.values():

@@ -19,6 +19,7 @@ SCORES = ("both", "gradient", "prediction", "none")
 LEAVE_ONE_OUT = ("exact", "paper")
 PREFER = ("deviation", "agreement")
 TRUST = ("all", "held_out")
+NEGLIGIBLE = 2**-7  # of the weights: less is the rounding error of a message in fp16 or bf16
 
 
 class Others(NamedTuple):
@@ -173,7 +174,7 @@ def leave_one_out(mean: Tensor, own: Tensor, weights: Tensor, weight: Tensor, fa
     zero where it does not share it. `fallback` is the value where no other member shares it.
     """
     rest = weights - weight
-    alone = rest <= 1e-6 * weights
+    alone = rest <= NEGLIGIBLE * weights
     return torch.where(alone, fallback, (weights * mean - weight * own) / torch.where(alone, 1, rest))
 
 

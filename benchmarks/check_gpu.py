@@ -41,13 +41,13 @@ def algorithm_of(name: str) -> AnyAlgorithm:
 
 
 def run(name: str, device: str, engine: Mapping, sizes: tuple[int, ...]) -> State:
-    task, federation = small_federation("batch", sizes, device)
+    algorithm = algorithm_of(name)
+    task, federation = small_federation("batch", sizes, device, getattr(algorithm, "needs", ()))
     if name.endswith(":dropout"):
         task.module.body.append(nn.Dropout(0.3))  # type: ignore[operator, union-attr]
         task = replace(task, random=True)
     if engine.name != "sequential":
         task = task.with_batching()
-    algorithm = algorithm_of(name)
     state = begin(algorithm, task, federation.clients)
     for _ in simulate(algorithm, task, federation, engine, state, rounds=ROUNDS, batch=4, eval_every=2):
         pass
@@ -93,8 +93,7 @@ def main() -> None:
     fused.LONG = mapping.LONG = 1  # so that the kernels for long vectors are tested on short ones
     failed = set()
     for name in args.algorithms:
-        # Compiling takes seconds per function; these algorithms use all functions.
-        for compiled in (False, True) if name in ("copfl", "fedavg", *VARIANTS) else (False,):
+        for compiled in (False, True):
             for sizes in (SIZES, (8, 8, 8, 8)):
                 if not check(name, compiled, sizes):
                     failed.add(name)

@@ -1,4 +1,4 @@
-"""Personalised federated learning that knows who contributes what.
+"""Personalised federated learning: CO-PFL and its baselines, simulated or deployed.
 
 import copfl
 result = copfl.run("copfl", "digits")

@@ -146,7 +146,7 @@ def _start(
         bool, typer.Option("--version", help="Print the versions of copfl, torch and CUDA.")
     ] = False,
 ) -> None:
-    """Personalised federated learning that knows who contributes what."""
+    """Personalised federated learning: CO-PFL and its baselines, simulated or deployed."""
     if version:
         from copfl.cli.doctor import version_line
 

@@ -77,7 +77,7 @@ def test_every_algorithm_keeps_the_conventions(name: str) -> None:
     """All but ktpfl, which sends answers instead of weights; and no field is a claim by name alone."""
     algorithm = ALGORITHMS[name]()
     task, _ = small_federation("none", (4,), needs=getattr(algorithm, "needs", ()))
-    upload = example_output(algorithm, task, blank_samples((1, 8, 8), task.device)).upload
+    upload = example_output(algorithm, task, blank_samples(task, (1, 8, 8))).upload
     down = algorithm.downlink(algorithm.server_init(task, 1), torch.tensor([0]))
     if name == "ktpfl":
         assert upload._fields == ("answers",)

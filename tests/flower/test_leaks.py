@@ -206,7 +206,7 @@ def test_the_table_matches_the_uploads(name: str) -> None:
     row = rows_of_the_table()[name]
     needs = getattr(ALGORITHMS[name], "needs", ())
     task, _ = small_federation("batch", (4,), needs=needs)
-    upload = example_output(ALGORITHMS[name](), task, blank_samples((1, 8, 8), task.device)).upload
+    upload = example_output(ALGORITHMS[name](), task, blank_samples(task, (1, 8, 8))).upload
     head, norms = int(task.where("head")[: task.d].sum()), int(task.where("norms")[: task.d].sum())
     for field in [name for name, value in upload._asdict().items() if value is not None]:
         word = WORDS[field].replace("*", "")

@@ -619,6 +619,26 @@ def test_a_new_client_personalises_the_shared_model(tmp_path: Path) -> None:
     assert wire.decode(saved, {"w": settings.task.initial}, head).record["w"].isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["fedavg", "reads"])  # reads has a model for each client
+def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) -> None:
+    """As in the simulation; with one batch of all samples, three updates are three steps."""
+    nodes = write_nodes(digits(4), tmp_path / "n", named=False)
+    config = for_algorithm(name) | {"batch": 2000}
+    play(config, [node | {"client": client} for client, node in enumerate(nodes[:3])], tmp_path / "runs")
+    state = server_of(settings_of(config), tmp_path / "runs")
+    start = state.w if name == "fedavg" else state.models.mean(0)
+    moved = []
+    for updates in (1, 3):
+        settings = settings_of(config | {"join": updates})
+        folder = ServerFolder(str(tmp_path / "runs"), "test", resume=True)
+        server = Server(settings, DirectTransport(settings, {1: nodes[3]}), folder, pause=0)
+        assert "accuracy_after" in server.personalise_new_clients()[0]
+        saved = wire.from_bytes(Path(nodes[3]["state-dir"], "test", "personal.copfl").read_bytes())
+        w = wire.decode(saved, {"w": start}, Head("model", "test", settings.layout, 2, 3)).record["w"]
+        moved.append(float((w - start).norm()))
+    assert moved[1] > 2 * moved[0]
+
+
 # -- settings ------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
-"""A regression over the network: the same weights and metrics as in the simulation."""
+"""Tasks other than classification over the network: the same weights and metrics as in the simulation."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,47 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     (result,) = server.personalise_new_clients()
     assert result["metric"] == "rmse"
     assert result["rmse_after"] < result["rmse_before"]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "classification": {"classes": "3", "task.metrics": "accuracy,auc"},
+    "multilabel": {"classes": "3", "task.metrics": "macro_f1"},
+    "regression": {"classes": "2", "task.metrics": "rmse,mae"},
+    "next_token": {"classes": "256", "shape": "text", "model": "causal_cnn", "task.metrics": "perplexity"},
+}
+
+
+def nodes_of(kind: str, folder: Path) -> list[dict[str, Any]]:
+    """Three nodes with samples whose targets are of this kind."""
+    folder.mkdir()
+    configs = []
+    for client in range(3):
+        x = np.random.default_rng(client).normal(size=(20, 10)).astype("float32")
+        y = {"classification": x[:, :3].argmax(1), "multilabel": x[:, :3] > 0}.get(kind, 3 * x[:, :2])
+        np.savez(folder / f"{client}.npz", x=x, y=y, x_test=x, y_test=y)
+        (folder / f"{client}.txt").write_text("\n".join(f"line {number}" for number in range(20)))
+        data = folder / f"{client}.{'txt' if kind == 'next_token' else 'npz'}"
+        configs.append({"client": client, "data": str(data), "state-dir": str(folder / f"state-{client}")})
+    return configs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_target_with_and_without_secure_aggregation(kind: str, tmp_path: Path) -> None:
+    """The server has no samples: its example of an upload has targets of the right shape."""
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    shared = {key: value for key, value in NUMBERS.items() if not key.startswith("target")}
+    config = shared | {"rounds": 1, "kind": kind} | KINDS[kind]
+    played = [
+        play(
+            config | {"secure-aggregation": secure}, nodes_of(kind, tmp_path / run), tmp_path / f"runs-{run}"
+        )
+        for run, secure in (("plain", False), ("secure", True))
+    ]
+    plain, secure = (one.records[-1]["mean"] for one in played)
+    assert farthest(played[0].server, played[1].server) < 1e-4
+    assert secure.keys() == plain.keys()
+    for name in {*plain} - {"bytes_up", "bytes_down"}:
+        assert secure[name] == pytest.approx(plain[name], abs=1e-4)
 
 
 @pytest.mark.parametrize(

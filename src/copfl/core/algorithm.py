@@ -11,6 +11,7 @@ Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -101,14 +102,14 @@ def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> 
     return tree.each(mean, rows)
 
 
-def blank_samples(shape: Any, device: torch.device) -> Data:
-    """Two samples of zeros, of class 0; those of several arrays are token numbers."""
-    x: Any
-    if isinstance(shape, dict):
-        x = {name: torch.zeros((2, *part), dtype=torch.int64, device=device) for name, part in shape.items()}
-    else:
-        x = torch.zeros((2, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32, device=device)
-    return Data(x, torch.zeros(2, dtype=torch.int64, device=device), torch.tensor(2, device=device))
+def blank_samples(task: Task, shape: Any) -> Data:
+    """Two samples of zeros, and their targets; samples of several arrays are token numbers."""
+    zeros = partial(torch.zeros, dtype=torch.int64, device=task.device)
+    is_text, number = isinstance(shape, dict), torch.uint8 if len(shape) == 3 else torch.float32
+    x = {name: zeros(2, *part) for name, part in shape.items()} if is_text else zeros(2, *shape, dtype=number)
+    targets = {"classification": (2,), "next_token": tree.leaves(x)[0].shape}
+    y = zeros(targets.get(task.criterion.kind, (2, task.classes)))
+    return Data(x, y, torch.tensor(2, device=task.device))
 
 
 def rate_of(algorithm: Any) -> float | None:

@@ -13,7 +13,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, received
+from copfl.core.algorithm import ClientOutput, next_message, received
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metric
 from copfl.core.front import of_one_client
@@ -231,6 +231,7 @@ def personalise(
             batches = _plan(settings, head._replace(round=head.round + n), data)
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
+            down = next_message(algorithm, task, down, output.upload)
         before, after = (wire.plain(primary_metric(task, w, data.test)) for w in (initial, trained))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)

@@ -11,7 +11,7 @@ from torch import Tensor
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
-from copfl.core.evaluation import evaluate
+from copfl.core.evaluation import evaluate, measured
 from copfl.core.task import Task
 from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
@@ -74,18 +74,19 @@ def means(sums: Sums) -> dict[str, float | None]:
 
 def example(algorithm: AnyAlgorithm, task: Task, shape: Any, rules: Rules, augment: bool) -> Sums:
     """The structure of every contribution, from a local update on blank samples."""
-    data, clients = blank_samples(shape, task.device), rules.clients
+    data, clients = blank_samples(task, shape), rules.clients
     output = example_output(algorithm, task, data, augment, clients)
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
     with torch.no_grad():
-        tested = evaluate(algorithm, task, algorithm.client_init(task), down, output.trained, data)
+        found = evaluate(algorithm, task, algorithm.client_init(task), down, output.trained, data)
         total = summand_of(algorithm, task, clients, output.upload)
+    tested = measured(task, {name: value.unsqueeze(0) for name, value in found.items()}, [data.y])
     return sums_of(total, output.metrics | tested, rules)
 
 
 def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment: bool) -> None:
     """UsageError if the server needs more of an upload than a plain sum that the client can compute."""
-    upload = example_output(algorithm, task, blank_samples(shape, task.device), augment, clients).upload
+    upload = example_output(algorithm, task, blank_samples(task, shape), augment, clients).upload
     server = algorithm.server_init(task, clients)
 
     def summand(server: Any, client: int) -> Any:

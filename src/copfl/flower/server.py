@@ -17,9 +17,9 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import blank_samples, example_output, received
+from copfl.core.algorithm import blank_samples, example_output, message_to_new_client, received
 from copfl.core.batches import choose
-from copfl.errors import CopflError, UsageError, WireError
+from copfl.errors import CopflError, WireError
 from copfl.flower.private_node import epsilons
 from copfl.flower.registry import PATIENCE, Event, Log, Registry, silent
 from copfl.flower.settings import Settings
@@ -63,7 +63,7 @@ class Server:
         self.algorithm = self.settings.algorithm
         self.task = self.settings.task
         self.registry = Registry(self.folder.run, self.config.clients, self.log)
-        blank, config = blank_samples(self.settings.shape, self.task.device), self.config
+        blank, config = blank_samples(self.task, self.settings.shape), self.config
         example = example_output(self.algorithm, self.task, blank, config.augment, config.clients)
         self.upload = example.upload  # the structure of every upload
         self.round = 0  # the next one
@@ -225,12 +225,9 @@ class Server:
     def personalise_new_clients(self) -> list[dict[str, Any]]:
         """The primary metric of every new client before and after its local updates of the trained model."""
         clients = self.config.clients
-        rows = self.algorithm.downlink(self.state, torch.arange(clients))
-        if any(not torch.equal(t, t[:1].expand_as(t)) for t in tree.leaves(rows)):
-            raise UsageError("this algorithm's server has a model for each client and none for a new client")
+        record = message_to_new_client(self.algorithm, self.state, torch.arange(clients))
         head = self._head("down", self.round, clients)  # no client's number: its own batches
-        about = {Field.UPDATES: self.config.join}
-        packet = wire.encode(tree.row(rows, 0), head, self.config.wire, about=about)
+        packet = wire.encode(record, head, self.config.wire, about={Field.UPDATES: self.config.join})
         pending: dict[str, int] = {}
         results: dict[int, dict[str, Any]] = {}  # by node
         deadline = time.monotonic() + PATIENCE

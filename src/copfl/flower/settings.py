@@ -185,7 +185,7 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
 def _private(settings: Settings) -> Settings:
     """The settings with clipped and noised uploads; UsageError if no epsilon would hold."""
     config, task, algorithm = settings.config, settings.task, settings.algorithm
-    blank = blank_samples(settings.shape, task.device)
+    blank = blank_samples(task, settings.shape)
     check_sums(algorithm, task, example_output(algorithm, task, blank, config.augment, 2).upload)
     private = SecretNoise(
         algorithm,

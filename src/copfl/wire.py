@@ -102,9 +102,8 @@ def encode(
     bases = {fingerprint(mask): mask for mask in known} if received else {}
     for path, piece in pieces(record):
         if isinstance(piece, Tensor):
-            tensors[path] = (
-                packed(piece) if piece.dtype == torch.bool else _narrow(path, piece, wire, piece.numel())
-            )
+            is_mask = piece.dtype == torch.bool
+            tensors[path] = packed(piece) if is_mask else _narrow(path, piece, wire, piece.numel())
             continue
         mask = piece.personal
         masks[path] = fingerprint(mask)

@@ -141,11 +141,21 @@ def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
     assert json.loads((tmp_path / "killed" / MARK).read_text()) == {"round": 2}
 
 
-@pytest.mark.parametrize(("key", "value"), [("secure-range", 0.01), ("optimizer.lr", 1e30)])
+REASONS = {  # 1e12: the step is 29, and every weight of the model rounds to 0
+    ("secure-range", 0.01): "cannot be added securely: a value is above 0.01; raise secure-range",
+    (
+        "secure-range",
+        1e12,
+    ): "cannot be added securely: the values are too small for steps of 29; raise secure-",
+    ("optimizer.lr", 1e30): "diverged",
+}
+
+
+@pytest.mark.parametrize(("key", "value"), REASONS)
 def test_values_that_do_not_fit_never_leave_a_client(
     key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    config = SECURE | {"run": f"refused-{key[:6]}", "batch": 64, key: value}
+    config = SECURE | {"run": f"refused-{key[:6]}-{value:.0f}", "batch": 64, key: value}
     settings = settings_of(config | {"runs": str(tmp_path)})
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
     log: list[str] = []
@@ -159,8 +169,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
     with pytest.raises(KeyboardInterrupt):
         next(server.rounds())
     assert not any(kind(packet) == "masked" for packet in transport.received)
-    reason = "cannot be added securely" if key == "secure-range" else "diverged"
-    assert sum(reason in line for line in log) == 3
+    assert sum(REASONS[key, value] in line for line in log) == 3
     assert not list(Path(nodes[0]["state-dir"]).glob(f"{server.folder.run}/round-*"))
 
 

@@ -87,9 +87,8 @@ class Registry:
         for client, node in list(self.nodes.items()):
             if node not in online:
                 del self.nodes[client]
-                self.log(
-                    f"client {client} disconnected (node {node})", Event.LEFT, client=client, node=str(node)
-                )
+                text = f"client {client} disconnected (node {node})"
+                self.log(text, Event.LEFT, client=client, node=str(node))
                 for other in self.claims.pop(client, ()):  # it may be this client, started again
                     self.rejected.pop(other, None)
         self.rejected = {node: reason for node, reason in self.rejected.items() if node in online}
@@ -117,9 +116,8 @@ class Registry:
         except WireError as error:
             return self._reject(node, str(error))
         if type(client) is not int or client >= self.clients:
-            self._reject(
-                node, f"it reports client={printable(client, 40)}; clients are 0 to {self.clients - 1}"
-            )
+            reported = f"it reports client={printable(client, 40)}"
+            self._reject(node, f"{reported}; clients are 0 to {self.clients - 1}")
         elif client < 0:
             self.unassigned.append(node)
         elif client in self.nodes:

@@ -85,13 +85,18 @@ def majority(clients: int) -> int:
     return max(2, clients // 2 + 1)
 
 
-def quantised(values: Floats, rules: Rules) -> Words:
-    """The nearest multiples of the step; WireError if a value is not finite or out of range."""
+def quantised(values: Floats, rules: Rules, largest_error: float = 1.0) -> Words:
+    """The nearest multiples of the step; WireError if they differ too much, or a value is out of range."""
     if not np.isfinite(values).all():
-        raise WireError("a value is not finite")
+        raise WireError("a value is not finite; lower the learning rate")
     if (np.abs(values) > rules.range).any():
-        raise WireError(f"a value is above {rules.range:g}")
-    return np.rint(values / rules.step).astype(np.int64).view(np.uint64)
+        remedy = "raise secure-range, lower the learning rate, or set options.weights=equal"
+        raise WireError(f"a value is above {rules.range:g}; {remedy}")
+    steps = np.rint(values / rules.step)
+    if np.linalg.norm(steps * rules.step - values) > largest_error * np.linalg.norm(values):
+        coarse = f"the values are too small for steps of {rules.step:.2g}"
+        raise WireError(f"{coarse}; raise secure-bits, at most to {MOST_BITS}, or lower secure-range")
+    return steps.astype(np.int64).view(np.uint64)
 
 
 def dequantised(total: Words, rules: Rules) -> Floats:

@@ -16,6 +16,7 @@ from copfl.core.task import Task
 from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
 
+LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector
 ELSE = "choose another algorithm, or leave secure-aggregation out"
 
 
@@ -44,12 +45,10 @@ def words_of(sums: Sums, rules: Rules) -> Words:
     """All numbers of a contribution, quantised; WireError names the field that cannot be sent."""
     words = []
     for path, t in tree.named(sums):
-        refused = (
-            f"{path} cannot be added securely: {{}}; nothing was sent. Raise secure-range, lower the "
-            "learning rate, or weigh the clients equally (options.weights=equal)"
-        )
+        error = LARGEST_ERROR if path.startswith("total") else 1.0  # metrics may be near zero
+        refused = f"{path} cannot be added securely: {{}}; nothing was sent"
         with raised_as(WireError, refused, WireError):  # the value itself stays here
-            words.append(quantised(t.detach().cpu().double().reshape(-1).numpy(), rules))
+            words.append(quantised(t.detach().cpu().double().reshape(-1).numpy(), rules, error))
     return np.concatenate(words)
 
 

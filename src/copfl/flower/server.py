@@ -141,9 +141,8 @@ class Server:
                 missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
                 absent = f"; not connected: {', '.join(missing)}" if missing else ""
                 count = f"{len(now.reports)} of the {self.config.minimum} replies it needs"
-                self.log(
-                    f"round {now.number + 1} waits: {count}{absent}", Event.WAITING, round=now.number + 1
-                )
+                text = f"round {now.number + 1} waits: {count}{absent}"
+                self.log(text, Event.WAITING, round=now.number + 1)
                 is_reported = True
             self._sleep(started)
         for client in selected:
@@ -212,9 +211,8 @@ class Server:
             summand = self.algorithm.summand(self.task, self.state, torch.tensor(client), opened.record)
         if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(summand) if t.is_floating_point()):
             raise WireError("its contribution to the total is not finite")
-        if any(
-            path not in masks or not torch.equal(mask, masks[path]) for path, mask in opened.masks.items()
-        ):
+        is_known = [path in masks and torch.equal(mask, masks[path]) for path, mask in opened.masks.items()]
+        if not all(is_known):
             self.folder.save_masks(client, opened.masks)
         now.dtypes = [t.dtype for t in tree.leaves(summand)]
         now.total = tree.wide(summand) if now.total is None else tree.add(now.total, summand)

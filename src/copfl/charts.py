@@ -159,7 +159,12 @@ def draw(panels: Panels, title: str = "") -> Picture:
     handles: dict[str, Any] = {}
     for place, row in enumerate(panels):
         for column, (axes, chart) in enumerate(zip(grid[place], row, strict=True)):
-            _panel(axes, chart)
+            if isinstance(chart, Lines):
+                _curves(axes, chart)
+            elif isinstance(chart, Heat):
+                _image(axes, chart)
+            else:
+                _markers(axes, chart)
             if column and isinstance(chart, Swarm):  # the rows are those of the first column
                 axes.set_yticklabels([])
             if column and isinstance(chart, Lines):
@@ -190,15 +195,6 @@ def _inches(panels: Panels) -> tuple[float, float]:
     return max(6.4, 1 + panel[0] * len(panels[0])), max(2.0, panel[1] * len(panels))
 
 
-def _panel(axes: Axes, chart: Chart | Swarm) -> None:
-    if isinstance(chart, Lines):
-        _curves(axes, chart)
-    elif isinstance(chart, Heat):
-        _image(axes, chart)
-    else:
-        _markers(axes, chart)
-
-
 def _curves(axes: Axes, chart: Lines) -> None:
     for line in chart.lines:
         values = _numbers(line.y)
@@ -221,15 +217,14 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
     if chart.zero:
         axes.axvline(0, color="black", linewidth=0.8)
     if isinstance(chart, Dots):
+        heights = np.arange(len(chart.rows))
         for place, series in enumerate(chart.series):
             colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)]
             fill = "none" if place else "full"
             style: Any = {"color": colour, "markersize": 5, "fillstyle": fill, "label": series.name}
-            axes.plot(_numbers(series.y), np.arange(len(chart.rows)), symbol, **style)
+            axes.plot(_numbers(series.y), heights, symbol, **style)
             if series.low:
-                axes.hlines(
-                    np.arange(len(chart.rows)), _numbers(series.low), _numbers(series.high), color=colour
-                )
+                axes.hlines(heights, _numbers(series.low), _numbers(series.high), color=colour)
     else:
         _swarm(axes, chart)
     axes.set_yticks(*_ticks(chart.rows, 40))
@@ -290,9 +285,9 @@ def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def figure(chart: Chart) -> Figure:
     """The record from which report/templates/draw.js draws the chart."""
-    content = {
-        name: value for name, value in chart._asdict().items() if name not in ("title", "about", "texts")
-    }
+    content = chart._asdict()
+    for name in ("title", "about", "texts"):
+        content.pop(name, None)
     for name in ("lines", "series"):
         if name in content:
             content[name] = [line._asdict() for line in content[name]]

@@ -16,17 +16,20 @@ import importlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-EXTRAS = {  # of this package, that install a library
-    "datasets": "hf",
-    "distributed": "cluster",
-    "huggingface_hub": "adapters",
-    "optuna": "search",
-    "peft": "adapters",
-    "pyarrow": "tables",
-    "submitit": "cluster",
-    "timm": "vision",
-    "torchvision": "vision",
-    "transformers": "adapters",
+# The packages of each extra that a user needs; those that develop copfl have others.
+EXTRAS = {
+    "adapters": ("transformers", "peft"),
+    "cluster": ("submitit", "distributed"),
+    "flower": ("flwr", "httpx", "prometheus-client"),
+    "hf": ("datasets",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "plots": ("matplotlib",),
+    "privacy": ("dp-accounting",),
+    "report": ("jinja2",),
+    "search": ("optuna",),
+    "tables": ("pyarrow",),
+    "tensorboard": ("tensorboard",),
+    "vision": ("torchvision", "timm"),
 }
 
 
@@ -94,7 +97,9 @@ def library(name: str, why: str = "") -> Any:
     except (ImportError, RuntimeError) as error:  # RuntimeError: of an operator library of another torch
         needed = f"{why} needs {top}, which" if why else top
         reason = " ".join(str(error).split())[:150]
-        install = f"install it with `pip install 'copfl[{EXTRAS[top]}]'`"
+        # huggingface_hub, which is not listed, comes with transformers.
+        extra = next((extra for extra, packages in EXTRAS.items() if top in packages), "adapters")
+        install = f"install it with `pip install 'copfl[{extra}]'`"
         raise UsageError(f"{needed} cannot be imported ({reason}); {install}") from error
 
 

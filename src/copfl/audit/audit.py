@@ -34,22 +34,21 @@ Tick = Callable[[int], None]  # takes the number of rounds that are done since t
 
 
 class Cache:
-    """Results as small JSON files, so that an interrupted audit continues; without a folder, in memory."""
+    """Results as small JSON files, so that an interrupted audit continues; without a folder, none is kept."""
 
     def __init__(self, folder: Path | None = None, tick: Tick = lambda rounds: None) -> None:
-        self.folder, self.tick, self.memory = folder, tick, dict[str, Any]()
+        self.folder, self.tick = folder, tick
 
     def get(self, name: str) -> Any:
         """The result of this name; None if there is none."""
         if self.folder is None:
-            return self.memory.get(name)
+            return None
         try:
             return json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # missing or damaged: it is computed again
             return None
 
     def put(self, name: str, content: Any) -> Any:
-        self.memory[name] = content
         if self.folder is not None:
             write_bytes(self.folder / f"{name}.json", json.dumps(content).encode(), durable=False)
         return content

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.cli import options
+from copfl.errors import AGAIN, UsageError, stoppable
 
 
 def audit(given: options.Given) -> None:
@@ -16,7 +17,6 @@ def audit(given: options.Given) -> None:
     from copfl.audit.shapley import Sampling
     from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.entries import seeds_of
-    from copfl.errors import AGAIN, UsageError, stoppable
     from copfl.tables import as_text
 
     if (given.run is None) != given.synthetic:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from copfl.cli import options
+from copfl.errors import AGAIN, UsageError, stoppable
+from copfl.experiment import config
 
 
 def compare(given: options.Given, tables: options.Tables) -> None:
@@ -17,7 +19,6 @@ def compare(given: options.Given, tables: options.Tables) -> None:
     """
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
-    from copfl.errors import UsageError
 
     if given.no_tune and given.tune:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
@@ -37,9 +38,8 @@ def sweep(given: options.Given, tables: options.Tables) -> None:
     """Run one algorithm in every cell of a grid. Finished runs are used again."""
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
-    from copfl.experiment import config as configure
 
-    file = {} if given.config is None else configure.read_file(given.config)
+    file = {} if given.config is None else config.read_file(given.config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     named = {} if given.algorithm is None else {"algorithm": {"name": given.algorithm}}
     how = given.only("last") | ({} if given.seeds is None else {"seeds": entries.seeds_of(given.seeds)})
@@ -54,7 +54,6 @@ def choose(given: options.Given, tables: options.Tables) -> None:
     """
     from copfl.comparison import choose as racing
     from copfl.comparison import entries
-    from copfl.errors import AGAIN, stoppable
 
     with stoppable(AGAIN):
         found = racing.choose(
@@ -102,12 +101,9 @@ def _carry_out(command: str, run: Callable[..., Any], base: options.Tables, give
     from copfl import charts
     from copfl.comparison import executors, tables
     from copfl.comparison import plots as pictures
-    from copfl.errors import AGAIN, UsageError, stoppable
 
-    log, folder = (
-        options.logger(given.quiet),
-        given.out or Path("runs") / f"{command}-{options.data_name(base)}",
-    )
+    log = options.logger(given.quiet)
+    folder = given.out or Path("runs") / f"{command}-{options.data_name(base)}"
     if given.jobs is not None and given.on is not None:
         raise UsageError("--jobs is for this machine, and --on names a cluster; leave one of them out")
     own = base.get("run", {})

@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from copfl.cli import options
+from copfl.errors import DataError, UsageError
 
 app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
 app.callback(invoke_without_command=True)(options.help_without_command)
@@ -15,7 +16,6 @@ app.callback(invoke_without_command=True)(options.help_without_command)
 def check(given: options.Given) -> None:
     """Check which files of a data set exist, and that they are complete."""
     from copfl.data import datasets
-    from copfl.errors import DataError
 
     if given.name is not None:
         print(datasets.check(given.name, _folder(given.data_dir)))
@@ -45,7 +45,6 @@ def describe(given: options.Given) -> None:
 def get(given: options.Given) -> None:
     """Download a data set and check it; an interrupted download continues."""
     from copfl.data import download
-    from copfl.errors import UsageError
 
     folder = _folder(given.data_dir)
     if folder is None:

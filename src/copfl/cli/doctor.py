@@ -10,22 +10,8 @@ from pathlib import Path
 import typer
 
 from copfl.cli import options
+from copfl.errors import EXTRAS
 
-# The packages of each extra that a user needs; those that develop copfl have others.
-EXTRAS = {
-    "adapters": ("transformers", "peft"),
-    "cluster": ("submitit", "distributed"),
-    "flower": ("flwr", "httpx", "prometheus-client"),
-    "hf": ("datasets",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "plots": ("matplotlib",),
-    "privacy": ("dp-accounting",),
-    "report": ("jinja2",),
-    "search": ("optuna",),
-    "tables": ("pyarrow",),
-    "tensorboard": ("tensorboard",),
-    "vision": ("torchvision", "timm"),
-}
 ROUNDS, CHANCE = 10, 0.1  # of the self-test; the digits have ten classes
 
 

@@ -1,6 +1,7 @@
 """`copfl federate`: create, try and operate a federation of real machines."""
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import typer
 
 from copfl.cli import options
-from copfl.errors import UsageError
+from copfl.errors import UsageError, stoppable
+from copfl.experiment.config import setting
 
 app = typer.Typer(
     help="Federations of real machines, with Flower.", rich_markup_mode=None, no_args_is_help=True
@@ -77,7 +79,6 @@ def server(given: options.Given) -> None:
 def run(given: options.Given) -> None:
     """Start a run on the federation whose server runs in the folder, and follow it to its end."""
     _require_flower()
-    from copfl.errors import stoppable
     from copfl.flower.deployed import start_run
     from copfl.flower.status import as_text
 
@@ -89,8 +90,6 @@ def run(given: options.Given) -> None:
 @command
 def status(given: options.Given) -> None:
     """Print nodes, rounds, who is late and the last error; the audit log is verified."""
-    import json
-
     from copfl.flower import status as state
 
     found = state.status(given.folder, given.run)
@@ -159,8 +158,6 @@ def _local() -> Any:
 
 def _config(given: options.Given, names: str) -> dict[str, Any]:
     """The keys of a run config or a node's that the command line sets: these options, and --set."""
-    from copfl.experiment.config import setting
-
     config = given.only(names)
     for text in config.pop("settings", []):
         if "=" not in text:
@@ -172,7 +169,6 @@ def _config(given: options.Given, names: str) -> dict[str, Any]:
 
 def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     """Prints a line per round when it ends."""
-    from copfl.errors import stoppable
     from copfl.flower.state import as_text
 
     print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)

@@ -10,6 +10,7 @@ import click
 import typer
 
 from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
+from copfl.errors import CopflError, Stopped, UsageError, one_of, stoppable
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -21,14 +22,12 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(federate.app, name="federate")
 add = options.command(app)
-for first in (run.run, run.resume):
-    add(first)
+add(run.run)
+add(run.resume)
 
 
 def main() -> NoReturn:
     """Runs the command line; an error of the user is one paragraph on stderr and exit code 2."""
-    from copfl.errors import CopflError, Stopped, stoppable
-
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # for names that the terminal cannot show
@@ -82,8 +81,6 @@ def _interrupted_by_signals() -> list[int]:
 
 def _check_torchrun() -> None:
     """UsageError if torchrun started a command that is not for several processes."""
-    from copfl.errors import UsageError
-
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.argv[1:2] not in (["run"], ["resume"]):
         command = " ".join(["copfl", *sys.argv[1:2]])
         raise UsageError(f"torchrun starts `copfl run` and `copfl resume`; start `{command}` without it")
@@ -112,7 +109,6 @@ def list_(
     from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
     from copfl.data.schemes import SCHEMES
-    from copfl.errors import one_of
     from copfl.experiment.components import OPTIMIZERS
 
     def first_lines(registry: Any) -> dict[str, str]:
@@ -148,8 +144,6 @@ def _start(
 ) -> None:
     """Personalised federated learning: CO-PFL and its baselines, simulated or deployed."""
     if version:
-        from copfl.cli.doctor import version_line
-
-        print(version_line())
+        print(doctor.version_line())
         raise typer.Exit
     options.help_without_command(context)

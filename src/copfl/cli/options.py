@@ -13,6 +13,8 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from copfl.experiment.config import setting
+
 Tables = dict[str, dict[str, Any]]  # by title, as in a run.toml
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -88,8 +90,6 @@ def _training_options() -> list[inspect.Parameter]:
 
 def tables_of(*, data_dir: Path | None = None, settings: list[str] | None = None, **options: Any) -> Tables:
     """The tables of run.toml that the options of `SETTINGS` describe; --set overrides them."""
-    from copfl.experiment.config import setting
-
     values = [(*SETTINGS[name].split("."), value) for name, value in options.items()]
     values += [("data", "dir", None if data_dir is None else str(data_dir)), *map(setting, settings or [])]
     tables: Tables = {}

@@ -3,18 +3,19 @@
 import io
 import json
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from copfl.cli import options
+from copfl.errors import UsageError, raised_as
+from copfl.files import write_bytes
 
 
 def report(given: options.Given) -> None:
     """Write a report of one or several runs, or of a comparison, as one HTML file."""
     from copfl import charts
-    from copfl.errors import UsageError
-    from copfl.files import write_bytes
     from copfl.report import comparison_page, document, page, run_data
 
     compared = [run for run in given.runs if comparison_page.is_comparison(run)]
@@ -28,10 +29,8 @@ def report(given: options.Given) -> None:
     contents = {target: document.render(found).encode()}
     if given.figures is not None:
         for chart in (chart for section in found.sections for chart in section.charts):
-            pictures = charts.pictures([[chart]])
-            contents |= {
-                given.figures / f"{chart.name}.{kind}": content for kind, content in pictures.items()
-            }
+            for kind, content in charts.pictures([[chart]]).items():
+                contents[given.figures / f"{chart.name}.{kind}"] = content
     for path, content in contents.items():
         write_bytes(path, content, durable=False)
         if not given.quiet:
@@ -40,9 +39,6 @@ def report(given: options.Given) -> None:
 
 def watch(given: options.Given) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
-    import webbrowser
-
-    from copfl.errors import UsageError, raised_as
     from copfl.report import watch as watching
 
     watching.html(given.runs)  # an unreadable folder is reported here, not in the browser
@@ -70,7 +66,6 @@ def export(given: options.Given) -> None:
 
 def _chosen(given: options.Given) -> tuple[Any, Any]:
     """The models of a run, and the one of them that the options name."""
-    from copfl.errors import UsageError
     from copfl.experiment import inference
 
     if (given.client is None) != given.of_server:
@@ -83,8 +78,6 @@ def predict(given: options.Given) -> None:
     """Predict samples with one client's or the global model: a line each with its class, labels or values."""
     import numpy as np
 
-    from copfl.errors import UsageError
-    from copfl.files import write_bytes
     from copfl.tables import Table, as_csv
 
     if (given.data is None) == (not given.sentence):
@@ -143,13 +136,12 @@ def personalize(given: options.Given) -> None:
     fitted = found.personalize(samples, given.epochs, given.lr, given.seed)
     if given.out is not None:
         exporting.write(found, fitted.model, given.format, given.out)
+    metric = found.experiment.task.metrics[0]
     if given.as_json:
-        primary = found.experiment.task.metrics[0].name
-        content = {{"scores": primary}.get(name, name): value for name, value in fitted._asdict().items()}
+        content = {{"scores": metric.name}.get(key, key): value for key, value in fitted._asdict().items()}
         del content["model"]
         print(json.dumps(content))
         return
-    metric = found.experiment.task.metrics[0]
     values = (fitted.scores[0], fitted.scores[-1], fitted.alone[-1])
     before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
     print(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.cli import options
+from copfl.errors import AGAIN, RunError, UsageError, at_least, one_of, stoppable
 
 
 def reproduce(given: options.Given) -> None:
@@ -21,7 +22,6 @@ def reproduce(given: options.Given) -> None:
     from copfl.comparison.executors import opened
     from copfl.comparison.jobs import PAUSE
     from copfl.comparison.runner import Runner
-    from copfl.errors import AGAIN, RunError, UsageError, one_of, stoppable
     from copfl.experiment.run_settings import device_of
     from copfl.reproduction import experiments, findings, pages, records
     from copfl.reproduction.batch import Batch, count_left
@@ -91,7 +91,6 @@ def _check(
     path: Path, store: Any, runs: Path | None, place: dict[str, dict[str, Any]], log: Callable[[str], None]
 ) -> None:
     """Prints the row of submitted records for docs/results.md; a RunError if they cannot be used."""
-    from copfl.errors import RunError
     from copfl.reproduction import submission
     from copfl.tables import as_markdown
 
@@ -111,7 +110,6 @@ def _check(
 def _seeds(text: str | None, first: int) -> list[int]:
     """A number of seeds from the experiment's first one on, or the seeds that are named; none: its own."""
     from copfl.comparison.entries import seeds_of
-    from copfl.errors import at_least
 
     if text is None:
         return []

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from copfl.cli import options
+from copfl.errors import Stopped, stoppable
+from copfl.experiment import config, presets
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
@@ -21,9 +23,7 @@ CHOICES = ("algorithm", "data")  # where one of them is named, the run is not th
 def run(given: options.Given, tables: options.Tables) -> None:
     """Train a federation; without options, CO-PFL on digits, where personalisation pays."""
     from copfl.engine import ranks
-    from copfl.experiment import config as configure
     from copfl.experiment import folder as run_folder
-    from copfl.experiment import presets
     from copfl.experiment.run import follow, prepare
 
     # On the command line only: a Python program without a main guard would start itself in each process.
@@ -34,7 +34,7 @@ def run(given: options.Given, tables: options.Tables) -> None:
     if is_demo or given.preset is not None:
         layers.append(presets.preset("demo" if is_demo else given.preset))
     if given.config is not None:
-        layers.append(configure.read_file(given.config))
+        layers.append(config.read_file(given.config))
     if ranks.started():
         layers.append({"run": {"workers": 1}})
     if given.local_baseline is not None:
@@ -73,7 +73,6 @@ def _shows(given: options.Given) -> bool:
 def _train(prepared: Experiment, folder: RunFolder, given: options.Given) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
-    from copfl.errors import Stopped, stoppable
     from copfl.experiment.progress import bar, lines
     from copfl.experiment.run import lead, train
     from copfl.experiment.trackers import tracking

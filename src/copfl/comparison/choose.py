@@ -32,7 +32,7 @@ from copfl.comparison.jobs import LAST, Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, record_of
 from copfl.comparison.runner import Log, all_done
-from copfl.comparison.suitability import refusals
+from copfl.comparison.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.components import resolve
@@ -239,11 +239,7 @@ class Race:
         reading.check_own("--tune", grid)
         found = []
         for entry in rows:
-            own = {
-                place: values
-                for place, values in grid.items()
-                if reading.concerns(entry, self.base, place[0])
-            }
+            own = {at: values for at, values in grid.items() if reading.concerns(entry, self.base, at[0])}
             for cell in cells(own):
                 label = f"{entry.label} {described(cell, 'optimizer', entry.name)}".strip()
                 found.append(self.candidate(entry._replace(label=label), cell))
@@ -260,8 +256,7 @@ class Race:
         refused = refusals([one.entry for one in candidates], lambda entry: layers[entry.label], experiment)
         self.left |= dict.fromkeys(refused, "could not run")
         if refused:
-            reasons = "; ".join(f"{label} ({reason})" for label, reason in refused.items())
-            self.note(f"These cannot train on the task: {reasons}.")
+            self.note(f"These cannot train on the task: {reasons(refused)}.")
         return [one for one in candidates if one.label not in refused]
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
@@ -283,13 +278,11 @@ class Race:
             if place + 1 < len(stages):
                 candidates = self.kept(standing, stages[place + 1].candidates)
         if addons:
-            plus = [
-                self.candidate(
-                    one.entry._replace(label=f"{one.label} + add-ons"), {**one.layers[-1], **ADDONS}
-                )
-                for one in standing.order[:FINALISTS]
-            ]
-            standing = self.stage([*standing.order, *plus], rounds, len(self.seeds))
+            candidates = list(standing.order)
+            for one in standing.order[:FINALISTS]:
+                entry = one.entry._replace(label=f"{one.label} + add-ons")
+                candidates.append(self.candidate(entry, {**one.layers[-1], **ADDONS}))
+            standing = self.stage(candidates, rounds, len(self.seeds))
         return standing
 
     def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
@@ -316,10 +309,10 @@ class Race:
         for one in candidates:
             if one not in ready:
                 self.left[one.label] = "could not run"
-        sign = 1 if records[ready[0].label][0].metric.higher_is_better else -1
-        scores = {label: sign * float(np.mean([r.mean() for r in own])) for label, own in records.items()}
-        order = sorted(ready, key=lambda one: -np.nan_to_num(scores[one.label], nan=-math.inf))
-        standing = Standing(order, records, until)
+        standing = Standing(ready, records, until)
+        score = standing.metric.score
+        order = sorted(ready, key=lambda one: -score(standing.value(one.label)))
+        standing = standing._replace(order=order)
         self.last |= {one.label: standing for one in ready}
         return standing
 

@@ -22,6 +22,7 @@ from copfl.comparison.jobs import LAST, Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
+from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
@@ -254,13 +255,9 @@ def _suitable(rows: Sequence[Entry], base: Base, experiment: Experiment) -> tupl
     if len(refused) == len(rows):
         named = refused
     if named:
-        raise UsageError(f"these rows cannot train on this task; leave them out: {_reasons(named)}")
+        raise UsageError(f"these rows cannot train on this task; leave them out: {reasons(named)}")
     left = [entry for entry in rows if entry.label not in refused]
-    return left, [f"Left out, as they cannot train on this task: {_reasons(refused)}"] if refused else []
-
-
-def _reasons(refused: Mapping[str, str]) -> str:
-    return "; ".join(f"{label} ({reason})" for label, reason in refused.items())
+    return left, [f"Left out, as they cannot train on this task: {reasons(refused)}"] if refused else []
 
 
 def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[list[Record]]:

@@ -29,21 +29,16 @@ DELAY = 15.0  # seconds after the end of a job until its result must be visible 
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 
 
-@contextlib.contextmanager
-def opened(on: str | None, folder: Path, cpus: int = 1) -> Iterator[Executor | None]:
+def opened(on: str | None, folder: Path, cpus: int = 1) -> contextlib.AbstractContextManager[Executor | None]:
     """The executor that `on` names, until the end; none without a name. Slurm's files go below `folder`."""
     if on is None:
-        yield None
-        return
+        return contextlib.nullcontext()
     kind, _, place = on.partition(":")
     if kind == "slurm":
-        with Slurm(folder / "slurm", place or None, cpus) as executor:
-            yield executor
-    elif kind == "dask" and place:
-        with _dask(place) as executor:
-            yield executor
-    else:
-        raise UsageError(f'--on "{on}" must be {FORMS}')
+        return Slurm(folder / "slurm", place or None, cpus)
+    if kind == "dask" and place:
+        return _dask(place)
+    raise UsageError(f'--on "{on}" must be {FORMS}')
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Which rows of a comparison can train: some algorithms need classes, public samples or adapters."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from copfl.comparison.entries import Entry
 from copfl.core import tree
@@ -22,6 +22,10 @@ def refusals(
     """By label, why a row cannot train: one local update on two samples of the prepared experiment."""
     found = {entry.label: _refusal(layers_of(entry), experiment) for entry in rows}
     return {label: reason for label, reason in found.items() if reason is not None}
+
+
+def reasons(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{label} ({reason})" for label, reason in refused.items())
 
 
 def _refusal(layers: list[Tables], e: Experiment) -> str | None:

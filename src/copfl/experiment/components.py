@@ -44,13 +44,15 @@ from copfl.wrappers.robust import ROBUST_RULES
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "mamo": Mamo, "sgd": Sgd}
 KINDS = ("algorithm", "optimizer", "data", "partition", "model", "run")
 
+# On a user's own data: rates at which the built-in models, and adapters or a head alone, learn within tens
+# of rounds. A pretrained model that is trained as a whole keeps the optimizer's.
+OWN_DATA: Tables = {"adam": {"lr": 1e-3}, "mamo": {"lr": 1e-3}, "sgd": {"lr": 0.1}}
+OWN_ADAPTED: Tables = {**OWN_DATA, "adam": {"lr": 1e-2}, "mamo": {"lr": 1e-2}}
 SMALL_TABLE: Tables = {
     "run": {"rounds": 20, "batch": 16, "clients": 5},
     "partition": {"name": "dirichlet"},
     "model": {"name": "mlp"},
-    "adam": {"lr": 1e-3},
-    "mamo": {"lr": 1e-3},
-    "sgd": {"lr": 0.1},
+    **OWN_DATA,
 }
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
 # and skewed enough for personalisation to matter.
@@ -60,9 +62,7 @@ DEFAULTS: dict[str, Tables] = {
         "run": {"rounds": 40, "batch": 8},
         "classes": {"per_client": 3, "train_per_class": 5, "test_per_class": 15},
         "model": {"name": "cnn"},
-        "adam": {"lr": 1e-3},
-        "mamo": {"lr": 1e-3},
-        "sgd": {"lr": 0.1},
+        **OWN_DATA,
     },
     "cifar10c": {"data": {"all": True}, "classes": {"group_per_client": True}, "copfl": {"rate": 0.15}},
     # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 selects them.
@@ -77,10 +77,6 @@ DEFAULTS: dict[str, Tables] = {
     "clinc150": {**BY_GROUP, "model": {"name": "embedding"}},
     **{name: {"model": {"name": "embedding"}} for name in ("ag_news", "sst2", "banking77")},
 }
-# On a user's own data: rates at which the built-in models, and adapters or a head alone, learn within tens
-# of rounds. A pretrained model that is trained as a whole keeps the optimizer's.
-OWN_DATA: Tables = {"adam": {"lr": 1e-3}, "mamo": {"lr": 1e-3}, "sgd": {"lr": 0.1}}
-OWN_ADAPTED: Tables = {**OWN_DATA, "adam": {"lr": 1e-2}, "mamo": {"lr": 1e-2}}
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
 

@@ -1,7 +1,6 @@
 """One client's model for other programs: safetensors, a torch state dict, ONNX, or an adapter of peft."""
 
 import contextlib
-import copy
 import importlib.util
 import io
 import json
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.federation import tensors
 from copfl.data.samples import Inputs, by_name, each
-from copfl.errors import UsageError, library, one_of
+from copfl.errors import EXTRAS, UsageError, library, one_of
 from copfl.experiment import records
-from copfl.experiment.folder import named_tensors
+from copfl.experiment.folder import named_tensors, with_entries
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
 from copfl.models import adapters, pretrained
@@ -114,7 +113,7 @@ class Predictor(nn.Module):
 
 
 def _onnx(models: RunModels, model: Personal) -> bytes:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+    for name in EXTRAS["onnx"]:
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")
     if isinstance(model, Experts) and model.near is not None:
@@ -160,13 +159,6 @@ def _quiet() -> Iterator[None]:
 
 
 # A client's adapter as a folder that peft loads, with a model card
-
-
-def with_entries(task: Task, w: Tensor) -> nn.Module:
-    """A copy of the task's module with the entries of w."""
-    net = copy.deepcopy(task.module)
-    net.load_state_dict(named_tensors(task, w), strict=False)  # frozen tensors and integers keep their values
-    return net
 
 
 def _peft(models: RunModels, model: Personal, path: Path) -> Path:

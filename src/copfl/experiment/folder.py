@@ -11,6 +11,7 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
 """
 
 import contextlib
+import copy
 import itertools
 import json
 import platform
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from copfl import __version__, files
 from copfl.core import tree
@@ -198,6 +199,13 @@ def named_tensors(task: Task, personal: Tensor | Experts) -> dict[str, Tensor]:
         return parts | {name: t.cpu() for name, t in own.items() if t is not None}
     tensors = task.layout.split(personal[: task.d]) | task.layout.split(personal[task.d :], buffers=True)
     return {name: t.cpu().clone() for name, t in tensors.items()}
+
+
+def with_entries(task: Task, w: Tensor) -> nn.Module:
+    """A copy of the task's module with the entries of w."""
+    net = copy.deepcopy(task.module)
+    net.load_state_dict(named_tensors(task, w), strict=False)  # frozen tensors and integers keep their values
+    return net
 
 
 def vector_of(model: Personal) -> Tensor:

@@ -1,6 +1,5 @@
 """What a run is made of, and its result."""
 
-import copy
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,9 +28,8 @@ from copfl.experiment.hints import hints, warnings_of
 from copfl.experiment.identity import settings_digest
 from copfl.experiment.new_clients import NewClients
 from copfl.experiment.run_settings import RunSettings
+from copfl.stats import Numbers
 from copfl.wrappers.attacks import Attacked
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,23 +170,20 @@ class Result:
         return self._network(e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down))
 
     def _network(self, personal: Personal) -> nn.Module:
-        task = self.experiment.task
-        net = copy.deepcopy(task.module)
-        net.load_state_dict(run_folder.named_tensors(task, run_folder.vector_of(personal)), strict=False)
-        return net.eval()
+        return run_folder.with_entries(self.experiment.task, run_folder.vector_of(personal)).eval()
 
-    def metric(self, name: str) -> Array:
+    def metric(self, name: str) -> Numbers:
         """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
         known = {name for record in self.records for name in record["per_client"]}
         if name not in known:
             raise unknown("metric", name, known)
         return self.metric_or_nan(name)
 
-    def metric_or_nan(self, name: str) -> Array:
+    def metric_or_nan(self, name: str) -> Numbers:
         """A metric by name; all nan where the run did not record it."""
         return records.table(self.records, name, self.experiment.clients)
 
-    def latest(self, name: str) -> Array:
+    def latest(self, name: str) -> Numbers:
         """The newest value of a metric for each client, nan where there is none."""
         return records.latest(self.records, name, self.experiment.clients)
 
@@ -212,21 +207,21 @@ class Result:
         return self.experiment.task.metrics[0]
 
     @property
-    def accuracy(self) -> Array:
+    def accuracy(self) -> Numbers:
         """Accuracy of the personal model after local training, on each client's test samples."""
         return self.metric_or_nan("accuracy")
 
     @property
-    def accuracy_before(self) -> Array:
+    def accuracy_before(self) -> Numbers:
         """Accuracy of the personal model before local training."""
         return self.metric_or_nan("accuracy_before")
 
     @property
-    def accuracy_global(self) -> Array:
+    def accuracy_global(self) -> Numbers:
         """Accuracy of the global model, which a new client would get."""
         return self.metric_or_nan("accuracy_global")
 
     @property
-    def weight(self) -> Array:
+    def weight(self) -> Numbers:
         """Each client's weight in the round's mean."""
         return self.metric_or_nan("weight")

@@ -44,9 +44,9 @@ from copfl.experiment.result import Result as Result
 from copfl.experiment.run_settings import device_of
 from copfl.experiment.task_tables import build_task, check_task
 from copfl.models import pretrained
+from copfl.stats import Numbers
 from copfl.wrappers.addons import with_addons
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 
 
@@ -314,7 +314,7 @@ def train(
     return result
 
 
-def _alone(result: Result, on_round: OnRound | None) -> Array:
+def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     """The primary metric of each client at its last evaluation, trained alone on the same batches.
 
     With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer. It is a

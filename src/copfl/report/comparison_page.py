@@ -36,19 +36,10 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
     rows, seeds, reference = content["rows"], content["seeds"], content["reference"]
     compared = [row for row in rows if metric.name in row["differences"]]
     shares = [f"{label} {100 * np.mean(own):.0f} %" for label, own in content["share_that_gains"].items()]
+    accuracy, differences = _accuracy(content, metric), _differences(content, compared, metric)
     sections = [
-        Section(
-            "accuracy",
-            capital(metric.title),
-            "How accurate are the clients' models?",
-            _accuracy(content, metric),
-        ),
-        Section(
-            "difference",
-            "Differences",
-            "Which differences are distinguishable?",
-            _differences(content, metric),
-        ),
+        Section("accuracy", capital(metric.title), "How accurate are the clients' models?", accuracy),
+        Section("difference", "Differences", "Which differences are distinguishable?", differences),
     ]
     return Document(
         title=content["title"],
@@ -101,8 +92,7 @@ def _difference(row: Row, metric: MetricInfo) -> str:
 
 
 def _best(rows: list[Row], metric: MetricInfo) -> list[str]:
-    sign = 1 if metric.higher_is_better else -1
-    best = max(rows, key=lambda row: np.nan_to_num(sign * _mean(row, metric.name), nan=-np.inf))
+    best = max(rows, key=lambda row: metric.score(_mean(row, metric.name)))
     text = f"{metric.text(_mean(best, metric.name))}{metric.unit}"
     return [f"Best mean {metric.title}: {best['label']}, {text}. It was chosen on test samples."]
 
@@ -162,9 +152,8 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     return [curves, dots, *_map(content, metric)]
 
 
-def _differences(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
+def _differences(content: Mapping[str, Any], rows: list[Row], metric: MetricInfo) -> list[Chart]:
     """Each row's difference to the reference with its interval over seeds."""
-    rows = [row for row in content["rows"] if metric.name in row["differences"]]
     if not rows or len(content["seeds"]) < 2:
         return []
     gains = [row["differences"][metric.name] for row in rows]
@@ -186,15 +175,5 @@ def _map(content: Mapping[str, Any], metric: MetricInfo) -> Iterator[Chart]:
         means = metric.factor * np.array([_mean(row, metric.name) for row in content["rows"]])
         values = [values_of(row) for row in means.reshape(len(rows), len(columns))]
         names = list(map(str, rows)), list(map(str, columns))
-        title = f"{down} and {across}"
-        yield Heat(
-            "map",
-            title,
-            "The mean of each cell.",
-            *names,
-            values,
-            metric.title,
-            across,
-            metric.unit,
-            row_title=down,
-        )
+        title, about = f"{down} and {across}", "The mean of each cell."
+        yield Heat("map", title, about, *names, values, metric.title, across, metric.unit, row_title=down)

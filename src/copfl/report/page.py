@@ -5,6 +5,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,12 @@ def render(runs: Runs, fingerprint: str = "") -> str:
 def sections(runs: Runs) -> list[Section]:
     """All charts; metrics that no run recorded are left out."""
 
-    def each(charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
-        return _each(runs, charts_of)
-
+    each = partial(_each, runs)
     title = capital(runs[0].primary.title)
     clients = each(lambda run: run_charts.clients(run, runs))
     accuracy = [*run_charts.accuracy(runs), *clients, *run_charts.differences(runs)]
     gain = [*each(run_charts.gain), *each(run_charts.new)]
-    personal = [*run_charts.masks(runs), *run_charts.shared(runs), *each(run_charts.by_layer)]
+    personal = [*run_charts.personal(runs), *each(run_charts.by_layer)]
     data = list(run_charts.data(runs))
     audit = "Do the weights match the clients' contributions?"
     found = [
@@ -121,9 +120,8 @@ def _unequal(runs: Runs) -> str:
 
 
 def _progress(run: RunData, several: bool) -> str:
-    rounds = f"{len(run.records)} rounds"
-    if len(run.records) < run.planned:
-        rounds = f"{len(run.records)} of {run.planned} rounds"
+    planned = f" of {run.planned}" if len(run.records) < run.planned else ""
+    rounds = f"{len(run.records)}{planned} rounds"
     time = f", {span(sum(run.seconds))}" if run.seconds else ""
     return f"{run.label}: " * several + f"{rounds}, {run.clients} clients{time}"
 
@@ -142,10 +140,8 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         if not np.isnan(values).all():
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
             place, clients = int(find(values)), int((~np.isnan(values)).sum())
-            worst = f"client {place}, {metric.text(values[place])}{metric.unit}".replace(
-                " %", "\N{NO-BREAK SPACE}%"
-            )
-            note = f"mean of {clients} clients; {end}: {worst}"
+            worst = f"client {place}, {metric.text(values[place])}{metric.unit}"
+            note = f"mean of {clients} clients; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
             tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
         (run,) = runs
@@ -278,10 +274,9 @@ def _gain(run: RunData) -> list[str]:
     """Who gains over training alone, and who does not."""
     found, metric = run.gains, run.primary
     if found is None:
-        values = run.last(metric.name)
-        if np.isnan(values).all():
+        mean = _mean(run.last(metric.name), metric)
+        if not mean:
             return ["No client has been evaluated yet."]
-        mean = f"{metric.text(float(np.nanmean(values)))}{metric.unit}"
         return [
             f"Mean {metric.title} of the clients: {mean}. Whether they gain is not known: "
             "the run did not train them alone as a baseline."
@@ -317,7 +312,7 @@ def _cost(run: RunData) -> str:
     rounds = f"{len(run.records)} rounds" + (f" in {span(sum(run.seconds))}" if run.seconds else "")
     if not run.has("bytes_up"):
         return rounds
-    up, down = (size(float(np.nanmean(run.metric(way)))) for way in ("bytes_up", "bytes_down"))
+    up, down = _traffic(run, "bytes_up"), _traffic(run, "bytes_down")
     return f"{rounds}, {up} up and {down} down per client and round"
 
 

@@ -241,37 +241,28 @@ def differences(runs: Runs) -> Iterator[Chart]:
         difference = metric.factor * (run.last(metric.name) - runs[0].last(metric.name))
         series.append(Line(pair.label, values_of(difference), colour=names.index(pair.label)))
     if series:
-        unit = "points" if metric.fraction else ""
-        about = (
-            f"{capital(metric.title)} minus that of the same client under {runs[0].label}, last evaluation."
-        )
-        x_title = ", ".join(filter(None, (f"difference to {runs[0].label}", unit)))
-        unit = f" {unit}" if unit else ""
+        first, unit = runs[0].label, " points" if metric.fraction else ""
+        about = f"{capital(metric.title)} minus that of the same client under {first}, last evaluation."
+        x_title = f"difference to {first}{metric.points}"
         yield Dots("differences", "Paired differences", about, rows, x_title, series, unit, zero=True)
 
 
-def masks(runs: Runs) -> list[Chart]:
+def personal(runs: Runs) -> list[Chart]:
+    """How the masks grow, and what is shared."""
     about = "The fraction of a client's parameters that is personal, mean over clients."
-    chart = Lines("masks", "Growth of the masks", about, [], "personal, %", [], " %")
-    metrics = {
-        "personal_fraction": "of all parameters",
-        "personal_fraction_of_moving": "of those that change",
-    }
-    return _curves(runs, chart, metrics)
-
-
-def shared(runs: Runs) -> list[Chart]:
+    growth = Lines("masks", "Growth of the masks", about, [], "personal, %", [], " %")
+    of = {"personal_fraction": "of all parameters", "personal_fraction_of_moving": "of those that change"}
     about = (
         "Of a client's parameters, those that it shares, mean over clients; of the server's, those that "
         "this round averaged, and those that are personal to no client."
     )
-    chart = Lines("shared", "Shared parameters", about, [], "parameters, %", [], " %")
-    metrics = {
+    shared = Lines("shared", "Shared parameters", about, [], "parameters, %", [], " %")
+    whose = {
         "shared": "a client's parameters",
         "averaged": "averaged this round",
         "shared_by_all": "shared by all",
     }
-    return _curves(runs, chart, metrics)
+    return [*_curves(runs, growth, of), *_curves(runs, shared, whose)]
 
 
 def cost(runs: Runs) -> list[Chart]:
@@ -315,9 +306,8 @@ def _line(run: RunData, metric: str, band: bool) -> Line:
     end, find = ("lowest", np.nanargmin) if info.higher_is_better else ("highest", np.nanargmax)
     remarks = []
     for row in run.metric(metric):
-        worst = -1 if np.isnan(row).all() else int(find(row))
-        shown = "" if worst < 0 else f"{end}: client {worst}, {info.text(row[worst])}{info.unit}"
-        remarks.append(shown)
+        worst = None if np.isnan(row).all() else int(find(row))
+        remarks.append("" if worst is None else f"{end}: client {worst}, {info.text(row[worst])}{info.unit}")
     values = info.factor * run.metric(metric)
     line = Line(metric, values_of(mean_of_known(values, axis=1)), remarks=remarks)
     if not band:

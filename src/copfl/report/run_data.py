@@ -266,12 +266,8 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
     sizes = np.bincount(place)
     personal = np.stack([np.bincount(place, row, len(modules)) for row in mask])
     shared = np.bincount(place, ~mask.any(0), len(modules))
-    both = (
-        np.array([[np.count_nonzero(a & b) for b in mask] for a in mask])
-        if len(mask) <= gains.MODELS
-        else None
-    )
-    own = mask.sum(1)
-    either = 1 if both is None else np.maximum(own[:, None] + own - both, 1)
-    overlap = np.zeros((0, 0)) if both is None else both / either
+    overlap = np.zeros((0, 0))
+    if len(mask) <= gains.MODELS:
+        both, own = np.array([[np.count_nonzero(a & b) for b in mask] for a in mask]), mask.sum(1)
+        overlap = both / np.maximum(own[:, None] + own - both, 1)
     return Masks(int(about["round"]), modules, sizes.tolist(), personal / sizes, shared / sizes, overlap)

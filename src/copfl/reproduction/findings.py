@@ -222,10 +222,7 @@ class Corrected:
         return word if word == UNKNOWN or self.p[values.tobytes(), above] < 1 - LEVEL else OPEN
 
 
-@cache
-def corrected(findings: Findings, protocol: str) -> Corrected:
-    """The corrected verdicts; every claim of a page needs the same ones."""
-    return Corrected(findings, protocol)
+corrected = cache(Corrected)  # every claim of a page needs the same ones
 
 
 def overall(words: Sequence[str]) -> str:

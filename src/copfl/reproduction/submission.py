@@ -15,6 +15,7 @@ from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import joined
 from copfl.reproduction.records import SUFFIX, Store
+from copfl.stats import spread_of
 from copfl.tables import Table, percent, with_spread
 
 ROUNDING = 1e-4  # records have six digits
@@ -103,11 +104,10 @@ def table_of(checked: Sequence[Checked]) -> Table:
         groups.setdefault(one.record.title.rpartition(", seed")[0], []).append(one)
     rows = []
     for title, own in groups.items():
-        means = [one.record.mean() for one in own]
-        spread = float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+        mean, spread = spread_of([one.record.mean() for one in own])
         where = own[0].record.where
         known = sum(one.here is not None for one in own)
-        mean, worst = float(np.mean(means)), float(np.mean([one.record.worst for one in own]))
+        worst = float(np.mean([one.record.worst for one in own]))
         values = [with_spread(100 * mean, 100 * spread), percent(worst)]
         place = f"{where.get('device', '-')}, torch {where.get('torch', '-')}"
         counts = [str(own[0].record.length), str(len(own))]

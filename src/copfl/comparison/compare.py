@@ -26,7 +26,7 @@ from copfl.comparison.suitability import reasons
 from copfl.comparison.tables import Comparison, Row, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Tables, without
 from copfl.experiment.identity import digest, essential
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
@@ -166,17 +166,15 @@ def sweep(
     rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
     reading.checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
-    final = [
-        [
-            reading.job_of(Path(out) / "runs", f"{name} {row.label}", reading.layers(row, base), s, last=last)
-            for s in seeds
-        ]
-        for row in rows
-    ]
+
+    def jobs_of(row: Entry) -> list[Job]:
+        label, parts = f"{name} {row.label}", reading.layers(row, base)
+        return [reading.job_of(Path(out) / "runs", label, parts, seed, last=last) for seed in seeds]
+
+    final = [jobs_of(row) for row in rows]
     prepare([final[0][0].tables, suitability.CHECK if executor else {}])
-    records = _records(
-        final, partial(all_done, processes=jobs, log=log or (lambda line: None), executor=executor)
-    )
+    run = partial(all_done, processes=jobs, log=log or (lambda line: None), executor=executor)
+    records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
@@ -186,9 +184,7 @@ def sweep(
 
 def unequal(rows: Sequence[Row]) -> list[str]:
     """A remark for the title if the rows differ in the optimizer or in the learning rates tried."""
-    kinds = {
-        repr(sorted((key, value) for key, value in row.optimizer.items() if key != "lr")) for row in rows
-    }
+    kinds = {repr(sorted(without(row.optimizer, "lr").items())) for row in rows}
     tried = [
         {row.tuned.space}
         if row.tuned.space
@@ -249,11 +245,8 @@ def _is_search(space: Space, trials: int | None) -> bool:
 def _suitable(rows: Sequence[Entry], base: Base, experiment: Experiment) -> tuple[list[Entry], list[str]]:
     """The rows that can train on the task, and a note on those that are left out; an error for others."""
     refused = suitability.refusals(rows, lambda entry: layers_of(entry, base), experiment)
-    named = {
-        entry.label: refused[entry.label] for entry in rows if entry.label in refused and not entry.optional
-    }
-    if len(refused) == len(rows):
-        named = refused
+    optional = {entry.label for entry in rows if entry.optional and len(refused) < len(rows)}
+    named = {label: reason for label, reason in refused.items() if label not in optional}
     if named:
         raise UsageError(f"these rows cannot train on this task; leave them out: {reasons(named)}")
     left = [entry for entry in rows if entry.label not in refused]

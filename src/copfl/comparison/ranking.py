@@ -18,7 +18,6 @@ from copfl.tables import Table, as_markdown, as_text, plain
 
 LOCAL = "local"
 CHOSEN, ALIKE = "chosen", "not distinguishable"
-FILES = ("ranking.txt", "ranking.md", "ranking.json", "run.toml")
 
 
 class Ranked(NamedTuple):
@@ -87,13 +86,13 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
         },
         "notes": found.notes,
     }
-    texts = (
-        as_text(table, 110),
-        as_markdown(table),
-        json.dumps(plain(content), indent=1),
-        config.as_toml(tables),
-    )
-    for name, text in zip(FILES, texts, strict=True):
+    texts = {
+        "ranking.txt": as_text(table, 110),
+        "ranking.md": as_markdown(table),
+        "ranking.json": json.dumps(plain(content), indent=1),
+        "run.toml": config.as_toml(tables),
+    }
+    for name, text in texts.items():
         write_bytes(out / name, f"{text}\n".encode())
     if charts.available():
         for kind, picture in charts.pictures([[_curves(found, curves)]], found.title).items():

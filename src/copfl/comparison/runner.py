@@ -320,11 +320,10 @@ def submitted(
                     log(f"{group[0].title}: its worker was lost ({reason}); submitted again")
                     submit(group, attempt + 1)
                 else:
+                    often = f"{ATTEMPTS} times, perhaps for lack of memory, at last with"
                     for job in group:
-                        lost = (
-                            f"{job.title}: its worker was lost {ATTEMPTS} times, perhaps for lack of memory"
-                        )
-                        yield Done(job, RunError(f"{lost}, at last with: {error}"), 0.0)
+                        lost = f"{job.title}: its worker was lost {often}: {error}"
+                        yield Done(job, RunError(lost), 0.0)
     finally:
         for future in waiting:
             future.cancel()

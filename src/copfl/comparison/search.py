@@ -10,6 +10,7 @@ may search in one folder: OUT/tuning/search.journal has the trials, and the run 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -64,22 +65,14 @@ def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> l
         with locked(search.folder / ".search.lock", wait=WAIT):  # Optuna refuses a value that comes twice
             for (row, number, _), value in zip(drawn, values, strict=True):
                 _tell(studies[row], number, value)
+    trials = {row: study.trials[: search.trials] for row, study in studies.items()}
     groups = [
-        [
-            Candidate(row, _settings(trial.params, spaces[row]))
-            for trial in studies[row].trials[: search.trials]
-        ]
-        if row in studies
-        else []
-        for row in range(len(spaces))
+        [Candidate(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
+        for row, space in enumerate(spaces)
     ]
-    tried = halving(groups, lambda some, fraction: measured(search, some, fraction), search.metric)
+    tried = halving(groups, partial(measured, search), search.metric)
     return [
-        Tuned(
-            [Trial(c.settings, value, fraction) for c, value, fraction in own],
-            search.metric,
-            space_text(space),
-        )
+        Tuned([Trial(c.settings, *found) for c, *found in own], search.metric, space_text(space))
         for own, space in zip(tried, spaces, strict=True)
     ]
 

@@ -53,10 +53,8 @@ class Row:
 
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
-        names = [
-            *accuracies("all", self.metric.name),
-            *(other.name for other in self.outcomes[0].metrics[1:]),
-        ]
+        others = [other.name for other in self.outcomes[0].metrics[1:]]
+        names = [*accuracies("all", self.metric.name), *others]
         values = {name: [run.mean(name) for run in self.outcomes] for name in names}
         values["worst"] = [run.worst for run in self.outcomes]
         values["best"] = [run.mean(statistic="best_round") for run in self.outcomes]
@@ -176,9 +174,8 @@ def _differences(comparison: Comparison) -> Table:
     if len(comparison.seeds) < 2:
         note += " One seed says nothing about the next: nothing is distinguishable."
     head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
-    title = (
-        f"Difference to {comparison.reference}, personal {metric.title} after local training{metric.points}"
-    )
+    what = f"personal {metric.title} after local training{metric.points}"
+    title = f"Difference to {comparison.reference}, {what}"
     return Table(title, head, rows, [note])
 
 
@@ -199,10 +196,8 @@ def _new_clients(comparison: Comparison) -> Table:
     for row in comparison.rows:
         cells = []
         for mean, gain in new_client_differences(row).values():
-            cells += [
-                metric.text(*mean),
-                f"{metric.text(gain.mean, sign='+')} {metric.interval(*gain.seeds)}",
-            ]
+            to_alone = f"{metric.text(gain.mean, sign='+')} {metric.interval(*gain.seeds)}"
+            cells += [metric.text(*mean), to_alone]
         rows.append([row.title, *cells])
     head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
     note = (

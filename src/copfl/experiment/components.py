@@ -253,9 +253,8 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         tables = resolve_algorithm(merged["algorithm"], optimizer)
         algorithm = build_algorithm(tables)
     else:
-        tables = {
-            "algorithm": _value_table("algorithm", {**merged["algorithm"], **optimizer}, repr(algorithm))
-        }
+        options = {**merged["algorithm"], **optimizer}
+        tables = {"algorithm": _value_table("algorithm", options, repr(algorithm))}
     if data is None:
         tables["data"] = resolve_data(merged["data"])
     else:

@@ -23,6 +23,7 @@ from copfl.data.federation import tensors
 from copfl.data.samples import Inputs, by_name, each
 from copfl.errors import EXTRAS, UsageError, library, one_of
 from copfl.experiment import records
+from copfl.experiment.config import without
 from copfl.experiment.folder import named_tensors, with_entries
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
@@ -225,6 +226,8 @@ def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder
 
 def _card(models: RunModels) -> str:
     """README.md: what the adapter is of, how it was trained, how good it is, and how it is loaded."""
+    from jinja2 import StrictUndefined, Template
+
     e = models.experiment
     model, data = e.tables["model"], e.federation.dataset
     name = str(model.get("name", model.get("value", "")))
@@ -233,27 +236,25 @@ def _card(models: RunModels) -> str:
     place = Path(base).name if os.path.isdir(base) else base
     metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
     value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
-    licence = _licence(Path(base) / "README.md")
-    algorithm = {k: v for k, v in e.tables["algorithm"].items() if k != "name"}
-    return (
-        (Path(__file__).parent / "card.md")
-        .read_text("utf-8")
-        .format(
-            base=json.dumps(place),
-            license=licence or "unknown",
-            dataset=json.dumps(data.name),
-            metric=metric.name,
-            source=f"{source}:{place}",
-            sha256=model.get("sha256", "not known"),
-            adapter=json.dumps(e.tables.get("adapter", {})),
-            data=f"{data.name}, {len(data.classes)} classes. {data.note}".strip(),
-            classes=", ".join(data.classes[:200]),
-            method=f"{e.title}: {json.dumps(algorithm)}, {e.clients} clients, {e.settings.rounds} rounds",
-            title=capital(metric.title),
-            value=value,
-            base_license=licence or "not stated in its folder; fill in",
-            usage="\n".join(_usage(model, place, len(data.classes))),
-        )
+    task = model.get("task", "") if source == "hf" else ""
+    template = (Path(__file__).parent / "card.md").read_text("utf-8")
+    return Template(template, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).render(
+        base=json.dumps(place),
+        quoted=repr(place),
+        licence=_licence(Path(base) / "README.md"),
+        data=data,
+        data_name=json.dumps(data.name),
+        metric=metric.name,
+        source=f"{source}:{place}",
+        sha256=model.get("sha256", "not known"),
+        adapter=json.dumps(e.tables.get("adapter", {})),
+        method=f"{e.title}: {json.dumps(without(e.tables['algorithm'], 'name'))}",
+        trained=f"{e.clients} clients, {e.settings.rounds} rounds",
+        title=capital(metric.title),
+        value=f"{value:.4f}",
+        task=task,
+        model_class=pretrained.TASKS.get(task),
+        head=HEAD,
     )
 
 
@@ -262,28 +263,3 @@ def _licence(readme: Path) -> str | None:
     lines = readme.read_text("utf-8", errors="replace").splitlines() if readme.is_file() else []
     found = [line.partition(":")[2].strip() for line in lines[:50] if line.startswith("license:")]
     return found[0] if found else None
-
-
-def _usage(model: dict[str, Any], base: str, classes: int) -> list[str]:
-    """The lines of Python that load the adapter."""
-    if not str(model.get("name", "")).startswith("hf:"):
-        return ["model = peft.PeftModel.from_pretrained(base, folder)  # base: the model without its adapter"]
-    kind = pretrained.TASKS[model["task"]]
-    head = f", num_labels={classes}, ignore_mismatched_sizes=True"
-    labels = "" if model["task"] in ("embedding", "causal") else head
-    lines = [
-        "import peft, safetensors.torch, transformers",
-        "folder = '.'  # that of this file",
-        f"base = transformers.{kind}.from_pretrained({base!r}{labels}, attn_implementation='eager')",
-        "model = peft.PeftModel.from_pretrained(base, folder).eval()",
-    ]
-    if model["task"] == "embedding":
-        lines += [
-            f"head = safetensors.torch.load_file(f'{{folder}}/{HEAD}')",
-            f"tokenizer = transformers.AutoTokenizer.from_pretrained({base!r})",
-            "inputs = tokenizer(['a sentence'], return_tensors='pt')",
-            "tokens = model(**inputs).last_hidden_state",
-            "weight = inputs['attention_mask'][..., None]",
-            "logits = (tokens * weight).sum(1) / weight.sum(1) @ head['weight'].T + head['bias']",
-        ]
-    return lines

@@ -238,9 +238,8 @@ class RunModels:
         known = self.experiment.federation.dataset.train.x
         if isinstance(known, dict) or known.ndim != 4 or known.dtype != np.uint8:
             raise DataError(f"{path} has images, but a sample of the run is {shown(known)}")
-        files = (
-            [path] if path.is_file() else [f for f in sorted(path.iterdir()) if f.suffix.lower() in IMAGES]
-        )
+        found = [path] if path.is_file() else sorted(path.iterdir())
+        files = [file for file in found if file.suffix.lower() in IMAGES]
         if not files:
             raise DataError(f"{path} has no images; expected {', '.join(IMAGES)}")
         channels, *size = known.shape[1:]

@@ -92,12 +92,8 @@ def fitted(simulation: Simulation, state: State, trained: Ids, new: Ids) -> NewC
     found = NewClients(new.tolist(), {}, {})
     for name, count in SAMPLES.items():
         federation = _only(whole, new, count, simulation.seed, device)
-        found.accuracy[name] = _accuracy(simulation._replace(algorithm=own, federation=federation))
-        found.alone[name] = (
-            np.full(len(new), np.nan)
-            if alone is None
-            else _accuracy(simulation._replace(algorithm=alone, federation=federation))
-        )
+        found.accuracy[name] = _accuracy(simulation, own, federation)
+        found.alone[name] = _accuracy(simulation, alone, federation)
     return found
 
 
@@ -117,9 +113,11 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     return Federation(whole.dataset, part, device)
 
 
-def _accuracy(simulation: Simulation) -> Numbers:
-    """The primary metric, such as accuracy, of each client's model after all local updates."""
-    algorithm, task, federation = simulation.algorithm, simulation.task, simulation.federation
+def _accuracy(simulation: Simulation, algorithm: AnyAlgorithm | None, federation: Federation) -> Numbers:
+    """The primary metric of each client's model after all local updates; nan without an algorithm."""
+    task = simulation.task
+    if algorithm is None:
+        return np.full(federation.clients, np.nan)
     *_, last = simulate(
         algorithm,
         task,

@@ -222,9 +222,8 @@ def run(
             tables.setdefault(table, {})[key] = value
     layers = [tables] if preset is None else [presets.preset(preset), tables]
     experiment = prepare(layers, **values)
-    if out is None:
-        return _warned(train(experiment, None, on_round))
-    with run_folder.claimed(Path(out), new=True) as folder:
+    opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
+    with opened as folder:
         return _warned(train(experiment, folder, on_round))
 
 

@@ -16,7 +16,7 @@ from copfl.core.metrics import METRICS, Metric, metric, usual_metrics
 from copfl.core.task import Data, Task
 from copfl.errors import UsageError, unknown
 from copfl.experiment import config, user_code
-from copfl.experiment.config import Table
+from copfl.experiment.config import Table, without
 from copfl.experiment.user_code import calling
 
 LOSSES = {
@@ -63,7 +63,7 @@ def build_task(
     table: Mapping[str, Any], kind: str, scale: tuple[Sequence[float], Sequence[float]] = ((), ())
 ) -> tuple[Criterion, tuple[Metric, ...]]:
     """The objective and the metrics for targets of this kind; `scale` has their means and deviations."""
-    options = {key: value for key, value in table.items() if key not in ("loss", "metrics", "code")}
+    options = without(table, "loss", "metrics", "code")
     if kind == "multilabel" and "class_weights" in options:
         options["label_weights"] = options.pop("class_weights")
     allowed = set(inspect.signature(CRITERIA[kind]).parameters)

@@ -37,11 +37,9 @@ class Cell:
 
     def per_seed(self, rounds: tuple[int, int] | None = None) -> PerSeed:
         """In %, by the evaluations of these rounds, or of those that count; without seeds that have none."""
-        statistic = self.plan.column.statistic
+        name, statistic = self.row.value, self.plan.column.statistic
         values = {
-            seed: run.mean(self.row.value, statistic)
-            if rounds is None
-            else run.mean_within(rounds, self.row.value)
+            seed: run.mean(name, statistic) if rounds is None else run.mean_within(rounds, name)
             for seed, run in self.runs.items()
         }
         return {seed: 100 * value for seed, value in values.items() if not math.isnan(value)}

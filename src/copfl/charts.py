@@ -116,6 +116,12 @@ def percent(fractions: Any) -> list[Value]:
     return values_of(100 * np.array(fractions, np.float64))  # None becomes nan, and None again
 
 
+def series_of(values: Mapping[str, Any], factor: float = 1.0, first: int = 0) -> list[Line]:
+    """A series per name, with the colours from `first` on."""
+    named = enumerate(values.items(), first)
+    return [Line(name, values_of(factor * own), colour=colour) for colour, (name, own) in named]
+
+
 def mean_curve(name: str, curves: Sequence[Mapping[int, Value]], place: int, factor: float = 1.0) -> Line:
     """The mean of curves, values by round, at the rounds that all have; with a band of one deviation."""
     rounds = sorted(set.intersection(*(set(own) for own in curves)))

@@ -12,6 +12,7 @@ import pytest
 import copfl
 from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
+from copfl.data.federation import Federation
 from copfl.data.schemes import SCHEMES
 from copfl.engine.rounds import Round
 from copfl.experiment.gains import Gains
@@ -162,8 +163,10 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
 def test_clients_have_the_names_of_their_groups() -> None:
     group = np.repeat(["St. Anna", "1"], 10)
     data = arrays.from_arrays(np.zeros((20, 3), np.float32), np.arange(20) % 2, group=group)
-    names = {  # groups are numbered in the order of their names
-        clients: summary.client_names(data, SCHEMES["by_group"](data, clients, 0)) for clients in (1, 2, 4)
-    }
+
+    def named(scheme: str, clients: int) -> list[str]:
+        return summary.client_names(Federation(data, SCHEMES[scheme](data, clients, 0)))
+
+    names = {clients: named("by_group", clients) for clients in (1, 2, 4)}  # in the order of their names
     assert names == {1: ["0"], 2: ["0 (1)", "1 (St. Anna)"], 4: ["0", "1", "2", "3"]}
-    assert summary.client_names(data, SCHEMES["iid"](data, 2, 0)) == ["0", "1"]
+    assert named("iid", 2) == ["0", "1"]

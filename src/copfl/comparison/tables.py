@@ -94,9 +94,8 @@ def columns(comparison: Comparison) -> dict[str, Column]:
     """The columns of the table: the primary metric of each model, the other metrics, and cost."""
     metric, others = comparison.metric, comparison.rows[0].outcomes[0].metrics[1:]
     titles = ("after", "before", "global")
-    found: dict[str, Column] = {
-        name: (title, metric.text) for name, title in zip(accuracies("all", metric.name), titles, strict=True)
-    }
+    named = zip(accuracies("all", metric.name), titles, strict=True)
+    found: dict[str, Column] = {name: (title, metric.text) for name, title in named}
     found |= {"worst": ("worst 10 %", metric.text), "best": ("best round", metric.text)}
     found |= {other.name: (other.label, other.text) for other in others}
     return found | {

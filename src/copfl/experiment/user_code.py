@@ -27,11 +27,8 @@ DATA = (
 def is_reference(name: str) -> bool:
     """Whether the name is of the form "module:attribute"."""
     module, colon, attribute = name.partition(":")
-    return (
-        bool(colon)
-        and module != "hf"
-        and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
-    )
+    names = (*module.split("."), *attribute.split("."))
+    return bool(colon) and module != "hf" and all(map(str.isidentifier, names))
 
 
 def attribute(kind: str, reference: str, folder: str | None = None) -> Any:

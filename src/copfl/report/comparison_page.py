@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, values_of
+from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
@@ -114,9 +114,8 @@ def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
         [row["label"], *(metric.text(_mean(row, name), _mean(row, name, "spread")) for name in names)]
         for row in rows
     ]
-    return Table(
-        f"{capital(metric.in_unit)}: mean ± standard deviation over seeds", ["row", *names.values()], cells
-    )
+    title = f"{capital(metric.in_unit)}: mean ± standard deviation over seeds"
+    return Table(title, ["row", *names.values()], cells)
 
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
@@ -133,19 +132,14 @@ def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
 
 def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     rows = content["rows"]
-    by_round = [
-        [dict(zip(curve["round"], curve[metric.name], strict=True)) for curve in row["curves"]]
-        for row in rows
-    ]
-    curves_of = zip(rows, by_round, strict=True)
-    lines = [mean_curve(row["label"], own, n, metric.factor) for n, (row, own) in enumerate(curves_of)]
+    lines = []
+    for place, row in enumerate(rows):
+        by_round = [dict(zip(own["round"], own[metric.name], strict=True)) for own in row["curves"]]
+        lines.append(mean_curve(row["label"], by_round, place, metric.factor))
     about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
     curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
-    series = [
-        Line(f"seed {seed}", values_of(values[:, place]), colour=place)
-        for place, seed in enumerate(content["seeds"])
-    ]
+    series = series_of({f"seed {seed}": own for seed, own in zip(content["seeds"], values.T, strict=True)})
     labels = [row["label"] for row in rows]
     about = "The mean over the clients of each seed."
     dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, values_of
+from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.gains import similar_first
 from copfl.report.run_data import MODELS, RunData, Runs, paired
@@ -35,10 +35,7 @@ def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
     local = next((other for other in runs if other.algorithm == "local"), run)
     if "" not in names or (run is local and len(runs) > 1):
         return
-    series = [
-        Line(MODELS[of][0], shown(metric, run.last(metric.name + of)), colour=place)
-        for place, of in enumerate(names)
-    ]
+    series = series_of({MODELS[of][0]: run.last(metric.name + of) for of in names}, metric.factor)
     meanings = ", ".join(MODELS[of][1] for of in names[::-1])
     about = f"Each client at its last evaluation: {meanings}."
     if run is not local and local.clients == run.clients and local.has(metric.name):
@@ -73,11 +70,8 @@ def new(run: RunData) -> Iterator[Chart]:
     """Clients that did not train: a dot for each number of their samples, and for training alone."""
     if run.new is None:
         return
-    series = [
-        Line(f"{name} sample{'s' * (name != '1')}", shown(run.primary, values), colour=place)
-        for place, (name, values) in enumerate(run.new.accuracy.items())
-    ]
-    series.append(Line("alone, all samples", shown(run.primary, run.new.alone["all"]), colour=len(series)))
+    found = {f"{name} sample{'s' * (name != '1')}": values for name, values in run.new.accuracy.items()}
+    series = series_of({**found, "alone, all samples": run.new.alone["all"]}, run.primary.factor)
     about = (
         "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
         "5 or all of their samples. Alone: the same without the federation."
@@ -158,21 +152,17 @@ def audit(run: RunData) -> Iterator[Chart]:
         return
     metric = MetricInfo(**run.audit.get("metric", {}))
     mean, rows = run.audit["mean"], [str(name) for name in run.audit["clients"]]
-    values = {label: mean["values"][key] for key, label in CONTRIBUTIONS.items() if key in mean["values"]}
-    ranks = [
-        Line(label, values_of(ranked(-np.array(row, np.float64))), colour=colour)
-        for colour, (label, row) in enumerate({"weight": mean["scores"]["weight"], **values}.items())
-    ]
+    known = {label: mean["values"][key] for key, label in CONTRIBUTIONS.items() if key in mean["values"]}
+    values = {label: np.array(row, np.float64) for label, row in known.items()}
+    weight = np.array(mean["scores"]["weight"], np.float64)
+    ranks = series_of({label: ranked(-row) for label, row in {"weight": weight, **values}.items()})
     about = (
         "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
         f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the "
         "global model, gain from the client. Shapley: its Shapley value, summed over the rounds."
     )
     yield Dots("audit-ranks", "Rank by weight and by contribution", about, rows, "rank", ranks)
-    series = [
-        Line(label, shown(metric, np.array(row, np.float64)), colour=place)
-        for place, (label, row) in enumerate(values.items(), 1)
-    ]
+    series = series_of(values, metric.factor, first=1)
     about = f"In {metric.gains}. {' '.join(run.audit['remarks'])}"
     title, unit = "Contribution of each client", " points" if metric.fraction else ""
     yield Dots("audit-values", title, about, rows, f"gain{metric.points}", series, unit, zero=True)

@@ -10,8 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.core.metrics import ACCURACY, MetricInfo
-from copfl.data.partition import Partition
-from copfl.data.samples import Dataset
 from copfl.data.schemes import names_of_clients
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
@@ -19,6 +17,7 @@ from copfl.stats import Numbers, mean_of_known, over_clients
 from copfl.tables import RULE, Table, as_text, number, plain
 
 if TYPE_CHECKING:
+    from copfl.data.federation import Federation
     from copfl.experiment.gains import Gains
     from copfl.experiment.run import Result
 
@@ -85,8 +84,7 @@ def show(result: Result, out: IO[str]) -> None:
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
     if result.new_clients is not None:
-        data, partition = result.experiment.federation.dataset, result.experiment.federation.partition
-        table = new_clients_table(result.new_clients, result.primary, client_names(data, partition))
+        table = new_clients_table(result.new_clients, result.primary, client_names(experiment.federation))
         print(f"\n{as_text(table, width)}", file=out)
     if gains is not None and (found := conclusion(gains)):
         print(f"\n{textwrap.fill(found, width)}\n", file=out)
@@ -95,15 +93,14 @@ def show(result: Result, out: IO[str]) -> None:
 
 
 def _table(result: Result, width: int) -> Table:
-    experiment, last, malicious = result.experiment, _last(result), _malicious(result)
+    experiment, gains, metric = result.experiment, result.gains, result.primary
+    last, malicious = _last(result), _malicious(result)
     data, partition = experiment.federation.dataset, experiment.federation.partition
-    gains = result.gains
-    names = client_names(data, partition)
+    names = client_names(experiment.federation)
     names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
     new = set(experiment.settings.split_clients[1].tolist())
     names = [f"{name} new" if n in new else name for n, name in enumerate(names)]
     columns, room = _columns(width, max(7, *map(len, names)), gains is not None)
-    metric = result.primary
     order = last[metric.name] if metric.higher_is_better else -last[metric.name]
     lowest = np.argsort(order, kind="stable")[:ROWS]  # nan is last
     counts = partition.label_counts(data)
@@ -135,9 +132,9 @@ def _table(result: Result, width: int) -> Table:
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
 
 
-def client_names(data: Dataset, partition: Partition) -> list[str]:
+def client_names(federation: Federation) -> list[str]:
     """The numbers of the clients, with the names of their groups where each has one of its own."""
-    names = enumerate(names_of_clients(data, partition))
+    names = enumerate(names_of_clients(federation.dataset, federation.partition))
     return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]
 
 

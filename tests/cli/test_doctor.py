@@ -10,6 +10,7 @@ import pytest
 
 import copfl
 from copfl.cli import doctor
+from copfl.errors import EXTRAS
 from tests.commands import called
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
@@ -51,4 +52,4 @@ def test_the_extras_are_those_of_the_package() -> None:
         name: tuple(re.split(r"[<>=\[]", requirement)[0] for requirement in extras[name])
         for name in extras.keys() - FOR_DEVELOPERS
     }
-    assert packages == doctor.EXTRAS
+    assert packages == EXTRAS

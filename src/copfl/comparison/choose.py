@@ -30,7 +30,7 @@ from copfl.comparison import entries as reading
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
 from copfl.comparison.jobs import LAST, Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
-from copfl.comparison.results import Record, record_of
+from copfl.comparison.results import Record, paired, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
@@ -40,7 +40,7 @@ from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.run import Experiment, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
-from copfl.stats import LEVEL, Difference, difference
+from copfl.stats import LEVEL, Difference
 
 FINALISTS = 2  # are trained for all rounds, with this many seeds or more
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
@@ -205,11 +205,7 @@ class Standing(NamedTuple):
 
     def gap(self, label: str, other: str, level: float = LEVEL) -> Difference:
         """The paired difference of two candidates over the same clients and seeds."""
-        name = self.metric.name
-        own, others = (
-            [np.array(run.clients[name]) for run in self.records[which]] for which in (label, other)
-        )
-        return difference(own, others, level)
+        return paired(self.records[label], self.records[other], self.metric.name, level)
 
     def worse(self, label: str) -> bool:
         """Whether it is distinguishably worse than the best, corrected for the number of candidates."""

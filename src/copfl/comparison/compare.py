@@ -13,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
 from copfl.comparison.jobs import LAST, Job, Starts, accuracies
-from copfl.comparison.results import Record, Trial, Tuned, record_of
+from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
@@ -30,7 +28,7 @@ from copfl.experiment.config import Tables, without
 from copfl.experiment.identity import digest, essential
 from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
-from copfl.stats import Difference, Numbers, difference
+from copfl.stats import Difference
 
 TRIALS = 20  # of a search, in each row
 NAMES = {"data": "digits", "model": ""}  # where a comparison names none
@@ -264,11 +262,8 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
 
 
 def _differences(own: Sequence[Record], reference: Sequence[Record]) -> dict[str, Difference]:
-    def values(row: Sequence[Record], name: str) -> list[Numbers]:
-        return [np.array(run.clients[name]) for run in row]
-
     return {
-        name: difference(values(own, name), values(reference, name))
+        name: paired(own, reference, name)
         for name in accuracies("all", reference[0].metric.name)
         if not any(math.isnan(run.mean(name)) for run in (*own, *reference))  # a model that was not evaluated
     }

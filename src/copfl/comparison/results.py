@@ -1,7 +1,7 @@
 """Metrics of finished runs, and checks that they can be compared."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Numbers, mean_of_known, worst_of
+from copfl.stats import LEVEL, Difference, Numbers, difference, mean_of_known, worst_of
 
 WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
@@ -175,6 +175,12 @@ def last_evaluations(values: Numbers, last: int) -> Numbers:
 def _per_client(lines: list[dict[str, Any]], name: str) -> float:
     """The mean over all clients of all rounds."""
     return float(np.mean([value for line in lines for value in line["per_client"][name]]))
+
+
+def paired(own: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
+    """The paired difference of two rows in a metric, over the same clients and seeds."""
+    values = ([np.array(run.clients[name]) for run in row] for row in (own, others))
+    return difference(*values, level)
 
 
 # Tuning

@@ -237,8 +237,9 @@ def _card(models: RunModels) -> str:
     metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
     value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
     task = model.get("task", "") if source == "hf" else ""
-    template = (Path(__file__).parent / "card.md").read_text("utf-8")
-    return Template(template, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).render(
+    text = (Path(__file__).parent / "card.md").read_text("utf-8")
+    template = Template(text, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    card: str = template.render(
         base=json.dumps(place),
         quoted=repr(place),
         licence=_licence(Path(base) / "README.md"),
@@ -256,6 +257,7 @@ def _card(models: RunModels) -> str:
         model_class=pretrained.TASKS.get(task),
         head=HEAD,
     )
+    return card
 
 
 def _licence(readme: Path) -> str | None:

@@ -179,8 +179,8 @@ def _per_client(lines: list[dict[str, Any]], name: str) -> float:
 
 def paired(own: Sequence[Record], others: Sequence[Record], name: str, level: float = LEVEL) -> Difference:
     """The paired difference of two rows in a metric, over the same clients and seeds."""
-    values = ([np.array(run.clients[name]) for run in row] for row in (own, others))
-    return difference(*values, level)
+    left, right = ([np.array(run.clients[name]) for run in row] for row in (own, others))
+    return difference(left, right, level)
 
 
 # Tuning

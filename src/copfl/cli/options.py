@@ -44,9 +44,11 @@ def command(app: typer.Typer, group: str = "commands", **how: Any) -> Callable[[
 
     def add(function: F) -> F:
         own = TABLE[group][function.__name__]
-        rows = {**TABLE["shared"], **TABLE[group].get("shared", {}), **own}
+        rows = {**TABLE["shared"], **TABLE["training"], **TABLE[group].get("shared", {}), **own}
         options = [_parameter(name, rows[name]) for name in own["options"].split()]
-        training = _training_options() if "tables" in inspect.signature(function).parameters else []
+        trains = "tables" in inspect.signature(function).parameters
+        names = ("data_dir", *TABLE["training"], "settings") if trains else ()
+        training = [_parameter(name, rows[name]) for name in names]
         every = [*options, *training]
 
         @functools.wraps(function)
@@ -80,12 +82,6 @@ def _parameter(name: str, row: Sequence[str]) -> inspect.Parameter:
         default=inspect.Parameter.empty if required else value,
         annotation=Annotated[hint if required or value is not None else hint | None, shown],
     )
-
-
-def _training_options() -> list[inspect.Parameter]:
-    shared = TABLE["shared"]
-    rows = {"data_dir": shared["data_dir"], **TABLE["training"], "settings": shared["settings"]}
-    return [_parameter(name, row) for name, row in rows.items()]
 
 
 def tables_of(*, data_dir: Path | None = None, settings: list[str] | None = None, **options: Any) -> Tables:

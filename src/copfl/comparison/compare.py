@@ -236,7 +236,7 @@ def _is_search(space: Space, trials: int | None) -> bool:
             raise UsageError(f"--trials are those of a search; name a range to search in, such as {example}")
         return False
     at_least(1, trials=TRIALS if trials is None else trials)
-    search.check_installed()
+    search.optuna_module()
     return True
 
 

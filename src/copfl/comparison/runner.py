@@ -18,15 +18,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
+from concurrent import futures
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
@@ -45,7 +38,7 @@ from copfl.experiment.components import build_data
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
 from copfl.experiment.progress import INTERVAL, span
-from copfl.experiment.run import Experiment, OnRound, execute, prepare, setting_of
+from copfl.experiment.run import Experiment, OnRound, execute, prepare, simulation_of
 from copfl.files import Busy
 
 Log = Callable[[str], None]
@@ -190,7 +183,7 @@ class Runner:
         if len(jobs) == 1:
             return prepared[0] is not None
         fresh = [one for one in prepared if one is not None and not one.folder.begun]
-        settings = [setting_of(one.experiment) for one in fresh]
+        settings = [simulation_of(one.experiment) for one in fresh]
         if len(fresh) < len(jobs) or not seed_batching.can_batch(settings):
             raise CannotBatch
         try:
@@ -300,20 +293,21 @@ def submitted(
         for group in groups:
             submit(group, 1)
         while waiting:
-            ended, _ = wait(waiting, min(INTERVAL, max(0.0, end - time.monotonic())), FIRST_COMPLETED)
+            patience = min(INTERVAL, max(0.0, end - time.monotonic()))
+            ended, _ = futures.wait(waiting, patience, futures.FIRST_COMPLETED)
             if not ended and time.monotonic() >= end:
                 raise TimeIsUp
             if not ended:
                 log(_progress([job for group, _ in waiting.values() for job in group]))
             for future in [future for future in waiting if future in ended]:  # in the order of the jobs
                 group, attempt = waiting.pop(future)
-                error = CancelledError() if future.cancelled() else future.exception()
+                error = futures.CancelledError() if future.cancelled() else future.exception()
                 if error is None:
                     for done in future.result():
                         if not isinstance(done.error, CopflError | torch.cuda.OutOfMemoryError | None):
                             raise done.error  # not the user's
                         yield done
-                elif isinstance(error, BrokenExecutor):
+                elif isinstance(error, futures.BrokenExecutor):
                     left += group
                 elif attempt < ATTEMPTS:
                     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -356,7 +350,7 @@ def in_processes(jobs: Sequence[Job], processes: int, log: Log = print) -> Gener
 def _pool(jobs: Sequence[Job], processes: int, log: Log) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
-    pool = ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
+    pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
     complete = False
     try:
         left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log)

@@ -108,7 +108,7 @@ def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -
 # Optuna
 
 
-def check_installed() -> Any:
+def optuna_module() -> Any:
     """Optuna; a UsageError if it is not installed."""
     optuna = library("optuna", "a range of --tune, unlike values such as lr=0.1,0.01,")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -116,7 +116,7 @@ def check_installed() -> Any:
 
 
 def _study(search: Search, name: str) -> Any:
-    optuna = check_installed()
+    optuna = optuna_module()
     search.folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(search.folder / JOURNAL))
     return optuna.create_study(
@@ -129,7 +129,7 @@ def _study(search: Search, name: str) -> Any:
 
 def _drawn(search: Search, study: Any, space: Space) -> dict[int, Tables]:
     """Trials without a value, by number, of this generation or the next; none at the end."""
-    optuna = check_installed()
+    optuna = optuna_module()
     distributions = {".".join(place): _distribution(optuna, values) for place, values in space.items()}
     with locked(search.folder / ".search.lock", wait=WAIT):
         done = [trial.state.is_finished() for trial in study.trials]
@@ -145,7 +145,7 @@ def _drawn(search: Search, study: Any, space: Space) -> dict[int, Tables]:
 
 
 def _tell(study: Any, number: int, value: float) -> None:
-    optuna = check_installed()
+    optuna = optuna_module()
     if math.isnan(value):
         study.tell(number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
     else:

@@ -24,16 +24,7 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError
-from copfl.experiment import (
-    components,
-    gains,
-    hints,
-    model_tables,
-    new_clients,
-    presets,
-    records,
-    user_code,
-)
+from copfl.experiment import components, gains, hints, model_tables, new_clients, presets, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
@@ -268,10 +259,10 @@ def follow() -> None:
                 "same version of copfl, the same data under --data-dir, and the same code"
             )
     e.training.compute()
-    ranks.serve(setting_of(e))
+    ranks.serve(simulation_of(e))
     alone = _baseline(e) if e.settings.local_baseline else None
     if alone is not None and alone is not e:
-        ranks.serve(setting_of(alone))
+        ranks.serve(simulation_of(alone))
 
 
 def lead(e: Experiment) -> str:
@@ -360,7 +351,7 @@ def execute(
     if folder is not None and settings.save_models:
         folder.save_models(e.algorithm, e.task, result.state, e.clients)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
-        result.new_clients = new_clients.fitted(setting_of(e), result.state, *settings.split_clients)
+        result.new_clients = new_clients.fitted(simulation_of(e), result.state, *settings.split_clients)
         if folder is not None:
             new_clients.write(result.new_clients, folder.path)
     return result
@@ -400,7 +391,7 @@ def _trained(
     return result
 
 
-def setting_of(e: Experiment) -> simulate.Simulation:
+def simulation_of(e: Experiment) -> simulate.Simulation:
     """The part of the experiment that an executor needs."""
     task, federation = e.training[:2]
     return simulate.Simulation(e.algorithm, task, federation, e.engine, e.settings.seed, e.settings.batch)
@@ -411,9 +402,9 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
     e.training.compute()
     parallel = settings.workers > 1 and state.round < settings.rounds and executor is None
     with (
-        ranks.Ranks(setting_of(e), state)
+        ranks.Ranks(simulation_of(e), state)
         if ranks.joined()
-        else Workers(setting_of(e), state, settings.workers)
+        else Workers(simulation_of(e), state, settings.workers)
         if parallel
         else given
     ) as executor:

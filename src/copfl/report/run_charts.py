@@ -233,7 +233,7 @@ def differences(runs: Runs) -> Iterator[Chart]:
     if series:
         first, unit = runs[0].label, " points" if metric.fraction else ""
         about = f"{capital(metric.title)} minus that of the same client under {first}, last evaluation."
-        x_title = f"difference to {first}{metric.points}"
+        x_title = f"difference to {first}{',' * metric.fraction}{unit}"
         yield Dots("differences", "Paired differences", about, rows, x_title, series, unit, zero=True)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl import charts
-from copfl.comparison.plots import axis, curve
 from copfl.comparison.results import Record
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import config
@@ -100,6 +99,8 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
 
 
 def _curves(found: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
+    from copfl.comparison.plots import axis, curve  # only pictures need it
+
     shown = [row for row in found.ranking if row.rounds]
     lines = [curve(row.label, curves[row.label], found.metric, place) for place, row in enumerate(shown)]
     return charts.Lines("curves", found.title, "", [], f"validation: {axis(found.metric)}", lines)

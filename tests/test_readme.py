@@ -49,6 +49,21 @@ def test_the_table_of_algorithms_is_the_registry() -> None:
     assert {name for name in re.findall(r"`(\w+)`", listed) if name in ALGORITHMS} == set(ALGORITHMS)
 
 
+QUOTED = re.compile(r"^\|[^|\n]* our line \|\n\| --- \| --- \|\n((?:\|.*\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=lambda p: p.stem)
+def test_the_lines_that_a_page_quotes_are_in_the_code(page: Path) -> None:
+    folders = [ROOT / "src" / "copfl" / name for name in ("algorithms", "parts", "core")]
+    files = [path.read_text("utf-8") for folder in folders for path in sorted(folder.glob("*.py"))]
+    code = "".join("".join(files).split())
+    for row in "".join(QUOTED.findall(page.read_text("utf-8"))).splitlines():
+        for quoted in re.findall(r"`([^`]+)`", row.split("|", 2)[2]):
+            line = re.sub(r"^[A-Z]\w+\.(?=\w+$)", "", quoted)  # Class.method
+            pieces = ["".join(piece.split()).strip(",()") for piece in line.split("...")]
+            assert all(piece in code for piece in pieces), f"{page.name} quotes {quoted}"
+
+
 def test_the_architecture_lists_every_package() -> None:
     listing = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Layout")[1].split("```")[1]
     packages = {module.split(".")[0] for module in MODULES}

@@ -3,7 +3,7 @@
     python benchmarks/audit.py [--rounds 15] [--long 60] [--seeds 3] [--out results/audit.json]
 
 The federation is that of `copfl audit --synthetic`. Every variant runs with and without anomalies, and without each
-anomalous client; COWA as published is audited as well. It takes five minutes.
+anomalous client; COWA (our interpretation) is audited as well. It takes five minutes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from copfl.tables import Table, as_text, percent_with_spread, plain, with_spread
 
 REGULAR = [DUPLICATED, 5, 6, 7]  # the clients whose accuracy measures the cost
 LONG = 60  # rounds until wrong labels are memorised
-PUBLISHED, HELD_OUT, FEDCE = "COWA as published", "trust=held_out", "FedCE"
+DEFAULT, HELD_OUT, FEDCE = "COWA (our interpretation)", "trust=held_out", "FedCE"
 VARIANTS: dict[str, dict[str, Any]] = {
-    PUBLISHED: {"name": "copfl"},
+    DEFAULT: {"name": "copfl"},
     "prefer=agreement": {"name": "copfl", "prefer": "agreement"},
     HELD_OUT: {"name": "copfl", "trust": "held_out"},
     "equal weights": {"name": "copfl", "score": "none"},
     FEDCE: {"name": "fedce"},
 }
-TRUST = (PUBLISHED, HELD_OUT)  # variants that also run with a false score, and until labels are memorised
+TRUST = (DEFAULT, HELD_OUT)  # variants that also run with a false score, and until labels are memorised
 BASELINES = (HELD_OUT, FEDCE)  # variants whose scores the audit of the first includes
 
 
@@ -164,7 +164,7 @@ def _weight_table(found: Study) -> Table:
     rows = []
     for variant in found.variants:
         for score, weights in variant.weights.items():
-            if score == "weight" or variant.name == PUBLISHED:
+            if score == "weight" or variant.name == DEFAULT:
                 title = variant.name if score == "weight" else f"- its {SCORES[score]}"
                 ranks = stats.ranked(-weights).mean(0)
                 varied = bool(np.ptp(weights) >= 1e-9)

@@ -72,7 +72,7 @@ def test_the_study_from_end_to_end() -> None:
     assert spec.loader is not None
     benchmark = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    variants = ("COWA as published", "trust=held_out")
+    variants = ("COWA (our interpretation)", "trust=held_out")
     found = benchmark.study((0,), variants=variants, rounds=1, long=1)
     assert tuple(v.name for v in found.variants) == variants
     for variant in found.variants:

@@ -85,6 +85,37 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
         pass
 
 
+KILLED_WHILE_IT_WRITES = """
+import os, pathlib, signal, sys, copfl.files
+write = os.pwrite
+def half(handle, content, start):
+    write(handle, content[: len(content) // 2], start)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.pwrite = half
+with copfl.files.locked(pathlib.Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_a_process_that_is_killed_while_it_creates_a_lock_leaves_none(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, str(lock)])
+    assert done.returncode == -signal.SIGKILL
+    with files.locked(lock):
+        assert len(lock.read_bytes()) == 64
+
+
+def test_a_lock_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    lock = tmp_path / ".lock"
+    with files.locked(lock), pytest.raises(files.Busy), files.locked(lock):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_lock_of_another_machine_is_respected_until_it_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

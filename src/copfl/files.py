@@ -101,23 +101,51 @@ def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
 def _taken(path: Path) -> int | None:
     """The open lock file, if it is ours now."""
     try:
-        handle, new = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), True
+        return _created(path)
     except FileExistsError:
-        handle, new = os.open(path, os.O_CREAT | os.O_RDWR, 0o600), False
+        pass
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:  # its owner has just removed it
+        return _taken(path)
     ours = False
     try:
-        # Who reads a new file has its `flock` for a moment; the one who created it waits for that.
-        fcntl.flock(handle, fcntl.LOCK_EX if new else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         current = os.path.samestat(os.fstat(handle), os.stat(path))  # its last owner may have removed it
-        ours = current and (new or _abandoned(handle, path))
-        if ours and new:
-            os.pwrite(handle, _machine(), 0)
+        ours = current and _abandoned(handle, path)
     except (BlockingIOError, FileNotFoundError):
         ours = False
     finally:
         if not ours:
             os.close(handle)
     return handle if ours else None
+
+
+def _created(path: Path) -> int:
+    """A new lock file; FileExistsError if there is one.
+
+    It gets its name when it has its `flock` and its content, so a killed process leaves no part of one.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    handle = _owned(draft)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        os.close(handle)
+        raise
+    except OSError:  # a file system without hard links
+        os.close(handle)
+        return _owned(path, os.O_EXCL)
+    finally:
+        draft.unlink(missing_ok=True)
+    return handle
+
+
+def _owned(path: Path, flags: int = 0) -> int:
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | flags, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.pwrite(handle, _machine(), 0)
+    return handle
 
 
 def _abandoned(handle: int, path: Path) -> bool:

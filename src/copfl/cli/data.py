@@ -20,7 +20,7 @@ def check(given: options.Given) -> None:
     if given.name is not None:
         print(datasets.check(given.name, _folder(given.data_dir)))
         return
-    for known in datasets.describe():
+    for known in datasets.DATASETS:
         try:
             print(datasets.check(known, _folder(given.data_dir)), flush=True)
         except DataError as error:

@@ -117,8 +117,8 @@ def list_(
     modules = {name: sys.modules[algorithm.__module__] for name, algorithm in ALGORITHMS.items()}
     lists = {
         "algorithms": first_lines(modules),
-        "datasets": datasets.describe(),
-        "models": models.describe(),
+        "datasets": first_lines(datasets.DATASETS),
+        "models": first_lines(models.MODELS) | models.SOURCES,
         "partitions": first_lines(SCHEMES),
         "optimizers": first_lines(OPTIMIZERS),
     }

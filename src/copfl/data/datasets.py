@@ -70,11 +70,6 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
         raise DataError(f"{name}: {error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
 
 
-def describe() -> dict[str, str]:
-    """A line about every named data set."""
-    return {name: (read.__doc__ or "").partition("\n")[0] for name, read in DATASETS.items()}
-
-
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:
     """A line about the data set: sizes, classes, groups, notes. All files are read and checked."""
     found = load(name_or_path, data_dir, **options)
@@ -150,12 +145,9 @@ def _cifar_files(
         for member in reading.members(places[0])
         if (name := PurePosixPath(member.name).name) in checksums
     }
-    for name in checksums if verify else ():
-        raw = files.get(name)
-        if (
-            raw is not None
-            and (md5 := hashlib.md5(raw, usedforsecurity=False).hexdigest()) != checksums[name]
-        ):
+    for name, raw in files.items() if verify else ():
+        md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+        if md5 != checksums[name]:
             found = f"{places[0]}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {checksums[name]}"
             raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
     return places[0], files
@@ -254,7 +246,7 @@ def _corrupted(
         chosen = group == corruption
         x[chosen] = images(corruption, base[chosen]).transpose(0, 3, 1, 2)
 
-    reading.in_threads(put, len(CORRUPTIONS))  # numpy releases the interpreter lock in its loops
+    reading.in_threads(put, range(len(CORRUPTIONS)))  # numpy releases the interpreter lock in its loops
     return Samples(x, y[base], group)
 
 

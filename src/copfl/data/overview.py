@@ -7,7 +7,12 @@ from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset, shown
 
-WORDS = {CLASSIFICATION: "class", MULTILABEL: "label", REGRESSION: "target", NEXT_TOKEN: "token"}
+WORDS = {  # one target, and several
+    CLASSIFICATION: ("class", "classes"),
+    MULTILABEL: ("label", "labels"),
+    REGRESSION: ("target", "targets"),
+    NEXT_TOKEN: ("token", "tokens"),
+}
 SHADES = " .:-=+*#@"  # from none to all of a client's samples
 MOST_ROWS, MOST_COLUMNS, BINS = 20, 40, 10  # of the picture
 
@@ -17,7 +22,7 @@ def overview(dataset: Dataset) -> str:
     facts = {
         "kind": dataset.kind,
         "samples": f"{len(dataset.train):,} train, {len(dataset.test):,} test; each {shown(dataset.train.x)}",
-        _plural(WORDS[dataset.kind]): _target_facts(dataset),
+        WORDS[dataset.kind][1]: _target_facts(dataset),
         "clients": _client_facts(dataset),
     }
     notes = [note for note in dataset.note.split("; ") if note]
@@ -28,22 +33,14 @@ def overview(dataset: Dataset) -> str:
 
 def targets(dataset: Dataset) -> str:
     """Such as "10 classes" or "regression of 1 target"."""
-    count, word = len(dataset.classes), WORDS[dataset.kind]
-    many = word if count == 1 else _plural(word)
-    return f"{count} {many}" if dataset.kind == CLASSIFICATION else f"{dataset.kind} of {count} {many}"
-
-
-def _plural(word: str) -> str:
-    return f"{word}es" if word.endswith("s") else f"{word}s"
+    count = len(dataset.classes)
+    counted = f"{count} {WORDS[dataset.kind][count != 1]}"
+    return counted if dataset.kind == CLASSIFICATION else f"{dataset.kind} of {counted}"
 
 
 def _target_facts(dataset: Dataset) -> str:
     y = dataset.train.y
-    if (
-        dataset.kind == NEXT_TOKEN
-        and not isinstance(dataset.train.x, dict)
-        and dataset.train.x.dtype.kind == "U"
-    ):
+    if dataset.kind == NEXT_TOKEN and shown(dataset.train.x) == "text":
         return "each token of a text from those before it, by the tokenizer of the model"
     if dataset.kind == NEXT_TOKEN:
         return f"{len(dataset.classes):,} different, {y.shape[1]} in a sample"

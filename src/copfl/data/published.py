@@ -14,22 +14,11 @@ from numpy.typing import NDArray
 
 from copfl.data import reading
 from copfl.data.arrays import from_arrays, from_splits
+from copfl.data.download import TABLE
 from copfl.data.samples import NEXT_TOKEN, REGRESSION, Dataset
 from copfl.data.tables import Table, from_tables
 from copfl.errors import DataError, at_least
 
-FASHION = [
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-]
 IDX_LIMIT, MAT_LIMIT = 64 * reading.MIB, 2048 * reading.MIB
 DIGIT_DOMAINS = ("mnist", "mnist_m", "svhn", "syn", "usps")
 LIMIT = 512 * reading.MIB
@@ -46,12 +35,13 @@ FEMNIST_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 
 def fashion_mnist(data_dir: Path | None) -> Dataset:
     """Fashion-MNIST: 70,000 gray images of clothes, 28 x 28, 10 classes"""
-    place = reading.found(data_dir, "fashion_mnist", "FashionMNIST/raw", "FashionMNIST")
+    name = "fashion_mnist"
+    place = reading.found(data_dir, name, "FashionMNIST/raw", "FashionMNIST")
     splits = [
         (_idx(place, f"{split}-images-idx3-ubyte", 3), _idx(place, f"{split}-labels-idx1-ubyte", 1))
         for split in ("train", "t10k")
     ]
-    return from_splits(splits, classes=FASHION, name="fashion_mnist", augment=True)
+    return from_splits(splits, classes=TABLE[name]["classes"], name=name, augment=True)
 
 
 def _idx(place: Path, name: str, sides: int) -> NDArray[np.uint8]:
@@ -204,11 +194,9 @@ def _embedded(name: str, kind: str | None = None) -> Dataset:
     table: Table = {
         str(column): content.data[:, k].tolist() for k, column in enumerate(content.feature_names)
     }
-    names = [str(name) for name in getattr(content, "target_names", ())]
-    table["target"] = [names[k] for k in content.target] if names else content.target.tolist()
-    return from_tables(
-        [table], name, target="target", kind=kind, classes=None if names is None else list(map(str, names))
-    )
+    classes = [str(name) for name in getattr(content, "target_names", ())]
+    table["target"] = [classes[k] for k in content.target] if classes else content.target.tolist()
+    return from_tables([table], name, target="target", kind=kind, classes=classes)
 
 
 # By person

@@ -13,7 +13,7 @@ import pickle
 import pickletools
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -53,13 +53,18 @@ def naming(source: str, kind: str = "file") -> Iterator[None]:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes."""
     with naming(str(path)):
-        _check_size(str(path), path.stat().st_size, limit)
-        return path.read_bytes()
+        return _whole(str(path), path.stat().st_size, path.read_bytes, limit)
 
 
-def _check_size(source: str, size: int, limit: int) -> None:
+def _whole(source: str, size: int, read: Callable[[], bytes], limit: int) -> bytes:
+    """The content of a file of this size, if it is at most `limit`."""
     if size > limit:
         raise DataError(f"{source} has {size:,} bytes; at most {limit:,} are accepted")
+    with naming(source):
+        content = read()
+    if len(content) != size:
+        raise DataError(f"{source} ends after {len(content):,} of {size:,} bytes: the file is incomplete")
+    return content
 
 
 # Folders and archives
@@ -106,18 +111,8 @@ def members(place: Path) -> Iterator[Member]:
         while (info := archive.next()) is not None:
             # tarfile keeps a record of every member: 300 MB for CINIC-10.
             archive.members = []  # type: ignore[attr-defined]
-
-            def read(limit: int, info: tarfile.TarInfo = info) -> bytes:
-                source = f"{place} ({info.name})"
-                _check_size(source, info.size, limit)
-                with naming(source):
-                    content = archive.extractfile(info)
-                    raw = content.read() if content else b""
-                    if len(raw) != info.size:
-                        raise DataError(f"{place} ends within {info.name}: the file is incomplete")
-                    return raw
-
-            if info.isreg() and not info.issparse():
+            if info.isreg() and not info.issparse() and (file := archive.extractfile(info)):
+                read = partial(_whole, f"{place} ({info.name})", info.size, file.read)
                 yield Member(info.name, place, info.offset_data, info.size, read)
 
 
@@ -125,13 +120,8 @@ def _zip_members(place: Path, file: Path | IO[bytes]) -> Iterator[Member]:
     """The files of a .zip archive, and of .zip archives in it."""
     with naming(str(place), "zip archive"), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-
-            def read(limit: int, info: zipfile.ZipInfo = info) -> bytes:
-                source = f"{place} ({info.filename})"
-                _check_size(source, info.file_size, limit)
-                with naming(source):
-                    return archive.read(info)
-
+            content = partial(archive.read, info)
+            read = partial(_whole, f"{place} ({info.filename})", info.file_size, content)
             if info.filename.endswith(".zip"):
                 yield from _zip_members(place, io.BytesIO(read(LARGEST_INNER_ARCHIVE)))
             elif not info.is_dir():
@@ -329,29 +319,27 @@ def decode_all(
     """Encoded images as uint8 [n, channels, *size]; see `decode`."""
     decoded = np.empty((len(images), 1 if gray else 3, *size), dtype=np.uint8)
 
-    def put(position: int) -> None:
-        image = images[position]
+    def put(position: int, image: ImageFile) -> None:
         decoded[position] = decode(image.read(), image.source, size, gray, resize)
 
-    in_threads(put, len(images))  # Pillow releases the interpreter lock while it decodes
+    in_threads(put, range(len(images)), images)  # Pillow releases the interpreter lock while it decodes
     return decoded
 
 
 def intact(images: Sequence[ImageFile]) -> list[ImageFile]:
     """The images that can be decoded."""
 
-    def is_intact(position: int) -> bool:
-        image = images[position]
+    def is_intact(image: ImageFile) -> bool:
         try:
             decode(image.read(), image.source, (1, 1))
         except DataError:
             return False
         return True
 
-    return list(itertools.compress(images, in_threads(is_intact, len(images))))
+    return list(itertools.compress(images, in_threads(is_intact, images)))
 
 
-def in_threads(function: Callable[[int], T], count: int) -> list[T]:
-    """function(0) to function(count - 1), a thread per core."""
+def in_threads(function: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
+    """`map`, with a thread per core."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, range(count)))
+        return list(pool.map(function, *arguments))

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 from copfl.errors import UsageError, at_least, one_of, unknown
 
+IMAGE = ("images", "channels", "height", "width")
+
 
 def pruned(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """The model without the kernel positions that only meet padding on samples of this shape, in place.
@@ -65,16 +67,14 @@ class Model(nn.Module):
         return result
 
 
-def _image_shape(model: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise UsageError(
-            f"{model} needs images [channels, height, width], not samples of shape {list(shape)}; try mlp"
-        )
-    return shape[0], shape[1], shape[2]
+def _check_axes(model: str, shape: tuple[int, ...], kind: str, *axes: str) -> None:
+    if len(shape) != len(axes):
+        form = f"{kind} [{', '.join(axes)}]"
+        raise UsageError(f"{model} needs {form}, not samples of shape {list(shape)}; try mlp")
 
 
 class MLP(Model):
-    """Two hidden layers over flattened input."""
+    """Two hidden layers over flattened input"""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:
         super().__init__()
@@ -85,13 +85,14 @@ class MLP(Model):
 
 
 class SmallCNN(Model):
-    """Two convolutions and a hidden layer, for small images."""
+    """Two convolutions and a hidden layer, for small images (norm=none|batch|frozen|group)"""
 
     def __init__(
         self, shape: tuple[int, ...], classes: int, width: int = 16, hidden: int = 64, norm: str = "none"
     ) -> None:
         super().__init__()
-        channels, height, across = _image_shape("cnn", shape)
+        _check_axes("cnn", shape, *IMAGE)
+        channels, height, across = shape
         pixels = (height // 4) * (across // 4)
         if pixels == 0:
             raise UsageError(f"cnn needs images of at least 4x4 pixels, not {height}x{across}; try mlp")
@@ -124,12 +125,12 @@ class Block(nn.Module):
 
 
 class ResNet18(Model):
-    """ResNet-18. stem="imagenet": 7x7, stride 2 and a max-pool, as in the paper; stem="cifar": 3x3, no pool.
+    """ResNet-18 (stem=imagenet|cifar, norm=batch|frozen|group, kernels=full|pruned)
 
-    With the ImageNet stem on 32x32 images the last stage has 1x1 maps: only 38 % of the parameters ever get a
+    stem="imagenet": 7x7, stride 2 and a max-pool, as in the paper; stem="cifar": 3x3, no pool. With the
+    ImageNet stem on 32x32 images the last stage has 1x1 maps: only 38 % of the parameters ever get a
     gradient. kernels="pruned" leaves the others out: the same outputs and training with 4.2 million
-    parameters. Only an algorithm that selects a fraction of all parameters, such as FedSelect, selects
-    others.
+    parameters. Only an algorithm that selects a fraction of all parameters, such as FedSelect, selects others.
     """
 
     def __init__(
@@ -142,11 +143,11 @@ class ResNet18(Model):
         kernels: str = "full",
     ) -> None:
         super().__init__()
-        channels, _, _ = _image_shape("resnet18", shape)
+        _check_axes("resnet18", shape, *IMAGE)
         one_of(("imagenet", "cifar"), stem=stem)
         one_of(("full", "pruned"), kernels=kernels)
         kernel, stride, padding = (7, 2, 3) if stem == "imagenet" else (3, 1, 1)
-        conv = nn.Conv2d(channels, width, kernel, stride, padding, bias=False)
+        conv = nn.Conv2d(shape[0], width, kernel, stride, padding, bias=False)
         self.stem = nn.Sequential(conv, _norm(norm, width), nn.ReLU())
         if stem == "imagenet":
             self.stem.append(nn.MaxPool2d(3, 2, 1))
@@ -188,7 +189,7 @@ def _norm(kind: str, channels: int) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """The mean of the words' embeddings and a hidden layer; its tokens are hashed words, 0 is padding."""
+    """The mean of the words' embeddings, for texts; has its own tokens (words, width)"""
 
     def __init__(self, shape: object, classes: int, words: int = 5000, width: int = 64) -> None:
         super().__init__()
@@ -207,18 +208,14 @@ class Embedding(nn.Module):
 
 
 class SignalCNN(Model):
-    """Two convolutions over time and their mean, for signals [channels, steps]."""
+    """Two convolutions over time, for signals (width, kernel)"""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 32, kernel: int = 5) -> None:
         super().__init__()
-        if len(shape) != 2:
-            raise UsageError(
-                f"cnn1d needs signals [channels, steps], not samples of shape {list(shape)}; try mlp"
-            )
+        _check_axes("cnn1d", shape, "signals", "channels", "steps")
         at_least(1, width=width, kernel=kernel)
-        channels, _ = shape
         self.body = nn.Sequential(
-            nn.Conv1d(channels, width, kernel, stride=2, padding=kernel // 2),
+            nn.Conv1d(shape[0], width, kernel, stride=2, padding=kernel // 2),
             nn.ReLU(),
             nn.Conv1d(width, 2 * width, kernel, stride=2, padding=kernel // 2),
             nn.ReLU(),
@@ -229,7 +226,7 @@ class SignalCNN(Model):
 
 
 class CausalCNN(nn.Module):
-    """Dilated convolutions that see only earlier tokens: logits of the next token at every place."""
+    """Convolutions over earlier tokens, for the next token (width, layers)"""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64, layers: int = 4) -> None:
         super().__init__()
@@ -265,23 +262,11 @@ SOURCES = {
 }
 
 
-def describe() -> dict[str, str]:
-    """One line per model and per source of pretrained ones."""
-    return {
-        "causal_cnn": "convolutions over earlier tokens, for the next token (width, layers)",
-        "cnn1d": "two convolutions over time, for signals (width, kernel)",
-        "embedding": "the mean of the words' embeddings, for texts; has its own tokens (words, width)",
-        "cnn": "two convolutions and a hidden layer, for small images (norm=none|batch|frozen|group)",
-        "mlp": "two hidden layers over flattened input",
-        "resnet18": "ResNet-18 (stem=imagenet|cifar, norm=batch|frozen|group, kernels=full|pruned)",
-        **SOURCES,
-    }
-
-
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords: object) -> nn.Module:
     """A freshly initialised model for samples of this shape; the same seed gives the same weights."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
+    given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items()) or "default options"
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error below
         torch.manual_seed(seed)
@@ -289,12 +274,10 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords
             model = MODELS[name](shape, classes, **keywords)
         except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # of too large numbers
             why = str(error).partition("\n")[0]
-            given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items())
             raise UsageError(
-                f"the model {name} with {given or 'default options'} cannot be built for samples of shape "
+                f"the model {name} with {given} cannot be built for samples of shape "
                 f"{list(shape)} and {classes} classes: {why[:200]}; use smaller numbers"
             ) from error
     if empty := [path for path, t in model.named_parameters() if t.numel() == 0]:
-        given = ", ".join(f"{key}={value}" for key, value in keywords.items())
         raise UsageError(f"the model {name} with {given} has no weights in {empty[0]}; use larger numbers")
     return model

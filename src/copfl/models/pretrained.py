@@ -1,9 +1,5 @@
 """Pretrained models of transformers, torchvision and timm, as modules that map samples to logits.
 
-hf:NAME            a folder, or a name at the Hugging Face hub
-torchvision:NAME   an image classifier of torchvision
-timm:NAME          an image classifier of timm
-
 A base is identified by the SHA-256 of its files. The libraries are imported only where a model needs them.
 """
 

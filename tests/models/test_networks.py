@@ -256,10 +256,6 @@ def test_models_say_what_they_cannot_take() -> None:
         models.build("cnn", (1, 8, 8), 10, seed=0, norm="layer")
 
 
-def test_every_model_is_described() -> None:
-    assert models.describe().keys() == models.MODELS.keys() | models.SOURCES.keys()
-
-
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding"),
     [

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data import reading
-from copfl.data.arrays import from_arrays
+from copfl.data.arrays import from_splits
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.targets import LARGEST, MOST_AMBIGUOUS
 from copfl.errors import DataError, library, one_of, raised_as, unknown
@@ -109,15 +109,13 @@ def from_tables(
     if len(kinds) > 1:  # numbers in one table, texts in the other
         labels = [array.astype(np.str_) for array in labels]
     rows = [np.arange(len(array))[:, None] for array in labels]
-    groups: dict[str, Any] = {}
+    splits: list[Sequence[Any]] = [rows, labels]
     if clients:
         origins = [[str(value) for value in table[clients[0]]] for table in tables]
         is_number = all(value.isdecimal() and str(int(value)) == value for part in origins for value in part)
-        parts = [np.array(part, np.int64 if is_number else np.str_) for part in origins]
-        groups = dict(zip(("group", "group_test"), parts, strict=False))
+        splits.append([np.array(part, np.int64 if is_number else np.str_) for part in origins])
     names = classes or (targets if labels[0].dtype.kind == "f" else None)
-    pairs = [array for pair in zip(rows, labels, strict=True) for array in pair]
-    data = from_arrays(*pairs, **groups, classes=names, kind=kind, name=name)
+    data = from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name)
     sources = [tables[0], tables[-1]]
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     if texts:
@@ -133,9 +131,9 @@ def from_tables(
         x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
         notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
         data = replace(data, encode=partial(_further, encoders))
-    splits = [replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True)]
+    train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
-    return replace(data, train=splits[0], test=splits[1], note=note, natural=bool(clients))
+    return replace(data, train=train, test=test, note=note, natural=bool(clients))
 
 
 # Features

@@ -17,7 +17,7 @@ from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.config import as_toml
 from copfl.flower.certificates import LOOPBACK
 from copfl.flower.events import configure_logging, logger
-from copfl.flower.status import read_app, status
+from copfl.flower.status import answers, read_app, status
 from copfl.flower.transport import printable
 
 HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
@@ -92,12 +92,8 @@ def _register_keys(folder: Path, port: int) -> None:
     from flwr.proto.control_pb2 import RegisterNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-        except OSError:
-            time.sleep(0.3)
+    while not answers("127.0.0.1", port):
+        time.sleep(0.3)
     with contextlib.closing(init_http_client_from_connection(read_superlink_connection("copfl"))) as client:
         for key in sorted((folder / "keys").glob("*.pub")):
             try:

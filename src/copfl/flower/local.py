@@ -26,7 +26,7 @@ from copfl.flower.deployed import as_text, flower_environment, new_name, superli
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
-from copfl.flower.status import LOCAL_HOME, read_app
+from copfl.flower.status import LOCAL_HOME, answers, read_app
 
 HOST = "127.0.0.1"
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
@@ -123,7 +123,7 @@ class LocalFederation:
         process = self.start("superlink", ["flower-superlink", *options])
         deadline = time.monotonic() + 90
         while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
+            if answers(HOST, self.port):
                 return
             time.sleep(0.3)
         raise RunError(f"the SuperLink did not start: {self.tail('superlink')}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from copfl.errors import UsageError, WireError
-from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable
+from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable, read_json
 
 PATIENCE = 600.0  # seconds that a node has for its answer
 
@@ -48,10 +48,8 @@ def known_client(node_config: Mapping[str, Any], run: str) -> int:
         raise UsageError(f"client={configured!r} must be a whole number, such as client=3")
     if configured >= 0:
         return configured
-    try:
-        return int(json.loads((state_dir(node_config) / run / "client.json").read_text())["client"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1
+    assigned = read_json(state_dir(node_config) / run / "client.json").get("client")
+    return assigned if type(assigned) is int else -1
 
 
 def greeting(node_config: Mapping[str, Any], content: Content) -> Content:

@@ -5,7 +5,6 @@ again with fresh keys. If too few reveal theirs, the round ends without a result
 summed again: two sums of the same uploads over different clients differ by single uploads.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from copfl.flower.registry import Event
 from copfl.flower.secure_sum import PHASES, Keys, Sum, neighbours
 from copfl.flower.server import Round, Server
 from copfl.flower.state import write_json
-from copfl.flower.transport import Field, printable
+from copfl.flower.transport import Field, printable, read_json
 from copfl.wire import Packet
 
 T = TypeVar("T")
@@ -178,11 +177,8 @@ class SecureServer(Server):
 
     def _was_revealing(self) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
-        try:
-            mark = json.loads((self.folder.path / MARK).read_text())
-        except (OSError, ValueError):
-            return False
-        return bool(mark.get("round") == self.round) and not self.config.rollback
+        asked = read_json(self.folder.path / MARK).get("round")
+        return asked == self.round and not self.config.rollback
 
 
 def _hex(keys: dict[int, Keys]) -> dict[str, list[str]]:
@@ -190,8 +186,7 @@ def _hex(keys: dict[int, Keys]) -> dict[str, list[str]]:
 
 
 def _keys(about: dict[str, Any]) -> Keys:
-    masking, encryption = map(bytes.fromhex, about[Field.KEYS])
-    return Keys(masking, encryption)
+    return Keys(*map(bytes.fromhex, about[Field.KEYS]))
 
 
 def _shares(about: dict[str, Any]) -> tuple[dict[int, bytes], bytes]:

@@ -14,6 +14,7 @@ from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError, raised_as
 from copfl.experiment import records
 from copfl.files import locked, remove_parts, write_bytes
+from copfl.flower.transport import read_json
 from copfl.wire import Head, Opened, Packet
 
 KEPT = 3  # counted records of a client, so that a server that lost as many rounds can continue
@@ -23,11 +24,8 @@ NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clie
 def started_before(runs: str, run: str, flower_run: int) -> bool:
     """Whether this run of Flower's has a checkpoint: Flower starts a crashed ServerApp again."""
     path = Path(runs).expanduser() / run
-    try:
-        config = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(config.get("flower-run") == flower_run and (path / "server.copfl").exists())
+    is_same = read_json(path / "config.json").get("flower-run") == flower_run
+    return is_same and (path / "server.copfl").exists()
 
 
 def as_text(record: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from copfl.errors import RunError, raised_as
 from copfl.flower.events import AUDIT, Verified, verified
 from copfl.flower.registry import Event
-from copfl.flower.transport import printable
+from copfl.flower.transport import printable, read_json
 from copfl.flower.worker import FOLDER as WORKER
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
@@ -68,12 +68,12 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
     address = _address(folder, app)
     result: dict[str, Any] = {
         "kind": "server",
-        "superlink": {"address": "{}:{}".format(*address), "answers": _answers(*address)},
+        "superlink": {"address": "{}:{}".format(*address), "answers": answers(*address)},
         "runs": _runs(folder / "runs"),
     }
-    problems = (
-        [] if result["superlink"]["answers"] else [f"no SuperLink answers at {address[0]}:{address[1]}"]
-    )
+    problems = []
+    if not result["superlink"]["answers"]:
+        problems.append(f"no SuperLink answers at {result['superlink']['address']}")
     name = run or (result["runs"][-1] if result["runs"] else None)
     if run and run not in result["runs"]:
         raise RunError(
@@ -108,7 +108,8 @@ def _address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
     return str(app["host"]), int(app["port"])
 
 
-def _answers(host: str, port: int) -> bool:
+def answers(host: str, port: int) -> bool:
+    """Whether a server accepts connections there."""
     for name in dict.fromkeys((host, "127.0.0.1")):  # a server may not reach its own public address
         with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=2):
             return True
@@ -118,7 +119,8 @@ def _answers(host: str, port: int) -> bool:
 def _of_run(path: Path, found: Verified) -> dict[str, Any]:
     """The state of one run, from its audit log; of an older run without one, from its rounds."""
     is_running, done = is_locked(path / ".lock"), _finished_rounds(path)
-    first, planned, error, last = None, None, None, ""
+    planned = read_json(path / "config.json").get("rounds")
+    first, error, last = None, None, ""
     rounds: dict[int, dict[str, Any]] = {}
     clients: dict[str, dict[str, Any]] = {}  # since when, and the last round that counted their upload
     refused: dict[str, str] = {}
@@ -152,7 +154,7 @@ def _of_run(path: Path, found: Verified) -> dict[str, Any]:
         clients = {client: about | {"connected": False} for client, about in clients.items()}
     return {
         "state": "is running" if is_running else ended,
-        "rounds": {"done": max(done, default=0), "of": _configured(path) if planned is None else planned},
+        "rounds": {"done": max(done, default=0), "of": planned},
         "seconds_per_round": statistics.median(seconds) if seconds else None,
         "clients": dict(sorted(clients.items(), key=lambda item: int(item[0]))),
         "refused_nodes": refused,
@@ -173,13 +175,6 @@ def _finished_rounds(path: Path) -> list[int]:
         *lines, _ = (path / "rounds.jsonl").read_text().split("\n")
         return [int(json.loads(line)["round"]) for line in lines]
     return []
-
-
-def _configured(path: Path) -> int | None:
-    """The number of rounds in the run's configuration."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((path / "config.json").read_text())["rounds"])
-    return None
 
 
 def _late(
@@ -204,11 +199,9 @@ def _line(event: dict[str, Any]) -> dict[str, Any]:
 
 def _of_node(folder: Path) -> dict[str, Any]:
     worker, is_running = folder / WORKER, is_locked(folder / WORKER / "lock")
-    contact, error = None, None
+    contact = None
     with contextlib.suppress(OSError):
         contact = round(time.time() - (worker / CONTACT).stat().st_mtime, 1)
-    with contextlib.suppress(OSError, ValueError):
-        error = json.loads((worker / LAST_ERROR).read_text())
     runs = {p.parent.name: 0 for p in folder.glob("*/client.json")}
     for path in sorted(folder.glob("*/round-*.copfl")):
         number = path.stem.removeprefix("round-")
@@ -225,7 +218,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
         "training": is_running and is_training,
         "seconds_since_contact": contact,
         "runs": runs,  # by name: the last round that it trained
-        "last_error": error,
+        "last_error": read_json(worker / LAST_ERROR) or None,
         "problems": problems,
     }
 

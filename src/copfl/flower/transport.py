@@ -1,8 +1,10 @@
 """How the server reaches the nodes: the interface, Flower's implementation, and the fields of a message."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from copfl.errors import CopflError, DataError, WireError
@@ -77,6 +79,13 @@ def parsed(head: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file; none if it is missing or damaged."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return parsed(path.read_text())
+    return {}
 
 
 def printable(text: object, most: int = MAX_TEXT) -> str:

@@ -166,7 +166,7 @@ def test_sets_of_domains(tmp_path: Path, name: str, folder: str) -> None:
     assert found.train.x.shape == (16, 3, 16, 16)
     assert found.test.group is not None
     assert np.bincount(found.test.group).tolist() == [2, 2]
-    with pytest.raises(DataError, match=f"has no {folder} .* no open address; put its images"):
+    with pytest.raises(DataError, match=f"has neither {folder} .* no open address; put its images"):
         load(name, tmp_path / folder)
 
 

@@ -21,12 +21,13 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from copfl.errors import UsageError
-from copfl.flower import supernode
+from copfl.flower import supernode, worker
 from copfl.flower.server import Server
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
-from copfl.flower.supernode import App, Connection, Node
+from copfl.flower.supernode import Connection, Node
 from copfl.flower.transport import HELLO, TRAIN, Content, as_record, content_of
+from copfl.flower.worker import Request
 from tests.flower.network import CONFIG, DirectTransport, digits, write_nodes
 
 NODE = 17
@@ -85,7 +86,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(Node, "_app", lambda self, run: App(CONFIG, ()))
+    monkeypatch.setattr(Node, "_app", lambda self, run: Request("", CONFIG, self.node_config))
     return Network()
 
 
@@ -112,10 +113,8 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert json.loads(greeting[0]) == {"client": 0} == json.loads(other[0])
     assert '"kind":"upload"' in upload[0]
     assert network.sent[1].object_id in network.pushed
-    unknown: Any = SimpleNamespace(
-        metadata=SimpleNamespace(message_type="wave"), content=as_record(("", b""))
-    )
-    assert "does not answer 'wave'" in node._answer(unknown)[0]
+    unknown = SimpleNamespace(content=as_record(("", b"")))
+    assert "does not answer 'wave'" in worker.respond("wave", unknown, node.app, 0)[0]
 
 
 def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_code_of_the_app_is_installed_only_if_it_is_allowed(
     monkeypatch.setattr("copfl.flower.supernode.get_fused_config_from_fab", lambda *_: {"rounds": 3})
     connection = Network().connection()._replace(get_run=lambda _: Any_(), get_fab=lambda *_: Any_())
     for allowed, path in ((False, ()), (True, ("there",))):
-        assert Node(connection, {}, tmp_path, allowed)._app(1) == App({"rounds": 3}, path)
+        assert Node(connection, {}, tmp_path, allowed)._app(1) == Request("", {"rounds": 3}, {}, path=path)
     assert installed == [b"bundle"]
 
 

@@ -137,20 +137,18 @@ def _cifar_files(
     data_dir: Path | None, names: Sequence[str], checksums: dict[str, str], verify: bool
 ) -> tuple[Path, dict[str, bytes]]:
     """The place of a CIFAR set and its files, verified."""
-    places = existing(data_dir, *names)
-    if not places:
-        raise DataError(f"{data_dir} has neither {names[0]}/ nor {names[1]}")
+    place = reading.found(data_dir, *names)
     files = {
         name: member.read(256 * reading.MIB)
-        for member in reading.members(places[0])
+        for member in reading.members(place)
         if (name := PurePosixPath(member.name).name) in checksums
     }
     for name, raw in files.items() if verify else ():
         md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
         if md5 != checksums[name]:
-            found = f"{places[0]}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {checksums[name]}"
+            found = f"{place}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {checksums[name]}"
             raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
-    return places[0], files
+    return place, files
 
 
 def _colour_images(name: str, train: Samples, test: Samples, **fields: Any) -> Dataset:

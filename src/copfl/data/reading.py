@@ -93,7 +93,7 @@ def found(data_dir: Path | None, *names: str) -> Path:
     """The first of these files or folders in the data folder; a DataError if there is none."""
     places = existing(data_dir, *names)
     if not places:
-        raise DataError(f"{data_dir} has no {' and no '.join(names)}")
+        raise DataError(f"{data_dir} has neither {' nor '.join(names)}")
     return places[0]
 
 

@@ -41,7 +41,7 @@ class Rules:
     """What all clients of a sum must agree on."""
 
     clients: int  # the most that take part
-    threshold: int  # shares that reveal a secret; so many of a client's neighbours must answer in every phase
+    threshold: int = 0  # shares that reveal a secret: neighbours that must answer in a phase; 0: a majority
     range: float = 65536.0  # the largest absolute value of an entry
     bits: int = 36  # of an entry, with its sign
     neighbours: int = 0  # clients with which each shares its secrets; 0: all
@@ -51,8 +51,9 @@ class Rules:
             raise UsageError("secure aggregation needs at least 2 clients in a round")
         if self.neighbours < 0:
             raise UsageError(f"secure-neighbours={self.neighbours} must be 0 (all) or a number of clients")
-        holders = self.holders
-        low = majority(holders)
+        holders = 1 + len(neighbours(range(self.clients), self.neighbours)[0])  # of a share, with the owner
+        low = max(2, holders // 2 + 1)
+        object.__setattr__(self, "threshold", self.threshold or low)
         if not low <= self.threshold <= holders:
             raise UsageError(
                 f"secure-threshold={self.threshold} must be {low} to {holders}: at most all, and more "
@@ -65,11 +66,6 @@ class Rules:
             )
 
     @property
-    def holders(self) -> int:
-        """Number of clients that have a share of a secret, the owner among them."""
-        return 1 + len(neighbours(range(self.clients), self.neighbours)[0])
-
-    @property
     def step(self) -> float:
         """The distance between two values of an entry. A power of two keeps whole numbers exact."""
         return float(self.range / 2 ** (self.bits - 1))
@@ -78,11 +74,6 @@ class Rules:
     def width(self) -> int:
         """Bytes of an entry, enough for the sum over all clients."""
         return -(-(self.bits + self.clients.bit_length()) // 8)
-
-
-def majority(clients: int) -> int:
-    """The smallest number above a half, at least 2."""
-    return max(2, clients // 2 + 1)
 
 
 def quantised(values: Floats, rules: Rules, largest_error: float = 1.0) -> Words:

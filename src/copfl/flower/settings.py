@@ -20,7 +20,7 @@ from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
 from copfl.flower import secure_total
 from copfl.flower.private_node import SecretNoise
-from copfl.flower.secure_sum import Rules, majority, neighbours
+from copfl.flower.secure_sum import Rules
 from copfl.wrappers.privacy import check_sums
 
 
@@ -101,10 +101,8 @@ class RunConfig:
     @property
     def rules(self) -> Rules:
         """The rules of secure aggregation."""
-        selected, count = self.selected, self.secure_neighbours
-        holders = 1 + len(neighbours(range(selected), max(0, count))[0])
-        threshold = self.secure_threshold or majority(holders)
-        return Rules(selected, threshold, self.secure_range, self.secure_bits, count)
+        keys = ("threshold", "range", "bits", "neighbours")
+        return Rules(self.selected, **{key: getattr(self, f"secure_{key}") for key in keys})
 
 
 DEFAULTS = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunConfig)}

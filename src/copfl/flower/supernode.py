@@ -78,11 +78,6 @@ class Connection(NamedTuple):
     confirm: Callable[[int, str], None]
 
 
-class App(NamedTuple):
-    run_config: Mapping[str, Any]
-    path: tuple[str, ...]  # its folder, if the node may execute its code
-
-
 def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: bool = False) -> NoReturn:
     """Answers the server's messages until the process is ended."""
     configure_logging()
@@ -151,7 +146,7 @@ class Node:
         self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
-        self.run, self.app = 0, App({}, ())  # of the last message
+        self.run, self.app = 0, Request("", {}, node_config)  # of the last message
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
@@ -218,7 +213,8 @@ class Node:
         run, started = message.metadata.run_id, time.monotonic()
         if run != self.run:
             self.app, self.run = self._app(run), run
-        answer = self._answer(message)
+        kind = message.metadata.message_type.partition(".")[0]
+        answer = worker.respond(kind, message, self.app, node=os.getpid())
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
@@ -234,17 +230,13 @@ class Node:
         text = f"copfl: answered {about['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"
         logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
 
-    def _app(self, run: int) -> App:
-        """The app of a run, as Flower sends it."""
+    def _app(self, run: int) -> Request:
+        """A request with the run config of an app, and with its folder if the node may execute its code."""
         about = self.connection.get_run(run)
         fab = self.connection.get_fab(about.fab_hash, run)
         path = (str(install_from_fab(fab.content, skip_prompt=True)),) if self.allow_app_code else ()
-        return App(get_fused_config_from_fab(fab.content, about), path)
-
-    def _answer(self, message: Any) -> Content:
-        kind = message.metadata.message_type.partition(".")[0]
-        request = Request("", self.app.run_config, self.node_config, path=self.app.path)
-        return worker.respond(kind, message, request, node=os.getpid())
+        config = get_fused_config_from_fab(fab.content, about)
+        return Request("", config, self.node_config, path=path)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""

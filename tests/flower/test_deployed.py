@@ -36,7 +36,7 @@ class Flwr:
 
 
 def test_a_run_is_started_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployed, "PATIENCE", 0.0)
+    monkeypatch.setattr(deployed, "START_TIMEOUT", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as superlink:
         app = init(tmp_path / "app", model="mlp", config=CONFIG, port=superlink.getsockname()[1])
         flwr = Flwr(app, write_nodes(digits(), tmp_path / "nodes"), 2)

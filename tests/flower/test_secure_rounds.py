@@ -14,7 +14,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
 from copfl.flower import secure_node
-from copfl.flower.secure_server import MARK, SecureServer
+from copfl.flower.secure_server import REVEALING, SecureServer
 from copfl.flower.secure_sum import PHASES
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder
@@ -138,7 +138,7 @@ def test_a_server_killed_while_it_adds_up_goes_on_to_the_next_round(
         play(config, nodes, tmp_path, die)
     resumed = play(config | {"resume": True, "rounds": 3}, nodes, tmp_path)
     assert [r["clients"] for r in resumed.records] == [[], [0, 1, 2]]
-    assert json.loads((tmp_path / "killed" / MARK).read_text()) == {"round": 2}
+    assert json.loads((tmp_path / "killed" / REVEALING).read_text()) == {"round": 2}
 
 
 REASONS = {  # 1e12: the step is 29, and every weight of the model rounds to 0

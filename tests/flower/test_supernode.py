@@ -176,7 +176,7 @@ def test_a_node_outlives_the_errors_of_a_server_that_is_killed(
     with pytest.raises(Killed):
         node.serve()
     assert len(paused) == 3
-    assert all(supernode.SHORTEST <= seconds <= supernode.LONGEST for seconds in paused)
+    assert all(supernode.SHORTEST_PAUSE <= seconds <= supernode.LONGEST_PAUSE for seconds in paused)
 
 
 def not_running(message: object) -> None:

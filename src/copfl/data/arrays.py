@@ -17,7 +17,7 @@ from copfl.data.targets import Targets, as_array, numbered, targets_of
 from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
-LARGEST = 512 * reading.MIB  # of a data set that is stored
+LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
 NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "natural")
 
 
@@ -324,14 +324,14 @@ def statistics(x: NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def stored(dataset: Dataset) -> bytes | None:
-    """The file's content; None where the arrays have more than LARGEST bytes."""
+    """The file's content; None where the arrays have more than LARGEST_STORED bytes."""
     arrays: dict[str, Any] = {}
     for side, samples in (("train", dataset.train), ("test", dataset.test)):
         arrays |= {f"{side}.x.{name}": array for name, array in by_name(samples.x).items()}
         arrays[f"{side}.y"] = samples.y
         if samples.group is not None:
             arrays[f"{side}.group"] = samples.group
-    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+    if sum(array.nbytes for array in arrays.values()) > LARGEST_STORED:
         return None
     about = {name: getattr(dataset, name) for name in NAMES} | {
         "single": not isinstance(dataset.train.x, dict)

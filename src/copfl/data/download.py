@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl.data.reading import naming
+from copfl.data.reading import data_errors
 from copfl.errors import DataError, UsageError, unknown
 
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if the server reports it
@@ -112,7 +112,7 @@ def _difference(path: Path, digest: str) -> str:
     if not digest:
         return ""
     kind = "md5" if len(digest) == 32 else "sha256"
-    with naming(str(path)), path.open("rb") as file:
+    with data_errors(str(path)), path.open("rb") as file:
         found = hashlib.file_digest(file, partial(hashlib.new, kind, usedforsecurity=False)).hexdigest()
     return "" if found == digest else f"{kind} {found} instead of {digest}"
 

@@ -50,7 +50,7 @@ def _idx(place: Path, name: str, sides: int) -> NDArray[np.uint8]:
     if path is None:
         raise DataError(f"{place} lacks {name}.gz")
     raw = reading.read_bytes(path, IDX_LIMIT)
-    with reading.naming(str(path), "IDX file"):
+    with reading.data_errors(str(path), "IDX file"):
         if path.suffix == ".gz":
             with gzip.open(io.BytesIO(raw)) as file:
                 raw = file.read(IDX_LIMIT)
@@ -77,7 +77,7 @@ def _mat(path: Path, *names: str) -> Mapping[str, Any]:
     """The arrays of a Matlab file."""
     from scipy.io import loadmat
 
-    with reading.naming(str(path), ".mat file"):
+    with reading.data_errors(str(path), ".mat file"):
         content = loadmat(io.BytesIO(reading.read_bytes(path, MAT_LIMIT)), variable_names=names)
         if missing := [name for name in names if name not in content]:
             raise DataError(f"{path} lacks the array {missing[0]}")
@@ -216,7 +216,7 @@ def uci_har(data_dir: Path | None) -> Dataset:
         if "__MACOSX" in path.parts or path.name not in (*wanted, "activity_labels.txt"):
             continue
         raw = member.read(LIMIT)
-        with reading.naming(f"{place} ({member.name})", "table of numbers"):
+        with reading.data_errors(f"{place} ({member.name})", "table of numbers"):
             if path.name == "activity_labels.txt":
                 rows = (row.split() for row in raw.decode().splitlines())
                 activities = {int(number): name.lower() for number, name in rows}
@@ -286,7 +286,7 @@ def clinc150(data_dir: Path | None) -> Dataset:
     """
     place = reading.found(data_dir, "clinc150", "oos-eval/data")
     content, domains = (_json(place / name) for name in ("data_full.json", "domains.json"))
-    with reading.naming(str(place), "copy of CLINC150"):
+    with reading.data_errors(str(place), "copy of CLINC150"):
         domain = {intent: name for name, intents in domains.items() for intent in intents}
         train, test = content["train"] + content["val"], content["test"]
         parts = [([text for text, _ in rows], [intent for _, intent in rows]) for rows in (train, test)]
@@ -301,13 +301,13 @@ def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
 
 def _rows(path: Path) -> list[list[str]]:
     text = reading.read_bytes(path, LIMIT)
-    with reading.naming(str(path), "table"):
+    with reading.data_errors(str(path), "table"):
         return list(csv.reader(io.StringIO(text.decode("utf-8"))))
 
 
 def _json(path: Path) -> Any:
     raw = reading.read_bytes(path, LIMIT)
-    with reading.naming(str(path), "JSON file"):
+    with reading.data_errors(str(path), "JSON file"):
         return json.loads(raw)
 
 
@@ -378,7 +378,7 @@ def _users(place: Path, users: int) -> list[Users]:
 def _user_data(files: Sequence[Path]) -> dict[str, dict[str, list[Any]]]:
     found: dict[str, dict[str, list[Any]]] = {}
     for path in files:
-        with reading.naming(str(path), "LEAF file"):
+        with reading.data_errors(str(path), "LEAF file"):
             content = json.loads(reading.read_bytes(path, LEAF_LIMIT))
             users = content["user_data"] if isinstance(content, dict) and "user_data" in content else None
             if not isinstance(users, dict):

@@ -36,7 +36,7 @@ _PICKLED_NUMPY = {("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"
 
 
 @contextmanager
-def naming(source: str, kind: str = "file") -> Iterator[None]:
+def data_errors(source: str, kind: str = "file") -> Iterator[None]:
     """Turns every error inside into a DataError that names the source: damaged files can raise anything."""
     try:
         yield
@@ -52,7 +52,7 @@ def naming(source: str, kind: str = "file") -> Iterator[None]:
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes."""
-    with naming(str(path)):
+    with data_errors(str(path)):
         return _whole(str(path), path.stat().st_size, path.read_bytes, limit)
 
 
@@ -60,7 +60,7 @@ def _whole(source: str, size: int, read: Callable[[], bytes], limit: int) -> byt
     """The content of a file of this size, if it is at most `limit`."""
     if size > limit:
         raise DataError(f"{source} has {size:,} bytes; at most {limit:,} are accepted")
-    with naming(source):
+    with data_errors(source):
         content = read()
     if len(content) != size:
         raise DataError(f"{source} ends after {len(content):,} of {size:,} bytes: the file is incomplete")
@@ -107,7 +107,10 @@ def members(place: Path) -> Iterator[Member]:
     if place.suffix == ".zip":
         yield from _zip_members(place, place)
         return
-    with naming(str(place), "tar archive"), tarfile.open(place, "r:*", tarinfo=_StrictTarInfo) as archive:
+    with (
+        data_errors(str(place), "tar archive"),
+        tarfile.open(place, "r:*", tarinfo=_StrictTarInfo) as archive,
+    ):
         while (info := archive.next()) is not None:
             # tarfile keeps a record of every member: 300 MB for CINIC-10.
             archive.members = []  # type: ignore[attr-defined]
@@ -118,7 +121,7 @@ def members(place: Path) -> Iterator[Member]:
 
 def _zip_members(place: Path, file: Path | IO[bytes]) -> Iterator[Member]:
     """The files of a .zip archive, and of .zip archives in it."""
-    with naming(str(place), "zip archive"), zipfile.ZipFile(file) as archive:
+    with data_errors(str(place), "zip archive"), zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             content = partial(archive.read, info)
             read = partial(_whole, f"{place} ({info.filename})", info.file_size, content)
@@ -173,7 +176,7 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
                 raise DataError(f"{source} is refused: {named}, which no data file needs")
             return Inert
 
-    with naming(source, "pickle"):
+    with data_errors(source, "pickle"):
         for code, position, _ in pickletools.genops(raw):
             # Python allocates as many memo entries as a number in the file claims, gigabytes for five bytes.
             if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(position or 0) > len(raw):
@@ -196,7 +199,7 @@ def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8
 
 def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[np.generic]:
     """The array of a .npy file, left on disk, or of `length` bytes of another file from `offset` on."""
-    with naming(str(path), ".npy file"), path.open("rb") as file:
+    with data_errors(str(path), ".npy file"), path.open("rb") as file:
         end = path.stat().st_size if length is None else offset + length
         file.seek(offset)
         shape, dtype = _npy_header(file, str(path), end)
@@ -206,7 +209,7 @@ def map_npy(path: Path, offset: int = 0, length: int | None = None) -> NDArray[n
 def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """The arrays of a .npz file by name."""
     arrays: dict[str, NDArray[np.generic]] = {}
-    with naming(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
+    with data_errors(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         # Compressed zeros can grow a thousandfold: a small file must not fill the memory.
         limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
@@ -279,7 +282,10 @@ def _opened_image(raw: bytes, source: str) -> Iterator[Any]:
     """An encoded image of accepted size, not yet decoded."""
     from PIL import Image
 
-    with naming(source, "PNG or JPEG image"), Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
+    with (
+        data_errors(source, "PNG or JPEG image"),
+        Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image,
+    ):
         if max(image.size) > LARGEST_IMAGE_SIDE:
             size, side = f"{image.width:,} x {image.height:,}", f"{LARGEST_IMAGE_SIDE:,}"
             raise DataError(f"{source} is an image of {size} pixels; at most {side} x {side} are accepted")

@@ -18,7 +18,7 @@ from copfl.errors import DataError, UsageError, at_least, one_of
 
 Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
 SCHEMES: dict[str, Callable[..., Partition]] = {}
-SHARING = {"overlapping"}  # the schemes that assign a train sample to several clients
+OVERLAPPING_SCHEMES = {"overlapping"}  # those that assign a train sample to several clients
 
 
 def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
@@ -34,7 +34,7 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
         if not available or not len(dataset.test):
             sizes = f"{available} train and {len(dataset.test)} test samples"
             raise DataError(f'"{dataset.name}" has {sizes}; both splits need at least one')
-        if clients * minimum > available and assign.__name__ not in SHARING:
+        if clients * minimum > available and assign.__name__ not in OVERLAPPING_SCHEMES:
             needed = f"{clients} clients with at least {minimum} train samples each need {clients * minimum}"
             limit = f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
             raise DataError(f"{needed}, but {limit}")

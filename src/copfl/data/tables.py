@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from copfl.data import reading
 from copfl.data.arrays import from_splits
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
-from copfl.data.targets import LARGEST, MOST_AMBIGUOUS
+from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, library, one_of, raised_as, unknown
 
 Column = list[Any]  # texts or numbers; None where a value is missing
@@ -205,7 +205,7 @@ def _are_numbers(name: str, column: Column) -> bool:
             f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; '
             f"correct it, or if its values are categories: --set data.categories={name}"
         ) from None
-    if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST).tolist()):
+    if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST_NUMBER).tolist()):
         cell = str(column[wrong[0]])[:40]
         raise DataError(f'the column "{name}" has {cell} in row {wrong[0] + 1}; all numbers must be finite')
     return True
@@ -327,7 +327,7 @@ def _columns(given: str, known: Sequence[str]) -> list[str]:
 
 def read_table(path: Path) -> Table:
     """The columns of a .csv, .tsv, .jsonl or .parquet file."""
-    with reading.naming(str(path), f"{path.suffix} file"):
+    with reading.data_errors(str(path), f"{path.suffix} file"):
         if (size := path.stat().st_size) > LARGEST_FILE:
             raise DataError(
                 f"{path} has {size:,} bytes; at most {LARGEST_FILE:,} are read into memory. Take a part of "

@@ -10,7 +10,7 @@ from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, RE
 from copfl.errors import DataError, one_of, raised_as
 
 MOST_CLASSES = 2**16  # more are taken for a mistake
-LARGEST = 1e30  # of a number, whose square must fit into float64 and ten times it into float32
+LARGEST_NUMBER = 1e30  # its square must fit into float64 and ten times it into float32
 MOST_AMBIGUOUS = 20  # so many different whole numbers of a float array may be classes or values
 
 
@@ -50,7 +50,7 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
     if kind == NEXT_TOKEN:
         return _tokens(parts, classes)
     for name, part in zip(("y", "y_test"), parts, strict=False):
-        if not (finite := np.abs(part) <= LARGEST).all():
+        if not (finite := np.abs(part) <= LARGEST_NUMBER).all():
             first = int(np.argwhere(~finite)[0][0])
             raise DataError(f"{name} has NaN or infinity, first in sample {first}; all values must be finite")
         if kind == MULTILABEL and not (part.ndim == 2 and _is_binary(part)):

@@ -20,10 +20,10 @@ from copfl.flower.events import configure_logging, logger
 from copfl.flower.status import answers, read_app, status
 from copfl.flower.transport import printable
 
-HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
+FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
 DATABASE = "superlink.db"
-PATIENCE = 60.0  # seconds that a server may need to start
-SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+START_TIMEOUT = 60.0  # seconds that a server may need to start
+FLOWER_VARIABLES = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
 TLS = (
     "--ssl-ca-certfile keys/ca.pem --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key "
     "--enable-supernode-auth"
@@ -33,7 +33,7 @@ TLS = (
 def flower_environment(home: Path) -> dict[str, str]:
     """The environment of Flower's programs, which Flower starts by name."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, **SETTINGS, "PATH": path, "FLWR_HOME": str(home)}
+    return {**os.environ, **FLOWER_VARIABLES, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def superlink_options(host: str, port: int, database: str, *, secure: bool) -> list[str]:
@@ -47,8 +47,8 @@ def as_text(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
-def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = HOME) -> None:
-    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/HOME."""
+def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = FLOWER_HOME) -> None:
+    """Writes the SuperLink's address for the `flwr` command with FLWR_HOME=FOLDER/.flwr."""
     (folder / home).mkdir(parents=True, exist_ok=True)
     certificate = str((folder / "keys" / "ca.pem").resolve())
     security = {"root-certificates": certificate} if secure else {"insecure": True}
@@ -68,7 +68,7 @@ def serve(folder: Path) -> NoReturn:
     with raised_as(UsageError, f"port {port} cannot be used: {{}}; is a server running?", OSError):
         socket.create_server(("127.0.0.1", port)).close()
     write_connection(folder, host, port, secure)  # the folder may have been moved, or restored
-    os.environ.update(flower_environment(folder / HOME))
+    os.environ.update(flower_environment(folder / FLOWER_HOME))
     os.chdir(folder)
     from flwr.supercore.http_logging import UTCFormatter
     from flwr.superlink.cli import flower_superlink
@@ -112,7 +112,7 @@ def _register_keys(folder: Path, port: int) -> None:
 
 def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) -> dict[str, Any]:
     """The state of a run after its last round; the server runs in this folder, on this machine."""
-    app, found, until = read_app(folder), status(folder), time.monotonic() + PATIENCE
+    app, found, until = read_app(folder), status(folder), time.monotonic() + START_TIMEOUT
     while not found["superlink"]["answers"] and time.monotonic() < until:
         time.sleep(1)  # it may have been started just now
         found = status(folder)
@@ -124,7 +124,7 @@ def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) 
     name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
     given = {**config, "run": name, "runs": str(folder.resolve() / "runs"), "resume": resume}
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
-    done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / HOME))
+    done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
     after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
     rounds = int(config.get("rounds", app["config"]["rounds"]))
     if not after or (not config.get("join") and after["rounds"]["done"] < rounds):

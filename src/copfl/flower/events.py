@@ -19,7 +19,7 @@ from copfl.flower.registry import Event, Log
 from copfl.flower.transport import MAX_TEXT, printable
 
 AUDIT = "audit.jsonl"  # in the run's folder
-START = "0" * 64  # instead of the hash of a line before the first
+FIRST_PREVIOUS = "0" * 64  # the first line has no line before it
 METRICS, LOG_FORMAT, LOG_LEVEL = "COPFL_METRICS", "COPFL_LOG_FORMAT", "FLWR_LOG_LEVEL"  # of the environment
 FORMATS, LEVELS = ("text", "json"), ("debug", "info", "warning", "error")
 LOOPBACK = "127.0.0.1"
@@ -39,7 +39,7 @@ class AuditLog:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         *lines, rest = path.read_bytes().split(b"\n")
-        self._previous = _hash(lines[-1]) if lines else START
+        self._previous = _hash(lines[-1]) if lines else FIRST_PREVIOUS
         if rest:  # a kill cut it off
             self._write(b"\n")
             self._previous = _hash(rest)
@@ -79,7 +79,7 @@ class Verified(NamedTuple):
 def verified(path: Path) -> Verified:
     """The events of an audit log; an incomplete last line is being written, and is left out."""
     *lines, _ = path.read_bytes().split(b"\n")
-    events, problem, previous, cut = list[dict[str, Any]](), "", START, 0
+    events, problem, previous, cut = list[dict[str, Any]](), "", FIRST_PREVIOUS, 0
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)

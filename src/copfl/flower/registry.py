@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from copfl.errors import UsageError, WireError
 from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable, read_json
 
-PATIENCE = 600.0  # seconds that a node has for its answer
+ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
 
 
 class Event:
@@ -96,7 +96,7 @@ class Registry:
         for node in online:
             if node not in known:
                 greeting = json.dumps({"run": self.run}), b""
-                self.pending[transport.send(node, HELLO, greeting, PATIENCE)] = node
+                self.pending[transport.send(node, HELLO, greeting, ANSWER_TIMEOUT)] = node
         for reply in transport.replies(list(self.pending)):
             self._receive(self.pending.pop(reply.message_id), reply)
         if not self.pending:  # nodes that know their number go first

@@ -25,7 +25,7 @@ from copfl.wire import Packet
 
 T = TypeVar("T")
 KEYS, SHARES, MASKED, REVEALED = PHASES
-MARK = "revealing.json"  # in the run's folder: the round whose shares were asked for
+REVEALING = "revealing.json"  # in the run's folder: the round whose shares were asked for
 
 
 class SecureServer(Server):
@@ -90,7 +90,7 @@ class SecureServer(Server):
             size = now.bytes_up[client]
             self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=size)
         # From here the round is not repeated, not even by a server that is started again.
-        write_json(self.folder.path / MARK, {"round": now.number})
+        write_json(self.folder.path / REVEALING, {"round": now.number})
         try:
             revealed = ask(
                 REVEALED,
@@ -177,7 +177,7 @@ class SecureServer(Server):
 
     def _was_revealing(self) -> bool:
         """Whether a server that was killed had asked for the shares of this round."""
-        asked = read_json(self.folder.path / MARK).get("round")
+        asked = read_json(self.folder.path / REVEALING).get("round")
         return asked == self.round and not self.config.rollback
 
 

@@ -17,7 +17,7 @@ from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
 
 LARGEST_ERROR = 0.01  # of rounding to steps, relative to the length of the vector
-ELSE = "choose another algorithm, or leave secure-aggregation out"
+REMEDY = "choose another algorithm, or leave secure-aggregation out"
 
 
 class Sums(NamedTuple):
@@ -94,16 +94,16 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
     with torch.no_grad():
         plain = summand(server, 0)
         if any(tree.gathered(plain)):
-            raise UsageError(f"its server needs every upload by itself, so a sum is not enough; {ELSE}")
+            raise UsageError(f"its server needs every upload by itself, so a sum is not enough; {REMEDY}")
         if not _equal(plain, summand(server, clients - 1)):
             raise UsageError(
-                f"its total has a part for every client, so the sum would reveal each upload; {ELSE}"
+                f"its total has a part for every client, so the sum would reveal each upload; {REMEDY}"
             )
         for other in (torch.zeros_like, lambda t: ~t if t.dtype == torch.bool else t + 1):
             if not _equal(plain, summand(tree.each(other, server), 0)):
                 raise UsageError(
                     "its server compares each upload with its own record (such as a bound on the weight) "
-                    f"before it adds it, which it cannot do with a masked one; {ELSE}"
+                    f"before it adds it, which it cannot do with a masked one; {REMEDY}"
                 )
 
 

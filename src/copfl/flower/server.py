@@ -21,7 +21,7 @@ from copfl.core.algorithm import blank_samples, example_output, message_to_new_c
 from copfl.core.batches import choose
 from copfl.errors import CopflError, WireError
 from copfl.flower.private_node import epsilons
-from copfl.flower.registry import PATIENCE, Event, Log, Registry, silent
+from copfl.flower.registry import ANSWER_TIMEOUT, Event, Log, Registry, silent
 from copfl.flower.settings import Settings
 from copfl.flower.state import ServerFolder, as_text
 from copfl.flower.transport import JOIN, TRAIN, Field, Reply, Transport, printable
@@ -228,12 +228,12 @@ class Server:
         packet = wire.encode(record, head, self.config.wire, about={Field.UPDATES: self.config.join})
         pending: dict[str, int] = {}
         results: dict[int, dict[str, Any]] = {}  # by node
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         while time.monotonic() < deadline and (not results or pending):
             for node in self.transport.nodes():
                 if node not in results:
-                    results[node] = {"node": node, "why": f"no reply within {PATIENCE:g} s"}
-                    pending[self.transport.send(node, JOIN, packet, PATIENCE)] = node
+                    results[node] = {"node": node, "why": f"no reply within {ANSWER_TIMEOUT:g} s"}
+                    pending[self.transport.send(node, JOIN, packet, ANSWER_TIMEOUT)] = node
             for reply in self.transport.replies(list(pending)):
                 node = pending.pop(reply.message_id)
                 results[node] = {"node": node, **self._gain(reply, head._replace(kind=Field.NEW_CLIENT))}

@@ -17,7 +17,7 @@ from copfl.files import locked, remove_parts, write_bytes
 from copfl.flower.transport import read_json
 from copfl.wire import Head, Opened, Packet
 
-KEPT = 3  # counted records of a client, so that a server that lost as many rounds can continue
+KEPT_RECORDS = 3  # counted records of a client, so that a server that lost as many rounds can continue
 NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients
 
 
@@ -127,11 +127,11 @@ class ClientRecords:
             return wire.decode(_read(path), like, head, finite=False).record
 
     def save(self, head: Head, record: Any, keep: int) -> None:
-        """Writes the record after a round; of the others, those up to round `keep` stay: the last `KEPT`."""
+        """Writes the record after a round; of the others, the last ones up to round `keep` stay."""
         remove_parts(self.folder)  # of a process that was killed
         write_packet(self._path(head.round), wire.encode(record, head))
         rounds = [other for other in self.rounds() if other != head.round]
-        kept = [other for other in rounds if other <= keep][-KEPT:]
+        kept = [other for other in rounds if other <= keep][-KEPT_RECORDS:]
         for other in rounds:
             if other not in kept:
                 self._path(other).unlink(missing_ok=True)

@@ -20,8 +20,8 @@ from copfl.flower.worker import FOLDER as WORKER
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
 LOCAL_HOME = ".flwr/local"  # of Flower's command, for a federation on one machine
-SILENT = 60.0  # seconds without contact after which a node is not well
-SLOW = 10.0  # seconds that a client may need in any case
+CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
+LATE_AFTER = 10.0  # seconds that a client may need in any case
 ERRORS = (Event.FAILED, Event.REJECTED, Event.REFUSED, Event.NO_RESULT)
 
 
@@ -185,7 +185,7 @@ def _late(
         return {}
     number, left_out = max(rounds), rounds[max(rounds)]["left_out"]
     late = {client: f"round {number}: {why}" for client, why in left_out.items() if "no reply" in why}
-    limit = max(SLOW, 2 * statistics.median(seconds))
+    limit = max(LATE_AFTER, 2 * statistics.median(seconds))
     slow = {client: age for client, age in waiting.items() if age > limit}
     return late | {client: f"round {number + 1}: no answer for {age:.0f} s" for client, age in slow.items()}
 
@@ -209,7 +209,7 @@ def _of_node(folder: Path) -> dict[str, Any]:
             runs[path.parent.name] = int(number) + 1
     problems = [] if is_running else ["the node is not running"]
     is_training = (worker / "message").exists()
-    if is_running and not is_training and (contact is None or contact > SILENT):
+    if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
         problems.append(f"the node has no contact with its server {since}")
     return {

@@ -51,10 +51,10 @@ from copfl.flower.transport import Content, Field, as_record, parsed, printable
 from copfl.flower.worker import Request
 
 KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
-SHORTEST, LONGEST = 0.1, 3.0  # seconds between two requests for a message
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two requests for a message
 logger = logging.getLogger("flwr")
-PATIENCE = 30.0  # seconds that the server may take between the parts of a message
-FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
+TRANSFER_TIMEOUT = 30.0  # seconds that the server may take between the parts of a message
+PAUSE_FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
 
 
 class Address(NamedTuple):
@@ -109,7 +109,7 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
 
         def activate() -> None:
-            request = ActivateNodeRequest(public_key=public, heartbeat_interval=PATIENCE)
+            request = ActivateNodeRequest(public_key=public, heartbeat_interval=TRANSFER_TIMEOUT)
             leave(client.ActivateNode(request).node_id)
 
         def request(send: Callable[[], object], is_awaited: bool = False) -> None:
@@ -165,7 +165,7 @@ class Node:
             now = time.monotonic()
             last = now if is_message else last
             if not is_message:
-                time.sleep(min(max(FRACTION * (now - last), SHORTEST), LONGEST))
+                time.sleep(min(max(PAUSE_FRACTION * (now - last), SHORTEST_PAUSE), LONGEST_PAUSE))
 
     def _receive(self) -> bool:
         """Answers the next message; False if there is none."""
@@ -179,8 +179,8 @@ class Node:
             partial(self.connection.pull_object, run),
             partial(self.connection.confirm, run),
             return_type=Message,
-            initial_backoff=SHORTEST,
-            max_time=PATIENCE,
+            initial_backoff=SHORTEST_PAUSE,
+            max_time=TRANSFER_TIMEOUT,
         )
         message.metadata.__dict__["_message_id"] = envelope.metadata.message_id  # as Flower's own does
         write_bytes(self.message, message_to_proto(message).SerializeToString(), durable=False, private=True)

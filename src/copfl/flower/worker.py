@@ -30,8 +30,8 @@ from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refu
 
 FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
 FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
-IDLE = 3600.0  # seconds without a request after which the worker ends
-MEMORY = 4.0  # GiB: a worker that has more after an answer ends
+IDLE_TIMEOUT = 3600.0  # seconds without a request after which the worker ends
+MEMORY_LIMIT = 4.0  # GiB: a worker that has more after an answer ends
 ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
 _started: list[subprocess.Popen[bytes]] = []  # the last worker that this process started
 
@@ -165,9 +165,9 @@ class Worker:
         from copfl.flower.resident import Resident, resident_memory
 
         resident = Resident()
-        self.listener.settimeout(IDLE)
+        self.listener.settimeout(IDLE_TIMEOUT)
         path: list[str] | None = None
-        memory = MEMORY
+        memory = MEMORY_LIMIT
         while True:
             try:
                 connection, _ = self.listener.accept()
@@ -180,7 +180,7 @@ class Worker:
                 given, head, body = json.loads(caller.recv_bytes()), caller.recv_bytes(), caller.recv_bytes()
                 if path not in (None, given["path"]):
                     self.end()  # modules of another app may have the same names
-                path, memory = given["path"], float(given["node_config"].get("memory", MEMORY))
+                path, memory = given["path"], float(given["node_config"].get("memory", MEMORY_LIMIT))
                 sys.path[:0] = [entry for entry in path if entry not in sys.path]
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)

@@ -39,17 +39,17 @@ ADAPTERS: dict[str, Callable[..., nn.Module]] = {"lora": lora}
 def target_modules(model: nn.Module, targets: str) -> list[str]:
     """The names of the layers that get an adapter."""
     layers = {name: m for name, m in model.named_modules() if _adaptable(m)}
+    ends = {name.rpartition(".")[2] for name in layers}
+    words: Iterable[str] = [word.strip() for word in targets.split("+")]
     if targets == "auto":
-        words: Iterable[str] = ATTENTION if any(_last(n) in ATTENTION for n in layers) else (POINTWISE,)
-    else:
-        words = [word.strip() for word in targets.split("+")]
+        words = ATTENTION if ends & set(ATTENTION) else (POINTWISE,)
     chosen = [name for name, layer in layers.items() if any(_matches(name, layer, word) for word in words)]
     if not chosen:
-        known = sorted({_last(name) for name in layers})
+        known = ", ".join(sorted(ends)[:20]) or "it has none"
         raise UsageError(
             f'adapter.targets="{targets}" matches no layer of the model; targets are ends of the names of '
-            f"its linear layers and convolutions ({', '.join(known[:20]) or 'it has none'}), patterns such "
-            f'as "*.attention.*", or {POINTWISE}, joined by "+"'
+            f'its linear layers and convolutions ({known}), patterns such as "*.attention.*", or '
+            f'{POINTWISE}, joined by "+"'
         )
     return chosen
 
@@ -58,10 +58,6 @@ def _adaptable(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv2d):
         return module.groups == 1
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # that of transformers
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _matches(name: str, layer: nn.Module, word: str) -> bool:

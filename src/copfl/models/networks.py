@@ -130,7 +130,7 @@ class ResNet18(Model):
     stem="imagenet": 7x7, stride 2 and a max-pool, as in the paper; stem="cifar": 3x3, no pool. With the
     ImageNet stem on 32x32 images the last stage has 1x1 maps: only 38 % of the parameters ever get a
     gradient. kernels="pruned" leaves the others out: the same outputs and training with 4.2 million
-    parameters. Only an algorithm that selects a fraction of all parameters, such as FedSelect, selects others.
+    parameters. Only algorithms that select a fraction of all parameters, such as FedSelect, select others.
     """
 
     def __init__(

@@ -249,21 +249,21 @@ def _published(source: str, name: str) -> Path:
     """The file of the library's own weights, fetched if it is not here."""
     if source == "torchvision":
         models = library("torchvision.models")
-        with explained(f"torchvision:{name}", "--weights FILE, or --weights none for random ones"):
+        with usage_errors(f"torchvision:{name}", "--weights FILE, or --weights none for random ones"):
             url: str = models.get_model_weights(name).DEFAULT.url
             path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
             if not path.is_file():
                 torch.hub.load_state_dict_from_url(url, check_hash=True, progress=False, weights_only=True)
         return path
     timm, hub = library("timm"), library("huggingface_hub")
-    with explained(f"timm:{name}", "--weights FILE, or --weights none for random ones"):
+    with usage_errors(f"timm:{name}", "--weights FILE, or --weights none for random ones"):
         repository = timm.get_pretrained_cfg(name).hf_hub_id
         return Path(hub.hf_hub_download(repository, "model.safetensors"))
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; a torch file may contain nothing else."""
-    with explained(str(path), "a .safetensors file, or a state dict that torch.save wrote"):
+    with usage_errors(str(path), "a .safetensors file, or a state dict that torch.save wrote"):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -324,7 +324,7 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
     labels = {} if task in ("embedding", "causal") else {"num_labels": classes}
     with (
         quiet(),
-        explained(f"hf:{base.name}", f"a model for the task {task}; other tasks: {', '.join(TASKS)}"),
+        usage_errors(f"hf:{base.name}", f"a model for the task {task}; other tasks: {', '.join(TASKS)}"),
     ):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **labels)
         if getattr(config, "pad_token_id", None) is None:
@@ -347,9 +347,8 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
     head = nn.Linear(config.hidden_size, classes) if task == "embedding" else None
     size = size or int(getattr(config, "image_size", 0) or 0) if task == "image" else 0
     model = Pretrained(net, head, size=size)
-    model.fresh = tuple(f"net.{name}" for name in fresh) + (("head.weight", "head.bias") if head else ())
+    model.fresh = _checked_fresh(base, net, fresh) + (("head.weight", "head.bias") if head else ())
     model.trains_head = task != "causal"
-    _check_fresh(base, net, fresh)
     pixels = read_json(folder / "preprocessor_config.json")
     if task == "image" and base.weights and "image_mean" in pixels and "image_std" in pixels:
         model.normalization = tuple(pixels["image_mean"]), tuple(pixels["image_std"])
@@ -361,19 +360,17 @@ def _hugging_face(base: Base, task: str, classes: int, size: int) -> Pretrained:
 def _image_classifier(base: Base, classes: int, size: int) -> Pretrained:
     if base.source == "torchvision":
         models = library("torchvision.models")
-        with explained(f"torchvision:{base.name}", "one of torchvision.models.list_models()"):
+        with usage_errors(f"torchvision:{base.name}", "one of torchvision.models.list_models()"):
             net = models.get_model(base.name, weights=None, num_classes=classes)
             pixels = models.get_model_weights(base.name).DEFAULT.transforms()
     else:
         timm = library("timm")
-        with explained(f"timm:{base.name}", "one of timm.list_models()"):
+        with usage_errors(f"timm:{base.name}", "one of timm.list_models()"):
             net = timm.create_model(base.name, pretrained=False, num_classes=classes)
             pixels = timm.get_pretrained_cfg(base.name)
     model = Pretrained(net, size=size)
     if base.weights:
-        fresh = _filled(net, base.weights[0])
-        _check_fresh(base, net, fresh)
-        model.fresh = tuple(f"net.{name}" for name in fresh)
+        model.fresh = _checked_fresh(base, net, _filled(net, base.weights[0]))
         mean, std = getattr(pixels, "mean", None), getattr(pixels, "std", None)
         model.normalization = (tuple(mean), tuple(std)) if mean and std else None
     return model
@@ -387,8 +384,8 @@ def _filled(net: nn.Module, path: Path) -> list[str]:
     return [name for name in own if name not in fitting and not name.endswith("num_batches_tracked")]
 
 
-def _check_fresh(base: Base, net: nn.Module, fresh: list[str]) -> None:
-    """UsageError, if more than a head or a pooling layer lacks pretrained values."""
+def _checked_fresh(base: Base, net: nn.Module, fresh: list[str]) -> tuple[str, ...]:
+    """Their names in `Pretrained`; UsageError if more than a head or a pooling layer lacks values."""
     if base.source == "hf":
         prefix = getattr(net, "base_model_prefix", "")
         body = f"{prefix}." if hasattr(net, prefix) else ""
@@ -401,13 +398,14 @@ def _check_fresh(base: Base, net: nn.Module, fresh: list[str]) -> None:
             f"the weights of {base.source}:{base.name} do not fit: {base.weights[0].name} has no values for "
             f"{len(lacking)} tensors of the model, such as {lacking[0]}; take the file of this model"
         )
+    return tuple(f"net.{name}" for name in fresh)
 
 
 # Other libraries
 
 
 @contextlib.contextmanager
-def explained(what: str, allowed: str) -> Iterator[None]:
+def usage_errors(what: str, allowed: str) -> Iterator[None]:
     """UsageError in place of an error of another library."""
     try:
         yield

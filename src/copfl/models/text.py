@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from copfl.errors import UsageError, library
 from copfl.files import write_bytes
-from copfl.models.pretrained import explained, quiet, read_json
+from copfl.models.pretrained import quiet, read_json, usage_errors
 
 Arrays = dict[str, NDArray[np.int64]]
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
-UNLIMITED = 10**6  # a tokenizer without a limit reports a larger number
+NO_LIMIT = 10**6  # a tokenizer without a limit reports a larger number
 
 
 def padded(lists: Sequence[Sequence[int]], pad: int = 0) -> Arrays:
@@ -40,14 +40,14 @@ class Tokenizer:
         self.folder, self.max_length = folder, max_length
         with (
             quiet(),
-            explained(f"the tokenizer in {folder}", "a folder with tokenizer.json, or name another one"),
+            usage_errors(f"the tokenizer in {folder}", "a folder with tokenizer.json, or name another one"),
         ):
             self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         config = read_json((model or folder) / "config.json")
         self.vocabulary = int(config.get("vocab_size", len(self.tokenizer)))
-        positions = config.get("max_position_embeddings") or config.get("n_positions") or UNLIMITED
+        positions = config.get("max_position_embeddings") or config.get("n_positions") or NO_LIMIT
         self.limit = int(min(self.tokenizer.model_max_length, positions))
 
     def __call__(self, texts: Sequence[str]) -> Arrays:

@@ -143,10 +143,10 @@ def _cifar_files(
         for member in reading.members(place)
         if (name := PurePosixPath(member.name).name) in checksums
     }
-    for name, raw in files.items() if verify else ():
-        md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    for name in [name for name in checksums if verify and name in files]:
+        md5 = hashlib.md5(files[name], usedforsecurity=False).hexdigest()
         if md5 != checksums[name]:
-            found = f"{place}/{name} ({len(raw):,} bytes) has md5 {md5} instead of {checksums[name]}"
+            found = f"{place}/{name} ({len(files[name]):,} bytes) has md5 {md5} instead of {checksums[name]}"
             raise DataError(f"{found}: it is damaged, incomplete or not the published file; delete it")
     return place, files
 

@@ -124,16 +124,17 @@ def test_a_node_does_not_report_what_is_wrong_with_its_files(
     config = config_of("copfl")
     settings = settings_of(config)
     folder = ServerFolder(str(tmp_path / "runs"), "test", resume=False)
-    message: Any = Server(settings, DirectTransport(settings, {}), folder).down(0)
+    packet = Server(settings, DirectTransport(settings, {}), folder).down(0)
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="train"), packet=packet)
     path = tmp_path / "ward-7-oncology.npz"
     path.write_bytes(b"patient 4711")
     monkeypatch.setattr("os.getppid", os.getpid)  # its worker ends with this process
-    monkeypatch.setattr("copfl.flower.worker.content_of", lambda message: message)
+    monkeypatch.setattr("copfl.flower.worker.content_of", lambda message: message.packet)
     monkeypatch.setattr(client_app, "as_record", lambda content: content)
     monkeypatch.setattr(client_app, "Message", lambda content, reply_to: content)
     node_config = write_nodes(with_secrets(), tmp_path / "nodes")[0] | {broken: str(path)}
     context: Any = SimpleNamespace(node_config=node_config, run_config=config)
-    answer: Any = client_app.train(message, context)
+    answer: Any = client_app.reply(message, context)
     head, body = answer
     assert f"its {broken} cannot be used" in head
     assert not body

@@ -113,8 +113,8 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert json.loads(greeting[0]) == {"client": 0} == json.loads(other[0])
     assert '"kind":"upload"' in upload[0]
     assert network.sent[1].object_id in network.pushed
-    unknown = SimpleNamespace(content=as_record(("", b"")))
-    assert "does not answer 'wave'" in worker.respond("wave", unknown, node.app, 0)[0]
+    unknown = SimpleNamespace(metadata=SimpleNamespace(message_type="wave"), content=as_record(("", b"")))
+    assert "does not answer 'wave'" in worker.respond(unknown, node.app, 0)[0]
 
 
 def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:

@@ -11,12 +11,8 @@ from numpy.typing import NDArray
 
 from copfl.errors import DataError
 
-CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS = (
-    "classification",
-    "multilabel",
-    "regression",
-    "next_token",
-)
+KINDS = ("classification", "multilabel", "regression", "next_token")
+CLASSIFICATION, MULTILABEL, REGRESSION, NEXT_TOKEN = KINDS
 Inputs = Any  # one array [n, ...], or several by name, dict[str, NDArray], with the same first axis
 Shape = Any  # of one sample: a tuple of numbers, or one by name
 

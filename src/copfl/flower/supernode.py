@@ -213,8 +213,7 @@ class Node:
         run, started = message.metadata.run_id, time.monotonic()
         if run != self.run:
             self.app, self.run = self._app(run), run
-        kind = message.metadata.message_type.partition(".")[0]
-        answer = worker.respond(kind, message, self.app, node=os.getpid())
+        answer = worker.respond(message, self.app, node=os.getpid())
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)

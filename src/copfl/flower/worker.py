@@ -58,8 +58,9 @@ def answer(request: Request, node: int) -> Content:
     return Resident().answer(request)
 
 
-def respond(kind: str, message: Any, request: Request, node: int) -> Content:
-    """The answer to a message of Flower of this kind; an error is a refusal."""
+def respond(message: Any, request: Request, node: int) -> Content:
+    """The answer to a message of Flower; an error is a refusal."""
+    kind = message.metadata.message_type.partition(".")[0]
     try:
         content = content_of(message)
         if kind == HELLO:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from copfl.report import page, run_data, watch
+from copfl.report import document, page, run_data, watch
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need `pip install playwright`"
@@ -46,7 +46,7 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     home = tmp_path_factory.mktemp("reports")
     paths = {"one": home / "one.html", "three": home / "three.html"}
     for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
-        path.write_text(page.render(run_data.read_all(shown)), encoding="utf-8")
+        path.write_text(document.render(page.document_of(run_data.read_all(shown))), encoding="utf-8")
     return paths
 
 

@@ -56,7 +56,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
         who == "Largest gains: client 0 (+10.0), client 1 (+5.0). No gain: client 3 (-2.0), client 2 (+0.0)."
     )
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
-    html = page.render([measured])
+    html = document.render(page.document_of([measured]))
     assert html.index('id="part-conclusion"') < html.index('class="plot"')
     assert len(html) < 300_000  # the limit is 2 MB
 
@@ -76,7 +76,7 @@ def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
 
 def test_the_weights_are_coloured_around_the_equal_share(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
-    drawn = data_of(page.render([run]))["figures"]
+    drawn = data_of(document.render(page.document_of([run])))["figures"]
     assert drawn["weight"]["centre"] == 0.25
     assert drawn["weight"]["centre_title"] == "mark: the equal weight 1/4 = 0.250"
     assert drawn["gradient_score"]["centre"] is None
@@ -106,7 +106,7 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
     assert low <= gain.mean() <= high
     assert verdict == ("not distinguishable" if low <= 0 <= high else "higher" if low > 0 else "lower")
     assert f"local, sgd 0.1: {verdict}, {mean} points ({bounds})." in page.of_runs(found)[0]
-    names = list(data_of(page.render(found))["figures"])
+    names = list(data_of(document.render(page.document_of(found)))["figures"])
     assert {"differences", "clients-1-copfl", "clients-3-fedavg"} <= set(names)
     chart = next(c for c in page.sections(found)[0].charts if c.name == "clients-1-copfl")
     assert isinstance(chart, Dots)
@@ -118,7 +118,7 @@ def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
     found = run_data.read_all([runs["copfl"], runs["local"]])
     found[1] = dataclasses.replace(found[1], partition="other")
     assert run_data.paired(found) == []
-    assert "there are no paired differences" in page.render(found)
+    assert "there are no paired differences" in document.render(page.document_of(found))
 
 
 def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) 
     for name in ("rounds.jsonl", "timing.jsonl"):
         (tmp_path / "run" / name).write_bytes(b"")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    html = page.render(run_data.read_all([tmp_path / "run"]))
+    html = document.render(page.document_of(run_data.read_all([tmp_path / "run"])))
     assert "no round has ended yet" in html
     assert list(data_of(html)["figures"]) == ["data"]
 
@@ -137,13 +137,13 @@ def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> No
     run = dataclasses.replace(
         run, label=bad, environment={**run.environment, "classes": [bad] * 10, "command": bad}
     )
-    html = page.render([run])
+    html = document.render(page.document_of([run]))
     assert "<script>alert" not in html
     assert data_of(html)["figures"]["data"]["columns"][0] == bad
 
 
 def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
-    html = page.render(run_data.read_all([runs["copfl"]]))
+    html = document.render(page.document_of(run_data.read_all([runs["copfl"]])))
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html
     assert not re.search(r'<(?:script|link|img)[^>]+(?:src|href)="(?!data:)', html)

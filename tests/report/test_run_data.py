@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from copfl.errors import RunError, UsageError
-from copfl.report import page, run_data
+from copfl.report import document, page, run_data
 
 
 def test_a_run_is_read_from_its_files(runs: dict[str, Path]) -> None:
@@ -110,7 +110,7 @@ def test_odd_words_in_a_folder_are_shown_as_they_are(runs: dict[str, Path], tmp_
     path.write_text(
         json.dumps(found | {"command": "copfl run 'half", "classes": ["9" * 5000] * len(found["classes"])})
     )
-    assert "copfl run &#39;half" in page.render(run_data.read_all([tmp_path / "run"]))
+    assert "copfl run &#39;half" in document.render(page.document_of(run_data.read_all([tmp_path / "run"])))
 
 
 def test_a_round_without_seconds_is_damage(runs: dict[str, Path], tmp_path: Path) -> None:

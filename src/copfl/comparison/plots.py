@@ -63,9 +63,8 @@ def clients(comparison: Comparison) -> list[Swarm]:
         base = accuracy[labels.index(comparison.reference)]
         gains = [[own - other for own, other in zip(row, base, strict=True)] for row in accuracy]
         x_title = f"difference to {comparison.reference}{', points' if metric.fraction else ''}"
-        panels.append(
-            Swarm(titles, x_title, _by_seed(comparison, gains), zero=True, title="The same, paired")
-        )
+        by_seed = _by_seed(comparison, gains)
+        panels.append(Swarm(titles, x_title, by_seed, zero=True, title="The same, paired"))
     return panels
 
 

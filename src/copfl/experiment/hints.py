@@ -160,9 +160,8 @@ def _chance(lines: list[dict[str, Any]], federation: Federation) -> tuple[float,
     classes, partition = len(federation.dataset.classes), federation.partition
     labels = partition.tested(federation.dataset).y
     accuracy = records.latest(lines, "accuracy", federation.clients)
-    counts: NDArray[np.int64] = np.stack(
-        [np.bincount(labels[part], minlength=classes) for part in partition.test]
-    )
+    tested = [np.bincount(labels[part], minlength=classes) for part in partition.test]
+    counts: NDArray[np.int64] = np.stack(tested)
     sizes = counts.sum(1)
     judged = ~np.isnan(accuracy) & ((counts > 0).sum(1) > 1)  # of one class, any answer is constant
     if not judged.any():

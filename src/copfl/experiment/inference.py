@@ -321,11 +321,9 @@ def choose(
             for count in epochs:
                 with torch.no_grad():
                     loss, score = how.task.evaluate(models[count], held_out)
-                finite = bool(torch.isfinite(loss))
-                scores.setdefault((lr, count), []).append(
-                    (float(score), -float(loss)) if finite else (-np.inf, -np.inf)
-                )
-    means = {key: tuple(np.mean(found, 0).tolist()) for key, found in scores.items()}
+                found = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
+                scores.setdefault((lr, count), []).append(found)
+    means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
     lr, count = max(means, key=lambda key: means[key])
     return Choice(lr, count, means[lr, count])
 

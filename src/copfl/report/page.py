@@ -15,7 +15,7 @@ from copfl.charts import Chart
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.experiment.gains import EQUAL
 from copfl.experiment.progress import span
-from copfl.report import document, run_charts
+from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source
 from copfl.report.run_data import Paired, RunData, Runs, paired
 from copfl.stats import Numbers
@@ -48,11 +48,6 @@ def document_of(runs: Runs) -> Document:
         ],
         ended=all(len(run.records) >= run.planned for run in runs),
     )
-
-
-def render(runs: Runs, fingerprint: str = "") -> str:
-    """The page of these runs; with a fingerprint, it asks its server for updates."""
-    return document.render(document_of(runs), fingerprint)
 
 
 def sections(runs: Runs) -> list[Section]:
@@ -232,10 +227,8 @@ def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
     means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
     head = ["run", *means, "verdict", "clients better", "equal", "worse"]
     note = "The interval resamples the clients of these runs; it does not cover other seeds"
-    title = (
-        f"Paired differences: each client compared with the same client under {first.label}, last evaluation"
-    )
-    return Table(title, head, rows, [note])
+    what = f"each client compared with the same client under {first.label}, last evaluation"
+    return Table(f"Paired differences: {what}", head, rows, [note])
 
 
 def _notes(run: RunData) -> list[str]:

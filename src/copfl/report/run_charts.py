@@ -98,16 +98,12 @@ def similar(run: RunData) -> Iterator[Chart]:
 
     # None: an older run with another primary metric, whose matrix is of accuracy or loss.
     if metric is not None:
-        yield heat(
-            "cross",
-            "Every model on every client",
+        about = (
             f"The {metric.title} of the personal model of a row's client on the test samples of a column's "
-            "client. Clients whose models do well on each other's samples are next to each "
-            "other.",
-            table,
-            ("model of", "samples of"),
-            metric,
+            "client. Clients whose models do well on each other's samples are next to each other."
         )
+        of = ("model of", "samples of")
+        yield heat("cross", "Every model on every client", about, table, of, metric)
     if run.masks is not None and len(run.masks.overlap) > max(clients):
         about = "The parameters that are personal for both clients, of those that are personal for either."
         table = run.masks.overlap[np.ix_(clients, clients)]

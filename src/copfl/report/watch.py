@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from copfl.errors import CopflError
-from copfl.report import page, run_data
+from copfl.report import document, page, run_data
 
 HOST = "127.0.0.1"
 
@@ -16,7 +16,7 @@ def html(paths: Sequence[Path], have: str = "") -> bytes | None:
     fingerprint = page.fingerprint_of(paths)
     if fingerprint == have:
         return None
-    return page.render(run_data.read_all(paths), fingerprint).encode()
+    return document.render(page.document_of(run_data.read_all(paths)), fingerprint).encode()
 
 
 def server(paths: Sequence[Path], port: int) -> ThreadingHTTPServer:

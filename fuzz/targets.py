@@ -476,13 +476,13 @@ REPORTED = ("rounds.jsonl", "timing.jsonl", "environment.json", "partition.json"
 
 def report(data: bytes) -> None:
     """The page of a run with one changed file; the first byte selects the file."""
-    from copfl.report import page
+    from copfl.report import document, page
 
     path = finished_run() / REPORTED[(data[0] if data else 0) % len(REPORTED)]
     original = path.read_bytes()
     try:
         path.write_bytes(data[1:])
-        page.render(run_data.read_all([finished_run()]))
+        document.render(page.document_of(run_data.read_all([finished_run()])))
     finally:
         path.write_bytes(original)
 

@@ -398,17 +398,15 @@ def simulation_of(e: Experiment) -> simulate.Simulation:
 
 
 def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> Generator[Round, None, None]:
-    settings, given = e.settings, contextlib.nullcontext(executor)
+    settings = e.settings
     e.training.compute()
-    parallel = settings.workers > 1 and state.round < settings.rounds and executor is None
-    with (
-        ranks.Ranks(simulation_of(e), state)
-        if ranks.joined()
-        else Workers(simulation_of(e), state, settings.workers)
-        if parallel
-        else given
-    ) as executor:
-        rounds = simulate.simulate(
+    opened: contextlib.AbstractContextManager[simulate.Executor | None] = contextlib.nullcontext(executor)
+    if ranks.joined():
+        opened = ranks.Ranks(simulation_of(e), state)
+    elif settings.workers > 1 and state.round < settings.rounds and executor is None:
+        opened = Workers(simulation_of(e), state, settings.workers)
+    with opened as executor:
+        yield from simulate.simulate(
             e.algorithm,
             e.training.task,
             e.training.federation,
@@ -423,4 +421,3 @@ def _rounds(e: Experiment, state: State, executor: simulate.Executor | None) -> 
             population=settings.split_clients[0],
             executor=executor,
         )
-        yield from rounds

@@ -180,3 +180,9 @@ def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
     assert found.seeds[0].values["shapley_global"].sum() > 0
     content = auditing.as_json(found)
     assert content["metric"] == {"name": "rmse", "higher_is_better": False, "fraction": False}
+
+
+def test_new_clients_have_no_weight(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", new_clients=0.4)
+    found = run_audit(run, baselines=(), retrain=False)
+    assert np.isnan(found.mean("scores", "weight")).sum() == 1

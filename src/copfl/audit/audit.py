@@ -17,7 +17,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import digest
-from copfl.experiment.run import Experiment, OnRound, Result, execute, prepare
+from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rounds
 from copfl.files import write_bytes
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
@@ -194,7 +194,7 @@ def audit(
     stored = Cache(None if cache is None else cache / identity, tick)
 
     def baseline(seed: int, name: str, on_round: OnRound) -> Result:
-        return execute(make(seed, name), None, on_round)
+        return train_rounds(make(seed, name), None, on_round)
 
     found = []
     for seed in seeds:

@@ -17,7 +17,7 @@ from copfl.core import tree
 from copfl.core.evaluation import evaluate, measured
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, Submission
-from copfl.experiment.run import Experiment, OnRound, Result, execute
+from copfl.experiment.run import Experiment, OnRound, Result, train_rounds
 from copfl.stats import Numbers, mean_of_known
 
 
@@ -58,7 +58,7 @@ def without(experiment: Experiment, clients: Sequence[int], on_round: OnRound | 
     def receive(received: Received) -> Any:
         return zeroed(received.summands, ~torch.isin(received.ids, missing))
 
-    return execute(intercepted(experiment, receive), None, on_round)
+    return train_rounds(intercepted(experiment, receive), None, on_round)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,6 +151,6 @@ def observed(experiment: Experiment, observe: Callable[[int, RoundSnapshot], Non
         server = snapshot.server_of(frozenset(snapshot.players))
         uploads.clear()
 
-    result = execute(intercepted(experiment, receive), None, on_round)
+    result = train_rounds(intercepted(experiment, receive), None, on_round)
     pairs = zip(tree.leaves(server), tree.leaves(result.state.server), strict=True)
     return result, all(torch.equal(a, b) for a, b in pairs)

@@ -317,7 +317,7 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     if alone is None:
         return np.full(e.clients, np.nan)
     folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
-    return _trained(alone, folder, on_round).latest(primary)
+    return train_rounds(alone, folder, on_round).latest(primary)
 
 
 def _baseline(e: Experiment) -> Experiment | None:
@@ -347,7 +347,7 @@ def execute(
 ) -> Result:
     """Trains the rounds that are left, saves the models, and fits the new clients."""
     e, settings = experiment, experiment.settings
-    result = _trained(e, folder, on_round, executor)
+    result = train_rounds(e, folder, on_round, executor)
     if folder is not None and settings.save_models:
         folder.save_models(e.algorithm, e.task, result.state, e.clients)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
@@ -357,7 +357,7 @@ def execute(
     return result
 
 
-def _trained(
+def train_rounds(
     e: Experiment,
     folder: RunFolder | None,
     on_round: OnRound | None = None,

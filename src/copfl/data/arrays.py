@@ -111,7 +111,8 @@ def _torch_arrays(dataset: Any, which: str) -> tuple[Inputs, NDArray[Any]]:
             x, y = item
             xs.append({key: _as_array(v) for key, v in x.items()} if isinstance(x, Mapping) else _as_array(x))
             ys.append(_as_array(y))
-            for own, first in ((each(_shape, xs[-1]), each(_shape, xs[0])), (_shape(ys[-1]), _shape(ys[0]))):
+            for arrays in (xs, ys):
+                own, first = (each(lambda array: list(array.shape), arrays[place]) for place in (-1, 0))
                 if own != first:
                     raise ValueError(f"its shape is {own}, that of the first {first}")
         except (TypeError, ValueError) as error:
@@ -122,10 +123,6 @@ def _torch_arrays(dataset: Any, which: str) -> tuple[Inputs, NDArray[Any]]:
     if isinstance(xs[0], dict):
         return {key: np.stack([x[key] for x in xs]) for key in xs[0]}, np.stack(ys)
     return np.stack(xs), np.stack(ys)
-
-
-def _shape(array: NDArray[Any]) -> list[int]:
-    return list(array.shape)
 
 
 def _as_array(value: Any) -> NDArray[Any]:

@@ -133,6 +133,8 @@ def test_the_record_of_a_client_has_one_shape_whether_or_not_it_is_kept(keep: bo
         (lambda: Sgd(momentum=1.0), "momentum=1.0 must be at least 0 and below 1"),
         (lambda: Adam(lr=float("inf")), "lr=inf must be"),
         (lambda: Adam(eps=0.0), "eps=0.0 must be"),
+        (lambda: Sgd(weight_decay=-0.1), "weight_decay=-0.1 must be a number of at least 0"),
+        (lambda: Adam(weight_decay=-0.1), "weight_decay=-0.1 must be"),
         (lambda: Adam(beta2=1.0), "beta2=1.0 must be"),
     ],
 )

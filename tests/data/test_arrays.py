@@ -91,6 +91,7 @@ def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
         ({"x": np.zeros((19, 4))}, r"y has shape \[20\], but there are 19 samples"),
         ({"y": np.zeros((20, 1, 2), "U1")}, r"a label must be one number or text per sample"),
         ({"y": np.arange(20) // 2.0}, "y has 10 different whole numbers .* kind=regression"),
+        ({"y": np.arange(20) + 1.7e9 + 0.5}, "up to 1.7e.09 that differ by little: .*; subtract a constant"),
         ({"y": np.full(20, np.nan)}, "y has NaN or infinity, first in sample 0"),
         ({"y": np.zeros(20, complex)}, "complex128; whole numbers or texts were expected"),
         ({"group": np.zeros(3, int)}, r"group has shape \[3\]"),
@@ -292,6 +293,12 @@ def test_from_torch_tensors() -> None:
     assert found.train.x.dtype == np.float32
     assert found.mean == ()
     assert (found.name, found.classes) == ("mine", ("0", "1"))
+
+
+def test_pictures_of_16_bits_are_refused() -> None:
+    deep = Image.fromarray(np.full((4, 4), 60_000, np.uint16))
+    with pytest.raises(DataError, match=r"item 0 of the train set .*: its pixels have mode I;16; 8 bits"):
+        from_torch(Pairs([(deep, 0)] * 10, ["one"]))
 
 
 def test_from_torch_pictures() -> None:

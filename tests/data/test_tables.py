@@ -87,6 +87,17 @@ def test_a_further_table_is_encoded_as_the_train_rows_were(tmp_path: Path) -> No
         found.encode({"age": ["old"], "town": ["Rome"]})
 
 
+def test_a_further_table_is_filled_only_where_the_train_rows_were(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"age": [None, 30], "town": ["Rome", "Oslo"]}
+    path = write_csv(tmp_path / "t.csv", ROWS)
+    strict, filling = (load(path, target="ill", client="site", missing=how) for how in ("refuse", "fill"))
+    assert strict.encode is not None
+    assert filling.encode is not None
+    assert filling.encode(more)[0].tolist() == [0, 0, 1]
+    with pytest.raises(DataError, match=r'"age" lacks values; only a run with data.missing=fill'):
+        strict.encode(more)
+
+
 def test_the_scale_of_values() -> None:
     found = from_arrays(np.zeros((4, 1)), [[1.5, 5], [2.5, 5]] * 2, np.zeros((1, 1)), [[0.5, 5.0]])
     assert found.target_scale == ((2.0, 5.0), (0.5, 1.0))
@@ -104,6 +115,14 @@ def test_the_kind_of_the_target(tmp_path: Path) -> None:
     several = load(path, target="c,d")
     assert (several.kind, several.classes, several.train.y.shape) == ("multilabel", ("c", "d"), (24, 2))
     assert load(path, target="a,b").kind == "regression"
+
+
+def test_numbers_with_a_comma_are_no_categories(tmp_path: Path) -> None:
+    rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2} for n in range(20)]
+    path = write_csv(tmp_path / "t.csv", rows, ";")
+    with pytest.raises(DataError, match=r"has numbers, but '1,5' in row 2; correct it .*categories=dose"):
+        load(path, target="ill")
+    assert load(path, target="ill", categories="dose").train.x.shape == (16, 16)
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -202,7 +221,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.csv", "a,b\n", "has no rows"),
         ("t.csv", "a,b\n1,2\n3\n", "line 3, has 1 values; the first line names 2 columns"),
         ("t.csv", "a,a\n1,2\n", "the column 'a' twice"),
-        ("t.csv", "a,b\n\xff,2\n".encode("latin-1"), "not a readable .csv file: .* codec"),
+        ("t.csv", "a,b\n\xff,2\n".encode("latin-1"), "not a readable .csv file: .* codec .*Save it as UTF-8"),
         ("t.csv", 'a,b\n"1,2\n', "not a readable .csv file"),
         ("t.jsonl", '{"a": 1}\n{"a": \n', "line 2, is not valid JSON"),
         ("t.jsonl", "[1]\n", "line 1, is no object"),

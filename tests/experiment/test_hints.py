@@ -49,6 +49,7 @@ def test_unscaled_inputs() -> None:
     assert "values reach 25" in sentence
     assert "standard deviation of up to" in sentence
     assert not hints(task, data(255, np.uint8))  # pixels, which are scaled
+    assert "not scaled" in hints(task, data(2, np.uint8))[0]  # flags, which are divided by 255 too
     assert not hints(task, data(60))  # a standard deviation of 60 / sqrt(12), below 20
 
 

@@ -175,18 +175,34 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
     algorithms = ["copfl", "apfl"]  # one model, and a mixture of two
     for algorithm in algorithms:
         copfl.run(algorithm, **SETTINGS, out=tmp_path / algorithm)
+    rng, targets = np.random.default_rng(0), ["values", "labels"]
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+    of_targets = {"values": 1000 + 50 * x.sum(1), "labels": (x > 0).astype(np.float32)}
+    for name, y in of_targets.items():
+        kind = {"values": "regression", "labels": "multilabel"}[name]
+        own = {"x": x, "y": y, "kind": kind}
+        result = copfl.run("apfl", own, model="mlp", clients=2, partition="iid", rounds=1)
+        result.save(tmp_path / name)
     # The exporter warns of its own old parts as it loads, so it works in a process of its own, as for a user.
-    words = [sys.executable, "-c", EXPORTS, *algorithms]
+    words = [sys.executable, "-c", EXPORTS, *algorithms, *targets]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "copfl.onnx\napfl.onnx\n", "")
-    for algorithm in algorithms:
-        session = runtime.InferenceSession(tmp_path / f"{algorithm}.onnx", providers=["CPUExecutionProvider"])
-        found = inference.load(tmp_path / algorithm)
-        for count in (1, len(data["x"])):  # any number of samples
-            (answers,) = session.run(None, {"x": data["x"][:count]})
-            assert answers == pytest.approx(
-                found.predict(found.client(1), data["x"][:count]).outputs, abs=1e-5
-            )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "copfl.onnx\napfl.onnx\nvalues.onnx\nlabels.onnx\n",
+        "",
+    )
+    for name in (*algorithms, *targets):
+        session = runtime.InferenceSession(tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        found, samples = inference.load(tmp_path / name), data["x"] if name in algorithms else x
+        for count in (1, len(samples)):  # any number of samples
+            (answers,) = session.run(None, {"x": samples[:count]})
+            expected = found.predict(found.client(1), samples[:count]).outputs
+            assert answers == pytest.approx(expected, abs=1e-5, rel=1e-5), name
+    values = inference.load(tmp_path / "values")
+    path = export.write(values, values.client(0), "safetensors", tmp_path / "values.safetensors")
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["copfl"])
+    assert about["target_mean"] == pytest.approx([values.experiment.federation.dataset.train.y.mean()])
 
 
 def test_the_commands(
@@ -230,6 +246,17 @@ def test_a_client_is_named_by_its_number_or_its_name(
     assert called(capsys, *words, "south") == called(capsys, *words, 1)
     refused = called(capsys, *words, "east")
     assert (refused.code, "the run has clients 0 to 1: north, south" in refused.err) == (2, True)
+
+
+def test_a_name_that_is_the_number_of_another_client_is_not_guessed(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    np.savez(tmp_path / "data.npz", x=x, y=y, group=np.repeat([1, 2, 3], 20))
+    settings: dict[str, Any] = {"partition": "by_group", "model": "mlp", "rounds": 1}
+    copfl.run("fedavg", str(tmp_path / "data.npz"), **settings, out=tmp_path / "run")
+    found = inference.load(tmp_path / "run")
+    with pytest.raises(UsageError, match=r'name of another; write "0 \(1\)" or "1 \(2\)"'):
+        found.number_of("1")
+    assert [found.number_of(client) for client in ("0", "0 (1)", "1 (2)", "3", 1)] == [0, 0, 1, 2, 1]
 
 
 def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) -> None:

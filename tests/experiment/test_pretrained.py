@@ -249,6 +249,10 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     rows = [f"{text},{label}" for text, label in zip(texts, labels, strict=True)]
     (tmp_path / "table.csv").write_text("\n".join(["text,label", *rows]))
 
+    (tmp_path / "gap.csv").write_text(f"text,label\n?,{labels[0]}\n")
+    refused = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "gap.csv")
+    assert (refused.code, 'has no "text" in row 1' in refused.err) == (2, True)
+
     models = inference.load(run)
     expected = models.predict(models.client(0), models.tokens(list(texts)))
     lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()

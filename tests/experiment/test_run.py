@@ -254,6 +254,11 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))},
             r"output for a sample has shape \[4\] instead of \[10\]",
         ),
+        ({"dataset": None}, "dataset is None; pass the name of a data set, or a copfl Dataset"),
+        (
+            {"model": "mlp", "dataset": (np.eye(30, dtype=int), np.arange(30) % 3)},
+            r"pass x\.astype\('float32'\)",
+        ),
         ({"model": nn.Flatten()}, "the model has no parameter to train"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
         ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),

@@ -118,10 +118,7 @@ def experiment(
 
 
 def synthetic_audit(
-    seeds: Sequence[int] = (0, 1, 2),
-    baselines: Sequence[str] = ("fedce",),
-    rounds: int = ROUNDS,
-    **how: Any,
+    seeds: Sequence[int] = (0, 1, 2), baselines: Sequence[str] = ("fedce",), rounds: int = ROUNDS, **how: Any
 ) -> Audit:
     """The audit of CO-PFL on the federation; `how` as for `audit`."""
 

@@ -78,9 +78,7 @@ def searched(search: Search, spaces: Sequence[Space], names: Sequence[str]) -> l
 
 
 def halving(
-    groups: Sequence[Sequence[C]],
-    measure: Callable[[list[C], float], list[float]],
-    metric: MetricInfo,
+    groups: Sequence[Sequence[C]], measure: Callable[[list[C], float], list[float]], metric: MetricInfo
 ) -> list[list[tuple[C, float, float]]]:
     """Of each group, every candidate with its value and the fraction of the rounds it was measured after.
 

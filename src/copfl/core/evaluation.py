@@ -55,14 +55,13 @@ def evaluate(
 
     metrics = {}
     for name in models:
-        scores = task.scores(model(name), test)
-        loss = scores.loss
+        loss, score, predictions = task.scores(model(name), test)
         defined = torch.isfinite(loss) & (test.size > 0)  # nan without samples, or after divergence
         if task.criterion.correct is not None:
-            metrics[f"accuracy{name}"] = torch.where(defined, scores.score.double(), torch.nan)
+            metrics[f"accuracy{name}"] = torch.where(defined, score.double(), torch.nan)
         metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
         if on_host(task):
-            metrics[f"{PREDICTIONS}{name}"] = collected(task, scores.predictions, test.y)
+            metrics[f"{PREDICTIONS}{name}"] = collected(task, predictions, test.y)
     return metrics
 
 
@@ -94,16 +93,10 @@ def on_host_arrays(task: Task, predictions: Tensor, y: Tensor) -> tuple[Array, A
     return (wide.exp() if task.criterion.kind == "classification" else wide).numpy(), y.cpu().numpy()
 
 
-def primary_metric(task: Task, personal: Personal, data: Data) -> float:
-    """The primary metric of a model on one client's samples; nan where it is not defined."""
-    return primary_metrics(task, personal, [data])[0]
-
-
 def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> list[float]:
-    """The same for each client's samples; one pass of the model takes those of several clients."""
-    metric, correct = task.metrics[0], task.criterion.correct
-    if metric in on_host(task):
-        correct = None
+    """The primary metric of a model on each client's samples, in common passes; nan where none is defined."""
+    metric = task.metrics[0]
+    correct = None if metric in on_host(task) else task.criterion.correct
     sizes = [int(data.size) for data in clients]
     valid = [tree.each(lambda t, n=n: t[:n], data[:2]) for data, n in zip(clients, sizes, strict=True)]
     x, y = tree.concatenate(valid)
@@ -134,10 +127,8 @@ def measured(task: Task, metrics: dict[str, Tensor], targets: Sequence[Tensor]) 
         return metrics
     for name in metrics.keys() - result.keys():
         suffix = name.removeprefix(PREDICTIONS)
-        rows = [
-            on_host_arrays(task, row[: len(y)], y)
-            for row, y in zip(metrics[name].cpu(), targets, strict=True)
-        ]
+        pairs = zip(metrics[name].cpu(), targets, strict=True)
+        rows = [on_host_arrays(task, row[: len(y)], y) for row, y in pairs]
         for metric in wanted:
             values = [metric.of(*row) for row in rows]
             result[f"{metric.name}{suffix}"] = torch.tensor(values, dtype=torch.float64)

@@ -169,7 +169,8 @@ def _accuracy(predictions: Array, targets: Array) -> float:
 def _macro_f1(predictions: Array, targets: Array) -> float:
     """The mean F1 over the classes or labels that appear in the targets or the predictions."""
     guesses = _labels(predictions) if targets.ndim > 1 else predictions.argmax(axis=1)
-    return _sklearn("f1_score", targets, guesses, average="macro", zero_division=np.nan)
+    average = "binary" if targets.shape[1:] == (1,) else "macro"  # of one label, not of its two values
+    return _sklearn("f1_score", targets, guesses, average=average, zero_division=np.nan)
 
 
 def _auc(predictions: Array, targets: Array) -> float:
@@ -194,16 +195,15 @@ def _calibration_error(predictions: Array, targets: Array) -> float:
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def _of_classes(name: str, predictions: Array, targets: Array) -> float:
-    """scikit-learn's metric of the most probable classes."""
-    return _sklearn(name, targets, predictions.argmax(axis=1))
+def _balanced_accuracy(predictions: Array, targets: Array) -> float:
+    """The mean over the classes in the targets of the fraction that is right."""
+    return _sklearn("balanced_accuracy_score", targets, predictions.argmax(axis=1))
 
 
 def _of_values(name: str, predictions: Array, targets: Array, **options: Any) -> float:
     """scikit-learn's metric of values, [n, k]; the mean over several targets."""
-    return _sklearn(
-        name, targets.reshape(len(targets), -1), predictions.reshape(len(predictions), -1), **options
-    )
+    n = len(targets)
+    return _sklearn(name, targets.reshape(n, -1), predictions.reshape(n, -1), **options)
 
 
 def _sklearn(name: str, targets: Array, predictions: Array, **options: Any) -> float:
@@ -230,13 +230,7 @@ METRICS: dict[str, Metric] = {
     found.name: found
     for found in (
         Metric("accuracy", True, True, ("classification", "multilabel", "next_token"), _accuracy),
-        Metric(
-            "balanced_accuracy",
-            True,
-            True,
-            ("classification",),
-            partial(_of_classes, "balanced_accuracy_score"),
-        ),
+        Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
         Metric("macro_f1", True, True, ("classification", "multilabel"), _macro_f1),
         Metric("auc", True, True, ("classification", "multilabel"), _auc),
         Metric("calibration_error", False, True, ("classification", "multilabel"), _calibration_error),

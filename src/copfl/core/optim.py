@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from copfl.errors import UsageError, above, below_one
+from copfl.errors import UsageError, above, at_least, below_one
 from copfl.kernels.fused import LONG, elementwise, mapped
 
 State = Any  # a tree of tensors, defined by the optimizer
@@ -51,6 +51,7 @@ class Sgd:
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr)
+        at_least(0, weight_decay=self.weight_decay)
         below_one(momentum=self.momentum)
 
     def init(self, parameters: Tensor) -> Velocity:
@@ -110,6 +111,7 @@ class Adam:
 
     def __post_init__(self) -> None:
         above(0, lr=self.lr, eps=self.eps)
+        at_least(0, weight_decay=self.weight_decay)
         below_one(beta1=self.beta1, beta2=self.beta2)
 
     def init(self, parameters: Tensor) -> Moments:

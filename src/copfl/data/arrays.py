@@ -128,6 +128,8 @@ def _torch_arrays(dataset: Any, which: str) -> tuple[Inputs, NDArray[Any]]:
 def _as_array(value: Any) -> NDArray[Any]:
     """An item's tensor, Pillow image, number or text as an array."""
     if hasattr(value, "convert"):  # a Pillow image
+        if value.mode not in reading.EIGHT_BIT_MODES:  # 16 bits would be cut off at 255
+            raise ValueError(f"its pixels have mode {value.mode}; 8 bits per channel were expected")
         image = np.atleast_3d(value.convert("L" if value.mode in ("1", "L") else "RGB"))
         return image.transpose(2, 0, 1)
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

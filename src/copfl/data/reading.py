@@ -46,8 +46,8 @@ def data_errors(source: str, kind: str = "file") -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{source} cannot be read: {error.strerror}") from error
         reason = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
-        message = f"{source} is not a readable {kind}: {reason}. The file is damaged or incomplete"
-        raise DataError(message) from error
+        remedy = "Save it as UTF-8" if isinstance(error, UnicodeError) else "It is damaged or incomplete"
+        raise DataError(f"{source} is not a readable {kind}: {reason}. {remedy}") from error
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -218,9 +218,8 @@ def _drawn(rng: np.random.Generator, available: int, clients: int, size: int, na
     if size > available:
         raise UsageError(f"{name}={size} must be at most {available}, the samples that there are")
     each = available // size
-    whole = [
-        rng.permutation(available)[: each * size].reshape(each, size) for _ in range(-(-clients // each))
-    ]
+    times = range(-(-clients // each))
+    whole = [rng.permutation(available)[: each * size].reshape(each, size) for _ in times]
     return list(np.concatenate(whole)[:clients])
 
 

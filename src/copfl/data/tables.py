@@ -130,7 +130,7 @@ def from_tables(
         features_of = [encoded(encoders, table) for table in tables]
         x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
         notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
-        data = replace(data, encode=partial(_further, encoders))
+        data = replace(data, encode=partial(_further, encoders, missing))
     train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
     return replace(data, train=train, test=test, note=note, natural=bool(clients))
@@ -166,10 +166,12 @@ def encoded(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
     return np.concatenate([encoder.encoded(table[encoder.name]) for encoder in encoders], axis=1)
 
 
-def _further(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
+def _further(encoders: Sequence[Encoder], missing: str, table: Table) -> NDArray[np.float32]:
     """The features of another table with the same columns, encoded as the train rows were."""
     if absent := [encoder.name for encoder in encoders if encoder.name not in table]:
         raise DataError(f'the table lacks the column "{absent[0]}"; it has {", ".join(table)}')
+    if missing != "fill" and (empty := [encoder.name for encoder in encoders if None in table[encoder.name]]):
+        raise DataError(f'the column "{empty[0]}" lacks values; only a run with data.missing=fill fills them')
     for encoder in encoders:
         if not encoder.categories and not _are_numbers(encoder.name, table[encoder.name]):
             raise DataError(f'the column "{encoder.name}" has texts; it had numbers in training')
@@ -199,11 +201,12 @@ def _are_numbers(name: str, column: Column) -> bool:
         numbers = floats(column)
     except NOT_A_NUMBER:
         wrong = [row for row, value in enumerate(column) if value is not None and not _is_number(value)]
-        if 2 * len(wrong) >= len(column) - column.count(None):
+        has_commas = all(_is_number(str(value).replace(",", ".", 1)) for value in column if value is not None)
+        if 2 * len(wrong) >= len(column) - column.count(None) and not has_commas:
             return False
         raise DataError(
             f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; '
-            f"correct it, or if its values are categories: --set data.categories={name}"
+            f"correct it (1.5, not 1,5), or if its values are categories: --set data.categories={name}"
         ) from None
     if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST_NUMBER).tolist()):
         cell = str(column[wrong[0]])[:40]

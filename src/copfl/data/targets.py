@@ -55,6 +55,13 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
             raise DataError(f"{name} has NaN or infinity, first in sample {first}; all values must be finite")
         if kind == MULTILABEL and not (part.ndim == 2 and _is_binary(part)):
             raise DataError(f"{name} has shape {list(part.shape)}; labels are 0 or 1 in an array [n, labels]")
+    exact = y.astype(np.float64)
+    lost = np.abs(y.astype(np.float32) - exact).max(axis=0)
+    if ((lost > 0.01 * exact.std(axis=0)) & (np.ptp(exact, axis=0) > 0)).any():  # it would change results
+        raise DataError(
+            f"y has values up to {np.abs(exact).max():.4g} that differ by little: float32 rounds them by up "
+            f"to {lost.max():.2g}; subtract a constant from all of them, such as their mean"
+        )
     outputs = y.shape[1] if y.ndim == 2 else 1
     names = tuple(map(str, classes)) if classes else tuple(f"target {k}" for k in range(outputs))
     if y.ndim > 2 or len(names) != outputs:

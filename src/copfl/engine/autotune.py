@@ -101,10 +101,11 @@ def check_fit(task: Task, federation: Federation, problem: str | None = None) ->
     """Raises a UsageError if the model cannot be trained on the samples; `problem`: what is known already."""
     problem = _problem(task, mapping.sequential(), federation.train.rows([0])) if problem is None else problem
     if problem:
-        shape = list(federation.shape)
-        raise UsageError(
-            f"the model does not fit samples of shape {shape}: {problem}; choose another --model"
-        )
+        kinds = {x.dtype for x in tree.leaves(federation.train.x)}
+        are_floats = all(kind.is_floating_point or kind == torch.uint8 for kind in kinds)
+        remedy = "" if are_floats else "pass x.astype('float32'), as whole numbers are taken for tokens, or "
+        fault = f"the model does not fit samples of shape {list(federation.shape)}: {problem}"
+        raise UsageError(f"{fault}; {remedy}choose another --model")
 
 
 def _problem(task: Task, engine: Mapping, data: Data) -> str:

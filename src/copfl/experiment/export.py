@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.federation import tensors
-from copfl.data.samples import Inputs, by_name, each
+from copfl.data.samples import REGRESSION, Inputs, by_name, each
 from copfl.errors import EXTRAS, UsageError, library, one_of
 from copfl.experiment import records
 from copfl.experiment.config import without
@@ -30,7 +30,7 @@ from copfl.files import write_bytes
 from copfl.models import adapters, pretrained
 from copfl.tables import capital
 
-TOLERANCE = 1e-5  # of the file's probabilities
+TOLERANCE = 1e-5  # of the file's probabilities, or of the largest value
 TASK_TYPES = {
     "sequence": "SEQ_CLS",
     "token": "TOKEN_CLS",
@@ -46,7 +46,7 @@ def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
 
     safetensors   the tensors by name, and as metadata the classes and how samples are normalised
     torch         a state dict: `net.load_state_dict(torch.load(path))`; the same facts as attribute `copfl`
-    onnx          raw samples in, probabilities out; compared with our own before it is written
+    onnx          raw samples in, probabilities or values out; compared with our own before it is written
     peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
 
     The first three contain the whole model, with its adapter merged into it.
@@ -78,10 +78,11 @@ def _torch(models: RunModels, model: Personal) -> bytes:
 
 
 def _about(models: RunModels) -> dict[str, list[Any]]:
-    """The classes, and how samples are normalised: pixels / 255, minus the mean, divided by the deviation."""
+    """The classes, the scale of the samples (pixels / 255, - mean, / std), and that of values to predict."""
     data, module = models.experiment.federation.dataset, models.experiment.task.module
     mean, std = (data.mean and getattr(module, "normalization", None)) or (data.mean, data.std)
-    return {"classes": list(data.classes), "mean": list(mean), "std": list(std)}
+    scale = {f"target_{k}": list(v) for k, v in zip(("mean", "std"), data.target_scale, strict=True) if v}
+    return {"classes": list(data.classes), "mean": list(mean), "std": list(std)} | scale
 
 
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
@@ -96,7 +97,7 @@ def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
 
 
 class Predictor(nn.Module):
-    """Raw samples in, probabilities out: normalisation, the model or the mixture of models, softmax."""
+    """Raw samples in, predictions out: normalisation, the model or the mixture of models, softmax."""
 
     def __init__(self, task: Task, model: Personal) -> None:
         super().__init__()
@@ -108,9 +109,9 @@ class Predictor(nn.Module):
         self.eval()
 
     def forward(self, x: Inputs) -> Tensor:
-        x, fractions = self.task.numbers(x), self.get_buffer("fractions")
-        parts = [torch.softmax(net(x), 1) * fractions[number] for number, net in enumerate(self.nets)]
-        return torch.stack(parts).sum(0)
+        x, fractions, criterion = self.task.numbers(x), self.get_buffer("fractions"), self.task.criterion
+        predicted = nn.Softmax(1) if criterion.logarithmic else criterion.predictions
+        return torch.stack([predicted(net(x)) * fractions[n] for n, net in enumerate(self.nets)]).sum(0)
 
 
 def _onnx(models: RunModels, model: Personal) -> bytes:
@@ -119,6 +120,7 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
             raise UsageError(f"ONNX needs {name}; install it with `pip install 'copfl[onnx]'`")
     if isinstance(model, Experts) and model.near is not None:
         raise UsageError("the client mixes two models by the features of each sample; use safetensors")
+    what = "values" if models.experiment.task.criterion.kind == REGRESSION else "probabilities"
     x = each(lambda array: np.ascontiguousarray(array[:50]), models.experiment.federation.dataset.train.x)
     samples = {0: torch.export.Dim("samples", min=1)}
     with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -129,7 +131,7 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
             path,
             kwargs={"x": tensors(each(lambda array: array[:3], x))},
             input_names=list(by_name(x)),
-            output_names=["probabilities"],
+            output_names=[what],
             dynamo=True,
             verbose=False,
             external_data=False,
@@ -139,10 +141,10 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (probabilities,) = session.run(None, by_name(x))
-    difference = float(np.abs(probabilities - models.predict(model, x).outputs).max())
-    if not difference <= TOLERANCE:
-        problem = f"the ONNX file's probabilities differ from the model's by {difference:.2g}"
+    (found,), own = session.run(None, by_name(x)), models.predict(model, x).outputs
+    difference = float(np.abs(found.reshape(own.shape) - own).max())
+    if not difference <= TOLERANCE * max(1.0, float(np.abs(own).max())):
+        problem = f"the ONNX file's {what} differ from the model's by {difference:.2g}"
         raise UsageError(f"{problem}; export as safetensors or torch")
     return content
 

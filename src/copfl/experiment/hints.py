@@ -21,7 +21,7 @@ from copfl.experiment import records
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
 USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be for a hint
-LARGE = 20.0  # a standard deviation; models and learning rates are made for about 1
+SMALL, LARGE = 0.01, 20.0  # standard deviations; models and learning rates are made for about 1
 ROUNDS = 3  # a run ends after so many rounds without a finite update
 TRAINED = 10  # rounds before accuracy at chance is worth a warning
 REMEDY = "use a lower learning rate (--lr), or look for extreme values in the data"
@@ -77,13 +77,13 @@ def _inputs(x: dict[str, Any]) -> str:
     """The hint for numbers far from a standard deviation of 1; tokens are whole numbers, and get none."""
     numbers = [tensor.double().flatten(1) for tensor in x.values() if tensor.is_floating_point()]
     spread = max((float(one.std(0, correction=0).max()) for one in numbers), default=0.0)
-    if not (np.isfinite(spread) and spread > LARGE):
+    if not (np.isfinite(spread) and (spread > LARGE or 0 < spread < SMALL)):
         return ""
     largest = max(float(one.abs().max()) for one in numbers)
     return (
         f"the inputs are not scaled: values reach {largest:.4g}, with a standard deviation of up to "
         f"{spread:.3g}, and models learn best where it is about 1; divide pixels by 255 or pass them as "
-        "uint8, and standardise features, (x - mean) / std"
+        "uint8, which is divided by 255, and standardise other features, (x - mean) / std"
     )
 
 

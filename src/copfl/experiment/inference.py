@@ -14,7 +14,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.batches import plan
-from copfl.core.evaluation import on_host_arrays, primary_metric
+from copfl.core.evaluation import on_host_arrays, primary_metrics
 from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Experts, Personal, Task
 from copfl.core.train import train
@@ -68,13 +68,17 @@ class RunModels:
     experiment: Experiment
 
     def number_of(self, client: int | str) -> int:
-        """The number of a client that is given by its number, or by its name in the data's client column."""
-        federation, clients = self.experiment.federation, self.experiment.clients
-        if str(client).isdecimal() and int(client) < clients:
-            return int(client)
+        """The number of a client; a text may also be its name in the data's client column, or "0 (north)"."""
+        federation, clients, text = self.experiment.federation, self.experiment.clients, str(client)
         names = names_of_clients(federation.dataset, federation.partition)
-        if str(client) in names:
-            return names.index(str(client))
+        shown = [f"{n} ({name})" for n, name in enumerate(names)]
+        number = int(text) if text.isdecimal() else -1
+        found = [n for n in range(clients) if n == number or client in (names[n], shown[n])]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            either = " or ".join(f'"{shown[n]}"' for n in found)
+            raise UsageError(f"{client} is the number of a client and the name of another; write {either}")
         known = "" if names[0] == "0" else f": {', '.join(names[:SHOWN])}{', ...' * (len(names) > SHOWN)}"
         raise UsageError(f"there is no client {client}; the run has clients 0 to {clients - 1}{known}")
 
@@ -156,7 +160,7 @@ class RunModels:
 
         def scores(models: list[Tensor]) -> list[float]:
             with torch.no_grad():
-                return [primary_metric(task, w, test) for w in models]
+                return [primary_metrics(task, w, [test])[0] for w in models]
 
         starts, test = self._starts(data), data_of(data.test)
         choices = {name: best(w) for name, w in starts.items()}
@@ -224,6 +228,8 @@ class RunModels:
             return {"x": x, "y": labels_of(columns[target])}
         if text not in columns:
             raise DataError(f'{path} has no column "{text}" of sentences; it has {", ".join(columns)}')
+        if None in columns[text]:
+            raise DataError(f'{path} has no "{text}" in row {columns[text].index(None) + 1}; complete it')
         labels = {"y": np.array([str(y) for y in columns[target]])} if target in columns else {}
         return {"x": self.tokens([str(sentence) for sentence in columns[text]]), **labels}
 

@@ -197,6 +197,8 @@ def run(
     """
     tables: Tables = {"run": {} if clients is None else {"clients": clients}}
     values: dict[str, Any] = {}
+    if dataset is None:  # such as what a function without a return gave; the digits are not meant
+        raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
     given = {"algorithm": algorithm, "data": dataset, "model": model, "partition": partition}
     for name, value in given.items():
         if isinstance(value, str | Path):

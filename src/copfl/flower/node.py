@@ -15,7 +15,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import ClientOutput, next_message, received
 from copfl.core.batches import plan
-from copfl.core.evaluation import evaluate, measured, primary_metric
+from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
 from copfl.core.task import Data, Plan, Task
 from copfl.data.datasets import load
@@ -232,7 +232,7 @@ def personalise(
             output = algorithm.client_update(task, record, down, data.train, batches)
             record, trained = output.client, output.trained
             down = next_message(algorithm, task, down, output.upload)
-        before, after = (wire.plain(primary_metric(task, w, data.test)) for w in (initial, trained))
+        before, after = (wire.plain(primary_metrics(task, w, [data.test])[0]) for w in (initial, trained))
     records = ClientRecords(state_dir(node_config), head.run)
     records.save(head._replace(kind="client"), record, keep=head.round)
     if isinstance(trained, torch.Tensor):

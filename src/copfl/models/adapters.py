@@ -142,7 +142,7 @@ def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> s
         found = {name for name in names if any(inside(name, part) for part in parts)}
         found = set(names) - found if word == "body" else found
         if not found:
-            tops = sorted({name.partition(".")[0] for name in names})
+            tops = sorted({name.partition(".")[0] for name in names} - {"head", "body"})
             raise UsageError(
                 f'model.{option}="{patterns}": "{word}" matches no parameter of the model. Known: head, '
                 f'body, norms, {", ".join(tops)}, and patterns of parameters\' names such as "*.bias"'

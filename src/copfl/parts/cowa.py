@@ -88,13 +88,7 @@ class Cowa:
         return Others(*elementwise(_exactly_without, *models, *sharing, ever))
 
     def judge(
-        self,
-        task: Task,
-        w: Tensor,
-        update: Tensor,
-        others: Others,
-        data: Data,
-        bounds: Tensor | None = None,
+        self, task: Task, w: Tensor, update: Tensor, others: Others, data: Data, bounds: Tensor | None = None
     ) -> Scores:
         """Gamma_n of the client whose training ended in w, within the bounds."""
         loss, _ = task.evaluate(torch.cat([others.model, w[task.d :]]), data)

@@ -74,9 +74,8 @@ class Clipped(Wrapper):
         norm, weight = update.change.norm(), update.reported_weight
         factor = torch.where(norm > server.radius, server.radius / norm.clamp(min=1e-30), 1)
         clipped_weight = None if weight is None else weight.clamp(min=0).clamp(max=server.reported_weight)
-        clipped = update._replace(
-            sent=update.received + factor * update.change, reported_weight=clipped_weight
-        )
+        sent = update.received + factor * update.change
+        clipped = update._replace(sent=sent, reported_weight=clipped_weight)
         total = super().summand(task, server, id, with_update(upload, clipped))
         measured, one = server.reports.ever.any(), torch.ones_like(norm)
         report = norm, one if weight is None else weight.max().to(norm.dtype), one

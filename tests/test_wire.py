@@ -288,7 +288,7 @@ def test_another_record_is_refused() -> None:
 
 
 def test_what_does_not_fit_fp16_is_said_before_it_is_sent() -> None:
-    with pytest.raises(WireError, match=r"does not fit into fp16.*use bf16 or fp32"):
+    with pytest.raises(WireError, match=r"does not fit into fp16.*set wire=bf16 or wire=fp32"):
         encode({"w": torch.full((100,), 1e6)}, HEAD, "fp16")
 
 

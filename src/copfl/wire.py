@@ -162,13 +162,11 @@ def opened_head(packet: Packet) -> dict[str, Any]:
     if not isinstance(head, dict) or "format" not in head:
         raise WireError("its head has no format; it is not a copfl message")
     if head["format"] != FORMAT:
-        raise WireError(
-            f"it has format {head['format']!r}; this copfl reads {FORMAT}: install the same copfl everywhere"
-        )
+        found = f"it has format {head['format']!r}; this copfl reads {FORMAT}"
+        raise WireError(f"{found}: install the same copfl everywhere")
     if head.pop("sha256", None) != _checksum(head, packet.body):
-        raise WireError(
-            f"it was damaged on its way: its {len(packet.body):,} bytes do not match its checksum"
-        )
+        found = f"its {len(packet.body):,} bytes do not match its checksum"
+        raise WireError(f"it was damaged on its way: {found}")
     if not all(isinstance(head.get(field), dict) for field in ("about", "masks", "since")):
         raise WireError("its head lacks fields that every copfl message has")
     return head
@@ -232,9 +230,8 @@ def _narrow(path: str, values: Tensor, wire: str, numel: int) -> Tensor:
     narrow = values.to(_sent_as(values.dtype, wire, numel))
     if narrow.dtype == torch.float16 and bool((torch.isinf(narrow) & torch.isfinite(values)).any()):
         largest = float(values[torch.isfinite(values)].abs().max())
-        raise WireError(
-            f"{path} has {largest:.4g}, which does not fit into fp16 (up to 65504); use bf16 or fp32"
-        )
+        unfit = f"{path} has {largest:.4g}, which does not fit into fp16 (up to 65504)"
+        raise WireError(f"{unfit}; set wire=bf16 or wire=fp32, for a started run when it is resumed")
     return narrow
 
 
@@ -274,13 +271,11 @@ def _mask(
     elif path in known:
         mask, source = known[path], "of an earlier packet"
     else:
-        raise WireError(
-            f"it leaves out the mask of {path}, and no earlier one is known; it must be sent again"
-        )
+        missing = f"it leaves out the mask of {path}, and no earlier one is known"
+        raise WireError(f"{missing}; it must be sent again")
     if mask.shape != like.shape or fingerprint(mask) != used:
-        raise WireError(
-            f"the mask of {path} {source} is not the one it was made with ({used}); it must be sent again"
-        )
+        wrong = f"the mask of {path} {source} is not the one it was made with ({used})"
+        raise WireError(f"{wrong}; it must be sent again")
     return mask
 
 

@@ -15,6 +15,7 @@ from copfl.core import tree
 from copfl.core.algorithm import message_to_new_client, next_message
 from copfl.core.batches import plan, split_new
 from copfl.core.optim import Adam
+from copfl.core.payload import innermost
 from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment import new_clients
@@ -105,6 +106,23 @@ def test_the_next_message_is_the_clients_own_model_where_nothing_is_personal() -
     assert torch.equal(next_message(e.algorithm, e.task, down, own).w, own.w)
     per = ALGORITHMS["fedper"](optimizer=Adam())
     assert next_message(per, e.task, down, own) is down
+
+
+def test_a_wrapper_passes_on_the_next_message() -> None:
+    settings: dict[str, Any] = {
+        "algorithm": {"name": "fedavg"},
+        "run": {"clients": 2},
+        "model": {"name": "mlp"},
+    }
+    for wrapper in ({"robust": {"name": "median"}}, {"addons": {"ema": 0.9, "lr_schedule": "cosine"}}):
+        e = prepare([settings | wrapper])
+        down = message_to_new_client(e.algorithm, e.algorithm.server_init(e.task, 2), torch.arange(2))
+        own = innermost(down)._replace(w=innermost(down).w + 1)
+        after = next_message(e.algorithm, e.task, down, own)
+        assert type(after) is type(down)
+        assert torch.equal(innermost(after).w, own.w)
+    private = prepare([settings | {"privacy": {"noise": 1.0}}]).algorithm
+    assert next_message(private, e.task, down, own) is down  # its upload has noise
 
 
 def test_what_is_not_allowed() -> None:

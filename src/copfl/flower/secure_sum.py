@@ -205,9 +205,8 @@ def mask(secrets: Secrets, sealed: Mapping[int, bytes], words: Words, rules: Rul
         raise WireError(f"{len(shares)} clients are left; the threshold is {rules.threshold}")
     total = words + stream(secrets.seed, len(words), rules)
     for peer in sealed:
-        total += _pair_mask(
-            secrets.masking, secrets.keys[peer].masking, secrets.client, peer, (len(words), rules)
-        )
+        keys = secrets.masking, secrets.keys[peer].masking
+        total += _pair_mask(*keys, secrets.client, peer, (len(words), rules))
     return secrets._replace(shares=shares), to_bytes(total, rules)
 
 
@@ -301,10 +300,9 @@ class Sum:
 
     def add(self, client: int, content: bytes, size: int) -> None:
         """Adds a masked vector of so many entries."""
-        if len(content) != size * self.rules.width:
-            raise WireError(
-                f"its masked vector has {len(content):,} bytes; expected {size * self.rules.width:,}"
-            )
+        expected = size * self.rules.width
+        if len(content) != expected:
+            raise WireError(f"its masked vector has {len(content):,} bytes; expected {expected:,}")
         words = from_bytes(content, self.rules)
         self.masked = words if self.masked is None else self.masked + words
         self.survivors.add(client)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, next_message
 from copfl.core.optim import Optimizer
 from copfl.core.task import Data, Personal, Plan, Task
 
@@ -56,6 +56,10 @@ class Wrapper:
 
     def server_update(self, task: Task, server: Any, total: Any) -> tuple[Any, Metrics]:
         return self.algorithm.server_update(task, self.inner("server", server), total)
+
+    def next_message(self, task: Task, down: Any, upload: Any) -> Any:
+        message = next_message(self.algorithm, task, self.inner("down", down), upload)
+        return down._replace(down=message) if "down" in self.wraps else message
 
 
 class RoundServer(NamedTuple):

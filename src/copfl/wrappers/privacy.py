@@ -86,6 +86,9 @@ class Private(RoundWrapper):
         metrics.setdefault("bytes_down", metrics["weight"].new_zeros(()) + nbytes(down.down))
         return output._replace(client=after, upload=with_update(output.upload, private), metrics=metrics)
 
+    def next_message(self, task: Task, down: Down, upload: Any) -> Down:
+        return down  # an upload with noise is no model to continue from
+
     def draw(self, key: Tensor, like: Tensor) -> Tensor:
         """Standard normal numbers in the shape of the vector `like`."""
         return normal(key, like)

@@ -231,7 +231,7 @@ def _narrow(path: str, values: Tensor, wire: str, numel: int) -> Tensor:
     if narrow.dtype == torch.float16 and bool((torch.isinf(narrow) & torch.isfinite(values)).any()):
         largest = float(values[torch.isfinite(values)].abs().max())
         unfit = f"{path} has {largest:.4g}, which does not fit into fp16 (up to 65504)"
-        raise WireError(f"{unfit}; set wire=bf16 or wire=fp32, for a started run when it is resumed")
+        raise WireError(f"{unfit}; set wire=bf16 or wire=fp32")
     return narrow
 
 
@@ -264,9 +264,8 @@ def _mask(
         mask, source = _inflated(path + MASK, found.pop(path + MASK), like), "in it"
         if since is not None:
             if path not in known or known[path].shape != like.shape or fingerprint(known[path]) != since:
-                raise WireError(
-                    f"it changes a mask of {path} ({since}) that is not known here; it must be sent again"
-                )
+                unknown_mask = f"it changes a mask of {path} ({since}) that is not known here"
+                raise WireError(f"{unknown_mask}; it must be sent again")
             mask = mask ^ known[path].cpu()
     elif path in known:
         mask, source = known[path], "of an earlier packet"
@@ -298,9 +297,8 @@ def _tensors(body: bytes, pieces: int) -> dict[str, Tensor]:
     listed, most = int.from_bytes(body[:8], "little"), 1024 * (pieces + 4)  # a piece is two tensors at most
     if listed > most:
         raise WireError(f"its list of tensors has {listed:,} bytes; {most:,} are enough for those expected")
-    with raised_as(
-        WireError, "its body cannot be read ({})", SafetensorError, ValueError, KeyError, TypeError
-    ):
+    errors = SafetensorError, ValueError, KeyError, TypeError
+    with raised_as(WireError, "its body cannot be read ({})", *errors):
         return dict(load(body))
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from copfl.data.datasets import load
 from copfl.errors import RunError, UsageError, WireError
 from copfl.flower.app import init
+from copfl.flower.deployed import as_text
 from copfl.flower.local import LocalFederation
 from copfl.flower.settings import settings_of
 from copfl.flower.state import ServerFolder, started_before
@@ -33,6 +35,30 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     assert not (folder / "keys").exists()
     with pytest.raises(RunError, match="holds an app already"):
         init(folder)
+
+
+def test_init_writes_options_that_are_lists(tmp_path: Path) -> None:
+    """Flower's run config has no lists; an option that is left out would be its default in every run."""
+    given: dict[str, Any] = {"options.personal": ["head", "buffers"], "task.metrics": "auc,accuracy"}
+    given |= {"task.class_weights": [1, 2, *[1] * 8]}
+    folder = init(tmp_path / "app", algorithm="fedcalm", model="mlp", config=given)
+    config = read_app(folder)["config"]
+    assert all(
+        isinstance(v, str | int | float) for table in ("options", "task") for v in config[table].values()
+    )
+    tables = settings_of(config).tables
+    assert tables["algorithm"]["personal"] == ("head", "buffers")
+    assert tables["task"] == {"metrics": ["auc", "accuracy"], "class_weights": (1, 2, *[1] * 8)}
+    assert as_text({"options.personal": ["head"]}) == r'options.personal="[\"head\"]"'
+    with pytest.raises(UsageError, match=r"personal=\[head must be a list"):
+        settings_of({"algorithm": "fedcalm", "options.personal": "[head"})
+
+
+def test_init_describes_the_targets_of_a_regression(tmp_path: Path) -> None:
+    settings = settings_of(read_app(init(tmp_path / "app", model="mlp", data="diabetes"))["config"])
+    mean, std = load("diabetes").target_scale
+    assert (settings.task.criterion.kind, settings.task.classes) == ("regression", 1)
+    assert (settings.config.target_mean, settings.config.target_std) == (str(mean[0]), str(std[0]))
 
 
 def test_an_invalid_setting_is_an_error_before_anything_is_written(tmp_path: Path) -> None:

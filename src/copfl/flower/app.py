@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from copfl.data.datasets import load
+from copfl.data.samples import CLASSIFICATION
 from copfl.errors import RunError, UsageError
 from copfl.experiment.config import Tables, as_toml, without
 from copfl.files import write_bytes
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
-from copfl.flower.deployed import write_connection
+from copfl.flower.deployed import flat, write_connection
 from copfl.flower.settings import DEFAULTS, TABLES, flat_keys, settings_of
 from copfl.flower.status import read_app
 
@@ -94,10 +95,14 @@ def _sample_keys(data: str) -> dict[str, Any]:
         return {}
     dataset = load(data)
     is_text = dataset.train.x.dtype.kind == "U"
-    is_numbered = dataset.classes == tuple(map(str, range(len(dataset.classes))))
+    numbers = tuple(map(str, range(len(dataset.classes))))
+    is_named = dataset.kind == CLASSIFICATION and dataset.classes != numbers
     return {
         "shape": "text" if is_text else ",".join(map(str, dataset.train.x.shape[1:])),
-        "classes": str(len(dataset.classes)) if is_numbered else ",".join(dataset.classes),
+        "kind": dataset.kind,
+        "classes": ",".join(dataset.classes) if is_named else str(len(dataset.classes)),
+        "target-mean": ",".join(map(str, dataset.target_scale[0])),
+        "target-std": ",".join(map(str, dataset.target_scale[1])),
         "mean": ",".join(map(str, dataset.mean)),
         "std": ",".join(map(str, dataset.std)),
         "augment": dataset.augment,
@@ -110,6 +115,6 @@ def _nested(run_config: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
     for prefix, title in TABLES.items():
         hidden = () if title == "optimizer" else ("name", "code")  # another key, and a path on this machine
         options = without(tables.get(title, {}), *hidden)
-        plain = {name: v for name, v in options.items() if isinstance(v, bool | int | float | str)}
+        plain = {name: flat(v) for name, v in options.items() if not isinstance(v, dict)}
         result |= {prefix: plain} if plain else {}
     return result

@@ -44,7 +44,12 @@ def superlink_options(host: str, port: int, database: str, *, secure: bool) -> l
 
 def as_text(config: Mapping[str, Any]) -> str:
     """The keys and values as Flower's command line reads them."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    return " ".join(f"{key}={json.dumps(flat(value))}" for key, value in config.items())
+
+
+def flat(value: Any) -> Any:
+    """The value in a run config of Flower, which has no lists: a list is its JSON."""
+    return json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def write_connection(folder: Path, host: str, port: int, secure: bool, home: str = FLOWER_HOME) -> None:
@@ -129,8 +134,7 @@ def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) 
     rounds = int(config.get("rounds", app["config"]["rounds"]))
     if not after or (not config.get("join") and after["rounds"]["done"] < rounds):
         count = f"after round {after['rounds']['done']} of {rounds}" if after else "before its first round"
-        again = (
-            f"`copfl federate run {folder} --resume --run {name}` continues it" if after else "see the log"
-        )
+        command_line = f"copfl federate run {folder} --resume --run {name}"
+        again = f"`{command_line}` continues it" if after else "see the log"
         raise RunError(f"the run {name} ended {count} (flwr: exit code {done.returncode}); {again}")
     return after

@@ -148,9 +148,8 @@ def endpoint(address: str) -> tuple[str, int]:
     """The host and the port of "HOST:PORT" or "PORT"; without a host, this machine alone can connect."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise UsageError(
-            f'metrics="{printable(address, 60)}" must be HOST:PORT or PORT, such as {LOOPBACK}:9464'
-        )
+        given = f'metrics="{printable(address, 60)}"'
+        raise UsageError(f"{given} must be HOST:PORT or PORT, such as {LOOPBACK}:9464")
     return host.strip("[]") or LOOPBACK, int(port)
 
 

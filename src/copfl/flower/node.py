@@ -72,9 +72,8 @@ def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:
     if tuple(shape) != tuple(settings.shape):  # of sentences the names of the arrays; their length is free
         raise DataError(f"a sample has shape {list(shape)}, the federation's have {list(settings.shape)}")
     if dataset.kind != (kind := settings.task.criterion.kind):
-        raise DataError(
-            f"the targets are for {dataset.kind}, the federation's for {kind}; set kind, or the data"
-        )
+        differ = f"the targets are for {dataset.kind}, the federation's for {kind}"
+        raise DataError(f"{differ}; set kind={dataset.kind} in the federation, or choose other data")
     if kind != CLASSIFICATION:
         y = tensors(split.y)
         outputs = 1 if y.dim() == 1 else y.shape[1]

@@ -34,9 +34,8 @@ class SecureServer(Server):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rules = self.config.rules
-        self.like = secure_total.example(
-            self.algorithm, self.task, self.settings.shape, self.rules, self.config.augment
-        )
+        shape, augment = self.settings.shape, self.config.augment
+        self.like = secure_total.example(self.algorithm, self.task, shape, self.rules, augment)
         self.size = sum(t.numel() for t in tree.leaves(self.like))
 
     def _run_round(self, selected: list[int]) -> Round:
@@ -87,8 +86,7 @@ class SecureServer(Server):
         texts = {n: {str(m): t.decode() for m, t in total.sealed_for(n).items()} for n in total.sealed}
         now.reports = ask(MASKED, lambda n: {Field.SHARES: texts[n]}, add)
         for client in now.reports:
-            size = now.bytes_up[client]
-            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=size)
+            self.log("", Event.ACCEPTED, round=now.number + 1, client=client, bytes=now.bytes_up[client])
         # From here the round is not repeated, not even by a server that is started again.
         write_json(self.folder.path / REVEALING, {"round": now.number})
         try:

@@ -61,9 +61,8 @@ class Rules:
             )
         above(0, **{"secure-range": self.range})
         if not math.isfinite(self.range) or not 2 <= self.bits <= MOST_BITS:
-            raise UsageError(
-                f"secure-range={self.range} must be finite, and secure-bits={self.bits} 2 to {MOST_BITS}"
-            )
+            bits = f"secure-bits={self.bits} 2 to {MOST_BITS}"
+            raise UsageError(f"secure-range={self.range} must be finite, and {bits}")
 
     @property
     def step(self) -> float:

@@ -96,9 +96,8 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
         if any(tree.gathered(plain)):
             raise UsageError(f"its server needs every upload by itself, so a sum is not enough; {REMEDY}")
         if not _equal(plain, summand(server, clients - 1)):
-            raise UsageError(
-                f"its total has a part for every client, so the sum would reveal each upload; {REMEDY}"
-            )
+            revealed = "its total has a part for every client, so the sum would reveal each upload"
+            raise UsageError(f"{revealed}; {REMEDY}")
         for other in (torch.zeros_like, lambda t: ~t if t.dtype == torch.bool else t + 1):
             if not _equal(plain, summand(tree.each(other, server), 0)):
                 raise UsageError(

@@ -1,6 +1,7 @@
 """The settings of a federation, from Flower's flat run config: the same on the server and on every node."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,15 +218,23 @@ def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
         key = migration.TABLES.get(word, word) + dash + rest  # version 0.1 has others
         prefix, _, option = key.partition(".")
         if prefix in TABLES and isinstance(value, Mapping):  # as in pyproject.toml
-            tables[TABLES[prefix]] |= value
+            tables[TABLES[prefix]] |= {name: _listed(name, v) for name, v in value.items()}
         elif prefix in TABLES and option:
-            tables[TABLES[prefix]][option] = value
+            tables[TABLES[prefix]][option] = _listed(option, value)
         else:
             # A list of one may be written as a number.
             is_list = key in ("shape", "classes", "mean", "std", "target-mean", "target-std")
             flat[key.replace("-", "_")] = str(value) if is_list else value
     tables["algorithm"]["name"] = flat.get("algorithm", RunConfig.algorithm)
     return flat, migration.migrated(tables)
+
+
+def _listed(name: str, value: Any) -> Any:
+    """The list that `deployed.flat` wrote as text; any other value unchanged."""
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    with raised_as(UsageError, f"{name}={value} must be a list such as [1, 2] or a word ({{}})", ValueError):
+        return json.loads(value)
 
 
 def _scale(config: RunConfig, targets: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -76,9 +76,8 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
         problems.append(f"no SuperLink answers at {result['superlink']['address']}")
     name = run or (result["runs"][-1] if result["runs"] else None)
     if run and run not in result["runs"]:
-        raise RunError(
-            f'no run "{run}" in {folder / "runs"}; there are: {", ".join(result["runs"]) or "none"}'
-        )
+        known = ", ".join(result["runs"]) or "none"
+        raise RunError(f'no run "{run}" in {folder / "runs"}; there are: {known}')
     if name:
         path = folder / "runs" / name
         found = verified(path / AUDIT) if (path / AUDIT).exists() else Verified([], "", "")

@@ -50,9 +50,8 @@ class Reply(NamedTuple):
         if self.error:
             raise WireError(printable(self.error))
         if len(self.content[0]) > MAX_HEAD:
-            raise WireError(
-                f"its head has {len(self.content[0]):,} characters; at most {MAX_HEAD:,} are read"
-            )
+            found = f"its head has {len(self.content[0]):,} characters"
+            raise WireError(f"{found}; at most {MAX_HEAD:,} are read")
         fields = parsed(self.content[0])
         if Field.REFUSED in fields:
             raise WireError(f"it declined: {printable(fields[Field.REFUSED])}")

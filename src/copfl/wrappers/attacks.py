@@ -75,9 +75,8 @@ def choose_attackers(seed: int, clients: int | NDArray[np.int64], fraction: floa
         raise UsageError(f"attackers={fraction} must be above 0 and below 1: it is a fraction of the clients")
     count = max(1, round(fraction * len(ids)))
     if count >= len(ids):
-        raise UsageError(
-            f"attackers={fraction} of {len(ids)} clients leaves no honest one; there must be at least one"
-        )
+        given = f"attackers={fraction} of {len(ids)} clients"
+        raise UsageError(f"{given} leaves no honest one; there must be at least one")
     keys = hashed(seed, MALICIOUS, ids.astype(np.uint64))
     return tuple(sorted(int(n) for n in ids[np.argsort(keys)[:count]]))
 

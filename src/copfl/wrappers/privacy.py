@@ -53,9 +53,8 @@ class Private(RoundWrapper):
     def __post_init__(self) -> None:
         above(0, **{"privacy.clip": self.clip, "privacy.noise": self.noise})
         if not 0 < self.delta < 1:
-            raise UsageError(
-                f"privacy.delta={self.delta} must be above 0 and below 1; below 1 / clients to mean much"
-            )
+            allowed = "must be above 0 and below 1; below 1 / clients to mean much"
+            raise UsageError(f"privacy.delta={self.delta} {allowed}")
 
     def downlink(self, server: Any, ids: Tensor) -> Down:
         return Down(super().downlink(server, ids), mixed(self.seed, NOISE, server.round, ids))

@@ -121,9 +121,8 @@ class Trimmed(Wrapper):
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim <= 0.5:
-            raise UsageError(
-                f"trim={self.trim} must be at least 0 and at most 0.5: it is the fraction at each end"
-            )
+            allowed = "must be at least 0 and at most 0.5: it is the fraction at each end"
+            raise UsageError(f"trim={self.trim} {allowed}")
 
     def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Gathered:
         one = torch.ones(1, dtype=task.initial.dtype, device=id.device)

@@ -177,9 +177,8 @@ def faster(optimizer: Optimizer, factor: float) -> Optimizer:
     if isinstance(lr, Tensor):
         return at_rate(optimizer, factor * lr)
     if not isinstance(lr, float) or not dataclasses.is_dataclass(optimizer) or isinstance(optimizer, type):
-        raise UsageError(
-            f"{optimizer!r} has no learning rate to multiply; an optimizer is a dataclass with a field lr"
-        )
+        missing = f"{optimizer!r} has no learning rate to multiply"
+        raise UsageError(f"{missing}; an optimizer is a dataclass with a field lr")
     return dataclasses.replace(optimizer, lr=factor * lr)
 
 

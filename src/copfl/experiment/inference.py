@@ -120,9 +120,8 @@ class RunModels:
         """The predictions of the model for raw samples, shaped as in the run's data."""
         task, size = self.experiment.task, len(next(iter(by_name(x).values())))
         if task.criterion.kind == NEXT_TOKEN:
-            raise UsageError(
-                "the run's model predicts the next token of a text; export it to use it elsewhere"
-            )
+            kind = "the run's model predicts the next token of a text"
+            raise UsageError(f"{kind}; export it to use it elsewhere")
 
         def answers(start: int) -> torch.Tensor:
             return task.predict(model, tensors(each(lambda array: array[start : start + BATCH], x)))

@@ -171,9 +171,8 @@ def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
             )
         ids, seen = arrays["input_ids"], arrays["attention_mask"]
         if ids.shape[1] < 2:
-            raise UsageError(
-                f'no text of "{dataset.name}" has two tokens, so there is no next token to predict'
-            )
+            short = f'no text of "{dataset.name}" has two tokens'
+            raise UsageError(f"{short}, so there is no next token to predict")
         targets = np.where(seen[:, 1:] > 0, ids[:, 1:], PADDING)
         arrays = {name: array[:, :-1] for name, array in arrays.items()}
         classes = tuple(map(str, range(tokenizer.vocabulary)))

@@ -69,9 +69,8 @@ class RunSettings:
         fraction_of("the clients", participation=self.participation)
         below_one(new_clients=self.new_clients)
         if self.new_clients and self.clients < 2:
-            raise UsageError(
-                f"new_clients={self.new_clients} needs at least two clients, and one of them trains"
-            )
+            needed = "needs at least two clients, and one of them trains"
+            raise UsageError(f"new_clients={self.new_clients} {needed}")
         for name, known in CHOICES.items():
             one_of(known, **{name: getattr(self, name)})
 

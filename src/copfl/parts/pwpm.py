@@ -61,9 +61,8 @@ class Pwpm:
     def __post_init__(self) -> None:
         for name, fraction in (("rate", self.rate), ("budget", self.budget)):
             if not 0 <= fraction <= 1:
-                raise UsageError(
-                    f"{name}={fraction} must lie between 0 and 1: it is a fraction of the parameters"
-                )
+                allowed = "must lie between 0 and 1: it is a fraction of the parameters"
+                raise UsageError(f"{name}={fraction} {allowed}")
         one_of(CANDIDATES, candidates=self.candidates)
         one_of(CRITERIA, criterion=self.criterion)
         one_of(LIMITS, limit=self.limit)

@@ -259,6 +259,10 @@ def test_the_engine_that_a_model_cannot_take_is_left(tmp_path: Path) -> None:
             {"model": "mlp", "dataset": (np.eye(30, dtype=int), np.arange(30) % 3)},
             r"pass x\.astype\('float32'\)",
         ),
+        (
+            {"model": nn.Linear(5, 3), "dataset": (np.zeros((30, 5), np.float32), 4 - np.arange(30) % 5)},
+            r"output for a sample has shape \[3\] instead of \[5\]",
+        ),
         ({"model": nn.Flatten()}, "the model has no parameter to train"),
         ({"model": "mlp", "model_options": {"head": "hat"}}, 'the model has no module "hat"'),
         ({"model": Net, "model_options": {"head": "drop"}, "buffers": "mine"}, 'buffers="mine"'),

@@ -111,25 +111,28 @@ def check_fit(task: Task, federation: Federation, problem: str | None = None) ->
 def _problem(task: Task, engine: Mapping, data: Data) -> str:
     """The error of one training step of one client, empty if there is none."""
 
-    def step(given: tuple[Tensor, Data]) -> tuple[Tensor, Tensor]:
+    problem, shapes = "", list[list[int]]()
+
+    def step(given: tuple[Tensor, Data]) -> Tensor:
         w, data = given
         x, y = tree.each(lambda t: t[:2], (task.numbers(data.x), data.y))
         keyed = Keyed(x, torch.zeros((), dtype=torch.int64, device=task.device))
-        return task.forward(w, x)[0], task.gradient(w[: task.d], w[task.d :], keyed, y)[0]
+        shapes.append(list(task.forward(w, x)[0].shape[1:]))
+        return task.gradient(w[: task.d], w[task.d :], keyed, y)[0]
 
     try:
         with torch.no_grad():
-            logits, _ = engine.over(step, (task.initial[None], data))
+            engine.over(step, (task.initial[None], data))
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error):
             raise RunError(
                 "the GPU has too little free memory for the model and two samples: other processes use it "
                 "(nvidia-smi lists them) or the model is too large; use --device cpu or a smaller model"
             ) from error
-        return f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
-    if task.criterion.kind != "next_token" and logits.shape[2:] != (task.classes,):
-        return f"the output for a sample has shape {list(logits.shape[2:])} instead of [{task.classes}]"
-    return ""
+        problem = f"{type(error).__name__}: {error}".strip().partition("\n")[0].rstrip(".")
+    if shapes and task.criterion.kind != "next_token" and shapes[0] != [task.classes]:
+        return f"the output for a sample has shape {shapes[0]} instead of [{task.classes}]"
+    return problem
 
 
 def clients_per_batch(task: Task, participants: int) -> int:

@@ -86,7 +86,7 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    monkeypatch.setattr(Node, "_app", lambda self, run: Request("", CONFIG, self.node_config))
+    monkeypatch.setattr(Node, "_app", lambda self, run: Request(CONFIG, self.node_config))
     return Network()
 
 
@@ -220,7 +220,7 @@ def test_code_of_the_app_is_installed_only_if_it_is_allowed(
     monkeypatch.setattr("copfl.flower.supernode.get_fused_config_from_fab", lambda *_: {"rounds": 3})
     connection = Network().connection()._replace(get_run=lambda _: Any_(), get_fab=lambda *_: Any_())
     for allowed, path in ((False, ()), (True, ("there",))):
-        assert Node(connection, {}, tmp_path, allowed)._app(1) == Request("", {"rounds": 3}, {}, path=path)
+        assert Node(connection, {}, tmp_path, allowed)._app(1) == Request({"rounds": 3}, {}, path)
     assert installed == [b"bundle"]
 
 

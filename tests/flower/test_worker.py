@@ -70,7 +70,7 @@ def message(tmp_path: Path) -> Content:
 
 
 def asked(node_config: dict[str, Any], content: Content) -> Content:
-    return worker.answer(Request("local_update", CONFIG, node_config, content), os.getpid())
+    return worker.answer(Request(CONFIG, node_config, content=content), os.getpid())
 
 
 @pytest.mark.parametrize("module", ["client_app", "supernode"])
@@ -111,7 +111,7 @@ def test_a_worker_gives_the_same_bytes_survives_kills_and_ends_above_its_memory(
 
 def test_a_worker_ends_with_its_node(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     content, folder = message(tmp_path), folder_of(nodes[0])
-    request = Request("local_update", CONFIG, nodes[0], content)._asdict() | {"content": None}
+    request = Request(CONFIG, nodes[0], content=content)._asdict() | {"content": None}
     program = (
         "import json, os, sys; from copfl.flower.worker import *\n"
         "given = json.loads(sys.stdin.readline()); head = sys.stdin.readline()[:-1]\n"
@@ -158,7 +158,7 @@ def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest
     """An unexpected error may describe samples."""
     monkeypatch.setattr(node, "decode", lambda *_: 1 / 0)
     config = write_nodes(digits(), tmp_path)[0]
-    head, _ = Resident().answer(Request("local_update", CONFIG, config, ("", b"")))
+    head, _ = Resident().answer(Request(CONFIG, config))
     assert "its program failed (ZeroDivisionError)" in head
     assert "division by zero" not in head
 
@@ -168,5 +168,5 @@ def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(monkeypatch
     resident = Resident()
     monkeypatch.setattr(resident, "settings", lambda _: drawn.append(float(torch.rand(1))))
     for _ in range(2):
-        resident.answer(Request("local_update", {}, {}, ("", b"")))
+        resident.answer(Request({}, {}))
     assert drawn[0] == drawn[1]

@@ -18,6 +18,6 @@ app = ClientApp()
 @app.evaluate()
 def reply(message: Message, context: Context) -> Message:
     """The client's number, its upload of a round, or a new client's metrics, as the server asks."""
-    request = Request("", context.run_config, context.node_config, path=tuple(sys.path))
+    request = Request(context.run_config, context.node_config, tuple(sys.path))
     # The worker ends with the executor, which ends with its SuperNode.
     return Message(as_record(worker.respond(message, request, os.getppid())), reply_to=message)

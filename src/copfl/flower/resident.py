@@ -15,14 +15,11 @@ from copfl.errors import CopflError
 from copfl.flower import node, secure_node
 from copfl.flower.node import NodeConfig, NodeData
 from copfl.flower.settings import Settings, settings_of
-from copfl.flower.transport import Content, refusal
+from copfl.flower.transport import JOIN, TRAIN, Content, refusal
 from copfl.flower.worker import Request
 from copfl.wire import Packet
 
-FUNCTIONS: dict[str, Callable[..., Packet]] = {
-    "local_update": secure_node.local_update,
-    "personalise": node.personalise,
-}
+ANSWERS: dict[str, Callable[..., Packet]] = {TRAIN: secure_node.local_update, JOIN: node.personalise}
 
 
 class Resident:
@@ -39,8 +36,8 @@ class Resident:
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
         try:
             settings = self.settings(request.run_config)
-            function = FUNCTIONS[request.function]
-            return function(settings, request.node_config, Packet(*request.content), self.data)
+            packet = Packet(*request.content)
+            return ANSWERS[request.kind](settings, request.node_config, packet, self.data)
         except CopflError as error:
             return refusal(error)
         except Exception as error:  # it may describe samples: its text stays on the node

@@ -146,7 +146,7 @@ class Node:
         self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
-        self.run, self.app = 0, Request("", {}, node_config)  # of the last message
+        self.run, self.app = 0, Request({}, node_config)  # of the last message
 
     def serve(self) -> NoReturn:
         """Answers messages, one at a time."""
@@ -235,7 +235,7 @@ class Node:
         fab = self.connection.get_fab(about.fab_hash, run)
         path = (str(install_from_fab(fab.content, skip_prompt=True)),) if self.allow_app_code else ()
         config = get_fused_config_from_fab(fab.content, about)
-        return Request("", config, self.node_config, path=path)
+        return Request(config, self.node_config, path)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""

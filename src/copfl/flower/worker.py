@@ -29,7 +29,6 @@ from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
 FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
-FUNCTIONS = {TRAIN: "local_update", JOIN: "personalise"}
 IDLE_TIMEOUT = 3600.0  # seconds without a request after which the worker ends
 MEMORY_LIMIT = 4.0  # GiB: a worker that has more after an answer ends
 ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
@@ -39,11 +38,11 @@ _started: list[subprocess.Popen[bytes]] = []  # the last worker that this proces
 class Request(NamedTuple):
     """A message of the server, and what the node needs to answer it."""
 
-    function: str  # of `resident.FUNCTIONS`
     run_config: Mapping[str, Any]
     node_config: Mapping[str, Any]
-    content: Content = ("", b"")
     path: tuple[str, ...] = ()  # of Python: where the modules of the app are
+    kind: str = TRAIN  # or JOIN
+    content: Content = ("", b"")
 
 
 # -- the caller ----------------------------------------------------------------------------------------------
@@ -65,9 +64,9 @@ def respond(message: Any, request: Request, node: int) -> Content:
         content = content_of(message)
         if kind == HELLO:
             return greeting(request.node_config, content)
-        if kind not in FUNCTIONS:
+        if kind not in (TRAIN, JOIN):
             raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
-        return answer(request._replace(function=FUNCTIONS[kind], content=content), node)
+        return answer(request._replace(kind=kind, content=content), node)
     except CopflError as error:
         return refusal(error)
 

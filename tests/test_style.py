@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src" / "copfl").rglob("*.py"))
 MOST_LINES, LONGEST_LINE = 450, 110  # lines of one module; characters of one line
-MOST_IN_ALL = 32_692  # lines of the package: lower it where code is removed
+MOST_IN_ALL = 32_688  # lines of the package: lower it where code is removed
 MOST_POSITIONAL, MOST_UNPACKED = 8, 4
 
 

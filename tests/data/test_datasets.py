@@ -321,7 +321,7 @@ def test_an_archive_that_claims_much_is_refused(tmp_path: Path) -> None:
         load("cifar10", tmp_path, verify=False)
     (tmp_path / "cifar-10-python.tar").write_bytes(b"no archive")
     with pytest.raises(
-        DataError, match=r"cifar-10-python\.tar is not a readable tar archive: [^\n]*\. The file is damaged"
+        DataError, match=r"cifar-10-python\.tar is not a readable tar archive: [^\n]*\. It is damaged"
     ):
         load("cifar10", tmp_path, verify=False)
 

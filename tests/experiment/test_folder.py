@@ -95,10 +95,12 @@ def test_a_lock_that_was_removed_under_us_is_not_ours(
 
     def opened(path: Any, *given: Any) -> int:
         handle = original(path, *given)
-        if str(path).endswith(".lock"):
+        if str(path).endswith("/.lock"):
             os.unlink(path)  # as the process that held it does when it ends
         return handle
 
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_bytes(checkpoint._machine())
     monkeypatch.setattr(os, "open", opened)
     with pytest.raises(RunError, match="another process"), run_folder.claimed(tmp_path / "run", new=True):
         pass

@@ -169,6 +169,15 @@ def test_where_nobody_shared_the_fallback_stands() -> None:
     ]
 
 
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_a_weight_that_a_message_rounded_is_no_weight_of_others(narrow: torch.dtype) -> None:
+    weight = torch.linspace(0.3, 9, 200)  # of the only member
+    rounded = weight.to(narrow).float()
+    assert (rounded > weight).any()
+    own, fallback = torch.full((200,), 5.0), torch.full((200,), -1.0)
+    assert torch.equal(leave_one_out(own, own, rounded, weight, fallback), fallback)
+
+
 # -- trust -------------------------------------------------------------------------------------------------------------
 
 

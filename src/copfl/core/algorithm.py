@@ -105,10 +105,12 @@ def message_to_new_client(algorithm: AnyAlgorithm, server: Any, ids: Tensor) -> 
 def blank_samples(task: Task, shape: Any) -> Data:
     """Two samples of zeros, and their targets; samples of several arrays are token numbers."""
     zeros = partial(torch.zeros, dtype=torch.int64, device=task.device)
-    is_text, number = isinstance(shape, dict), torch.uint8 if len(shape) == 3 else torch.float32
-    x = {name: zeros(2, *part) for name, part in shape.items()} if is_text else zeros(2, *shape, dtype=number)
-    targets = {"classification": (2,), "next_token": tree.leaves(x)[0].shape}
-    y = zeros(targets.get(task.criterion.kind, (2, task.classes)))
+    if isinstance(shape, dict):
+        x: Any = {name: zeros(2, *part) for name, part in shape.items()}
+    else:
+        x = zeros(2, *shape, dtype=torch.uint8 if len(shape) == 3 else torch.float32)
+    shapes = {"classification": (2,), "next_token": tree.leaves(x)[0].shape}
+    y = zeros(shapes.get(task.criterion.kind, (2, task.classes)))
     return Data(x, y, torch.tensor(2, device=task.device))
 
 

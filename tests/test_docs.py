@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,29 +20,6 @@ EXECUTED = [
     for p in PAGES
     if any(b.language in code_blocks.RUN and not b.skipped for b in code_blocks.blocks(p.read_text("utf-8")))
 ]
-# The number of blocks that are not run, by page.
-NOT_RUN = {
-    "README.md": 2,
-    "docs/algorithms/fedex_lora.md": 1,
-    "docs/audit.md": 1,
-    "docs/cluster.md": 3,
-    "docs/compare.md": 2,
-    "docs/choose.md": 1,
-    "docs/deploy.md": 8,
-    "docs/finetuning.md": 1,
-    "docs/gallery.md": 1,
-    "docs/howto.md": 6,
-    "docs/five-tasks.md": 1,
-    "docs/performance/cpu.md": 1,
-    "docs/performance/ranks.md": 1,
-    "docs/report.md": 2,
-    "docs/tasks.md": 1,
-    "docs/reproduction.md": 1,
-    "docs/tour.md": 1,
-    "docs/results.md": 2,
-    "docs/tutorials/deploy.md": 1,
-    "docs/tutorials/pretrained.md": 2,
-}
 COMMAND = re.compile(r"\s*(\$ |pip |python |copfl (?!on )[a-z-]+( |$))")
 
 
@@ -67,16 +43,11 @@ def test_every_code_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
                 raise AssertionError(f"{name_of(page)}, the block at line {block.line}: {error}") from error
 
 
-def test_blocks_that_are_not_run_are_counted_and_give_a_reason() -> None:
-    counts: Counter[str] = Counter()
+def test_blocks_that_are_not_run_give_a_reason() -> None:
     for page in PAGES:
         for block in code_blocks.blocks(page.read_text("utf-8")):
-            if block.skipped:
-                counts[name_of(page)] += 1
-                assert len(block.mark) > len("not run: ") + 10, (
-                    f"{name_of(page)}:{block.line} gives no reason"
-                )
-    assert dict(counts) == NOT_RUN
+            has_reason = len(block.mark) > len("not run: ") + 10
+            assert has_reason or not block.skipped, f"{name_of(page)}:{block.line} gives no reason"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -131,7 +131,7 @@ def play(
     **options: Any,
 ) -> Played:
     """The rounds of this run config."""
-    settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
+    settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
     folder = ServerFolder(str(runs), settings.config.run, resume=settings.config.resume)
     kind = server_class(settings.config.secure_aggregation)

@@ -26,14 +26,14 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     The process that shows the run's log is killed; the run continues.
     """
     config = CONFIG | {"rounds": 2, "model-options.width": 256, "optimizer.lr": 0.001, "deadline": 240}
-    app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
+    app, runs, federation = tmp_path / "app", tmp_path / "app" / "runs", digits()
     init(app, model="mlp", config=config)
     nodes = write_nodes(federation, tmp_path / "nodes")
     with LocalFederation(app) as local:
         local.start_superlink()
         for client, node in enumerate(nodes):
             local.start_node(f"node-{client}", node)
-        process = local.start_run({"runs": str(runs)})
+        process = local.start_run({})
         while "Successfully started run" not in local.tail("run") and process.poll() is None:
             time.sleep(0.2)
         process.kill()
@@ -65,13 +65,13 @@ def test_three_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
 def test_a_secure_sum_over_flower_is_the_plain_one(tmp_path: Path) -> None:
     """CO-PFL, one round: three nodes with their workers; the total is that of the simulation within the step."""
     config = CONFIG | {"secure-aggregation": True, "rounds": 1, "deadline": 240}
-    app, runs, federation = tmp_path / "app", tmp_path / "runs", digits()
+    app, runs, federation = tmp_path / "app", tmp_path / "app" / "runs", digits()
     init(app, model="mlp", config=config)
     with LocalFederation(app) as local:
         local.start_superlink()
         for client, node in enumerate(write_nodes(federation, tmp_path / "nodes")):
             local.add_node(f"node-{client}", node)
-        process = local.start_run({"runs": str(runs)})
+        process = local.start_run({})
         (record,) = follow(local, process, ServerFolder(str(runs), "test", resume=True), 1)
     settings = settings_of(config)
     assert record["secure_aggregation"]["revealed"] == [0, 1, 2]

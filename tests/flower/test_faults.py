@@ -32,7 +32,7 @@ class Federation:
     """The digits on three nodes."""
 
     def __init__(self, folder: Path, *, secure: bool = False, supernode: bool = False, **config: Any) -> None:
-        self.app, self.runs = folder / "app", folder / "runs"
+        self.app, self.runs = folder / "app", folder / "app" / "runs"
         self.config = {**CONFIG, "deadline": 300, **{k.replace("_", "-"): v for k, v in config.items()}}
         self.data = digits()
         init(self.app, model="mlp", config=self.config, secure=secure)
@@ -47,7 +47,7 @@ class Federation:
             self.local.add_node(f"node-{client}", config)
 
     def run(self, **config: Any) -> Iterator[dict[str, Any]]:
-        process = self.local.start_run({"runs": str(self.runs), **config})
+        process = self.local.start_run(config)
         return follow(self.local, process, self.folder, self.settings.config.rounds)
 
     def in_second_round(self) -> Iterator[dict[str, Any]]:
@@ -117,7 +117,6 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
 
 def test_a_new_client_joins_a_finished_run(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rounds=2)
-    federation.runs = federation.app / "runs"
     federation.folder = ServerFolder(str(federation.runs), "test", resume=True)
     with federation.local:
         federation.start()

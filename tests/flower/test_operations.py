@@ -102,7 +102,7 @@ class Operated:
     def __init__(self, folder: Path, port: int) -> None:
         self.app = init(folder / "app", model="mlp", config=CONFIG, port=_free_port())
         self.path = self.app / "runs" / "test"
-        config = CONFIG | {"runs": str(self.app / "runs"), "rounds": 3, "min-replies": 2}
+        config = CONFIG | {"rounds": 3, "min-replies": 2}
         settings = settings_of(config)
         nodes = write_nodes(digits(), folder / "nodes")
 
@@ -110,7 +110,7 @@ class Operated:
             return Packet(packet.head, packet.body[:-1]) if (client, round) == (1, 1) else packet
 
         transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
-        server_folder = ServerFolder(config["runs"], "test", resume=False)
+        server_folder = ServerFolder(str(self.app / "runs"), "test", resume=False)
         with server_folder.claimed(), operations(server_folder.path, "test") as log:
             (self.path / "config.json").write_text(json.dumps(config))
             server = Server(settings, transport, server_folder, log, pause=0)

@@ -437,7 +437,7 @@ def run_with_changes(
     online: Any,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The records and the log of a run; `online(round)` has the clients that are connected in a round."""
-    settings, log = settings_of(config | {"runs": str(runs)}), list[str]()
+    settings, log = settings_of(config), list[str]()
     transport = DirectTransport(settings, {})
     folder = ServerFolder(str(runs), settings.config.run, resume=False)
     server = Server(settings, transport, folder, kept(log), pause=0, retry=0)

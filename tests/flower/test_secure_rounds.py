@@ -156,7 +156,7 @@ def test_values_that_do_not_fit_never_leave_a_client(
     key: str, value: float, nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     config = SECURE | {"run": f"refused-{key[:6]}-{value:.0f}", "batch": 64, key: value}
-    settings = settings_of(config | {"runs": str(tmp_path)})
+    settings = settings_of(config)
     transport = DirectTransport(settings, dict(enumerate(nodes, 100)))
     log: list[str] = []
 

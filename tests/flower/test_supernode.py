@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +94,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 def node_of(network: Network, tmp_path: Path) -> Node:
     config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
-    return Node(network.connection(), config, tmp_path, allow_app_code=False)
+    return Node(network.connection(), config, tmp_path)
 
 
 def asked(tmp_path: Path) -> Content:
@@ -106,7 +108,7 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert not node._receive()
     network.add(HELLO, (json.dumps({"run": "test"}), b""))
     network.add(TRAIN, asked(tmp_path))
-    network.add("query.other", ("", b""))
+    network.add("query.other", (json.dumps({"run": "test"}), b""))
     while node._receive():
         assert not node.message.exists()
     greeting, upload, other = (content_of(reply) for reply in network.sent)
@@ -202,26 +204,54 @@ def test_an_earlier_message_that_nobody_waits_for_is_dropped(
     assert not node.message.exists()
 
 
-def test_code_of_the_app_is_installed_only_if_it_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @dataclasses.dataclass
-    class Any_:
-        fab_hash: str = "hash"
-        content: bytes = b"bundle"
+@dataclasses.dataclass
+class Bundle:
+    """A run of Flower's, and its app."""
 
-    installed = []
+    content: bytes = b""
+    fab_hash: str = "hash"
+    override_config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def install(content: bytes, **_: object) -> str:
-        installed.append(content)
-        return "there"
 
-    monkeypatch.setattr("copfl.flower.supernode.install_from_fab", install)
-    monkeypatch.setattr("copfl.flower.supernode.get_fused_config_from_fab", lambda *_: {"rounds": 3})
-    connection = Network().connection()._replace(get_run=lambda _: Any_(), get_fab=lambda *_: Any_())
-    for allowed, path in ((False, ()), (True, ("there",))):
-        assert Node(connection, {}, tmp_path, allowed)._app(1) == Request({"rounds": 3}, {}, path)
-    assert installed == [b"bundle"]
+def bundle(**files: str) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, text in files.items():
+            written.writestr(name.replace("__", "."), text)
+    return archive.getvalue()
+
+
+def test_an_app_gives_a_node_its_run_config_and_no_code(tmp_path: Path) -> None:
+    content = bundle(
+        pyproject__toml='[project]\nname="a"\nversion="1.0.0"\n[tool.flwr.app]\npublisher="p"\n'
+        '[tool.flwr.app.components]\nserverapp="evil:app"\n'
+        'clientapp="evil:app"\n[tool.flwr.app.config]\nrounds=3\n',
+        evil__py=f"open({str(tmp_path / 'evil')!r}, 'w')",
+    )
+    app = Bundle(content)
+    connection = Network().connection()._replace(get_run=lambda _: app, get_fab=lambda *_: app)
+    assert Node(connection, {}, tmp_path)._app(1) == Request({"rounds": 3}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        bundle(a__py=""),
+        bundle(pyproject__toml="x = ["),
+        bundle(pyproject__toml=" " * 2**21),
+    ],
+    ids=["empty", "no archive", "no project", "no TOML", "large"],
+)
+def test_an_app_that_is_none_is_refused_and_the_node_continues(content: bytes, tmp_path: Path) -> None:
+    network, app = Network(), Bundle(content)
+    connection = network.connection()._replace(get_run=lambda _: app, get_fab=lambda *_: app)
+    config = write_nodes(digits(), tmp_path / "nodes")[0] | {"worker": False}
+    network.add(TRAIN, ("", b""))
+    assert Node(connection, config, tmp_path)._receive()
+    assert "the server's app cannot be read" in content_of(network.sent[0])[0]
 
 
 def test_keys_and_certificates_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:

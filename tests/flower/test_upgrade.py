@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from copfl.core import tree
-from copfl.flower.app import COMPONENTS, upgrade
+from copfl.flower.app import upgrade
 from copfl.flower.backup import restore_backup, write_backup
+from copfl.flower.run_config import COMPONENTS
 from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.flower.status import read_app, status
 from copfl.wire import Head, decode, from_bytes

@@ -163,10 +163,12 @@ def test_a_bug_is_a_refusal_without_its_text(tmp_path: Path, monkeypatch: pytest
     assert "division by zero" not in head
 
 
-def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_of_a_custom_model_are_those_of_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn = []
     resident = Resident()
     monkeypatch.setattr(resident, "settings", lambda _: drawn.append(float(torch.rand(1))))
     for _ in range(2):
-        resident.answer(Request({}, {}))
+        resident.answer(Request({}, {"state-dir": str(tmp_path)}))
     assert drawn[0] == drawn[1]

@@ -133,8 +133,10 @@ def node(given: options.Given) -> None:
     config = _config(given, "data client settings")
     if given.state_dir is not None:
         config["state-dir"] = str(given.state_dir.expanduser().absolute())
+    if given.policy is not None:
+        config["policy"] = str(given.policy.expanduser().absolute())
     address = Address(given.superlink, given.root_certificates, given.key)
-    serve(address, config, allow_app_code=given.allow_app_code)
+    serve(address, config)
 
 
 def _require_flower() -> None:

@@ -14,11 +14,13 @@ from copfl.experiment.config import Tables, as_toml, without
 from copfl.files import write_bytes
 from copfl.flower.certificates import LOOPBACK, make_certificates, make_node_key
 from copfl.flower.deployed import flat, write_connection
-from copfl.flower.settings import DEFAULTS, TABLES, flat_keys, settings_of
+from copfl.flower.policy import FILE, Policy
+from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.run_config import COMPONENTS, TABLES, flat_keys
+from copfl.flower.settings import DEFAULTS, settings_of
 from copfl.flower.status import read_app
 
 TEMPLATE = Path(__file__).parent / "template"
-COMPONENTS = {"serverapp": "copfl.flower.server_app:app", "clientapp": "copfl.flower.client_app:app"}
 
 
 def init(
@@ -57,9 +59,12 @@ def init(
     (folder / "README.md").write_text(readme.read_text().format(host=host, port=port))
     about = {"data": data, "host": host, "port": port, "secure": secure}
     name = re.sub(r"[\W_]", "-", folder.resolve().name.lower()).strip("-") or "federation"
-    tool = {"copfl": about, "flwr": {"app": {"config": _nested(run_config, settings.tables)}}}
+    nested = _nested(run_config, settings.tables)
+    tool = {"copfl": about, "flwr": {"app": {"config": nested}}}
     pyproject = (TEMPLATE / "pyproject.txt").read_text().format(name=name) + as_toml({"tool": tool})
     (folder / "pyproject.toml").write_text(pyproject)
+    # Whoever makes the app owns the server: what it names here is allowed there.
+    write_policy(folder / FILE, allowing(Policy(rollback=True), nested, settings.tables))
     if secure:
         make_certificates(folder / "keys", host)
         for client in range(settings.config.clients):
@@ -74,7 +79,8 @@ def upgrade(folder: Path) -> Path | None:
     Flower overrides only keys that pyproject.toml has. Runs and nodes' states are read as they are.
     """
     app, path = read_app(folder), folder / "pyproject.toml"
-    settings, flat = settings_of(app["config"]), flat_keys(app["config"])
+    config = without(app["config"], "runs")  # a server's folder is not the run's to choose any more
+    settings, flat = settings_of(config), flat_keys(config)
     content = tomllib.loads(path.read_text())
     flower = content["tool"]["flwr"]["app"]
     flower["config"] = _nested({**DEFAULTS, **flat}, settings.tables)

@@ -1,7 +1,6 @@
 """The ClientApp: passes requests of the server to the node's worker. Without torch: a process per message."""
 
 import os
-import sys
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,6 +17,6 @@ app = ClientApp()
 @app.evaluate()
 def reply(message: Message, context: Context) -> Message:
     """The client's number, its upload of a round, or a new client's metrics, as the server asks."""
-    request = Request(context.run_config, context.node_config, tuple(sys.path))
+    request = Request(context.run_config, context.node_config)
     # The worker ends with the executor, which ends with its SuperNode.
     return Message(as_record(worker.respond(message, request, os.getppid())), reply_to=message)

@@ -76,14 +76,15 @@ def serve(folder: Path) -> NoReturn:
     os.environ.update(flower_environment(folder / FLOWER_HOME))
     os.chdir(folder)
     from flwr.supercore.http_logging import UTCFormatter
-    from flwr.superlink.cli import flower_superlink
+
+    from copfl.flower import superlink
 
     configure_logging(UTCFormatter)
     if secure:
         threading.Thread(target=_register_keys, args=[folder, port], daemon=True).start()
     bind = host if host in LOOPBACK else "0.0.0.0"
     sys.argv = ["flower-superlink", *superlink_options(bind, port, DATABASE, secure=secure)]
-    flower_superlink()
+    superlink.main()
     raise SystemExit(0)
 
 
@@ -127,7 +128,7 @@ def start_run(folder: Path, config: Mapping[str, Any], *, resume: bool = False) 
     if resume and not (config.get("run") or found["runs"]):
         raise RunError(f"no run in {folder / 'runs'} can be resumed; leave out --resume")
     name = str(config.get("run") or (found["runs"][-1] if resume else new_name()))
-    given = {**config, "run": name, "runs": str(folder.resolve() / "runs"), "resume": resume}
+    given = {**config, "run": name, "resume": resume}
     command = ["flwr", "run", ".", "copfl", "--stream", "-c", as_text(given)]
     done = subprocess.run(command, cwd=folder, env=flower_environment(folder.resolve() / FLOWER_HOME))
     after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}

@@ -23,6 +23,8 @@ from copfl.errors import RunError, UsageError, one_of, raised_as
 from copfl.files import Busy, locked
 from copfl.flower.certificates import make_certificates, make_node_key
 from copfl.flower.deployed import as_text, flower_environment, new_name, superlink_options, write_connection
+from copfl.flower.policy import FILE, VARIABLE, Policy
+from copfl.flower.policy_file import allowing, write_policy
 from copfl.flower.processes import TAG, end, end_with_parent, start_watcher, tagged
 from copfl.flower.settings import settings_of
 from copfl.flower.state import NEW_CLIENTS, ServerFolder
@@ -36,8 +38,13 @@ MAX_RECONNECTS = 10  # how often the log of a run is opened again
 class LocalFederation:
     """The processes of a federation on this machine; all of them end with the context."""
 
-    def __init__(self, folder: Path, *, secure: bool = False, supernode: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, secure: bool = False, supernode: bool = False, policy: Policy | None = None
+    ) -> None:
         self.folder, self.secure = folder.resolve(), secure
+        # The server and the nodes have one owner here, and one policy.
+        allowed = Policy(rollback=True) if policy is None else policy
+        self.policy = write_policy(self.folder / LOCAL_HOME / FILE, allowed)
         self.supernode = supernode  # Flower's own nodes instead of those of copfl
         self.keys, self.logs, self.tag = self.folder / "keys", self.folder / "logs", secrets.token_hex(8)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -48,6 +55,7 @@ class LocalFederation:
             # A new client's custom data may be a module of the current folder.
             "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))),
             TAG: self.tag,
+            VARIABLE: str(self.policy),
         }
         self.options: dict[str, Any] = {
             "cwd": self.folder,
@@ -120,7 +128,7 @@ class LocalFederation:
         """Starts the SuperLink; started again, it continues with the same database."""
         write_connection(self.folder, HOST, self.port, self.secure, LOCAL_HOME)
         options = superlink_options(HOST, self.port, f"{LOCAL_HOME}/{self.port}.db", secure=self.secure)
-        process = self.start("superlink", ["flower-superlink", *options])
+        process = self.start("superlink", [sys.executable, "-m", "copfl.flower.superlink", *options])
         deadline = time.monotonic() + 90
         while process.poll() is None and time.monotonic() < deadline:
             if answers(HOST, self.port):
@@ -138,13 +146,14 @@ class LocalFederation:
 
     def start_node(self, name: str, node_config: Mapping[str, Any]) -> None:
         """Starts a node; a second start is the node's return."""
+        node_config = {"policy": str(self.policy), **node_config}
         if self.supernode:
             command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
             keys = f"--root-certificates keys/ca.pem --auth-supernode-private-key keys/{name}"
             options = f"{command} {keys if self.secure else '--insecure'}".split()
             self.start(name, [*options, "--node-config", as_text(node_config)])
             return
-        command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port} --allow-app-code"
+        command = f"{sys.executable} -m copfl federate node --superlink {HOST}:{self.port}"
         keys = f"--root-certificates keys/ca.pem --key keys/{name}" if self.secure else ""
         settings = [f"--set={key}={json.dumps(value)}" for key, value in node_config.items()]
         self.start(name, [*f"{command} {keys}".split(), *settings])
@@ -213,11 +222,13 @@ def up(
     run = run or new_name()
     clients, runs = nodes or int(settings["clients"]), str(folder.resolve() / "runs")
     server_folder = ServerFolder(runs, run, resume=resume)
-    overrides = {**given, "run": run, "runs": runs, "clients": clients, "resume": resume}
+    overrides = {**given, "run": run, "clients": clients, "resume": resume}
     overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
-    settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
+    checked = settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
+    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.tables)
     node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
-    with LocalFederation(folder, secure=app["secure"] if secure is None else secure) as federation:
+    is_secure = app["secure"] if secure is None else secure
+    with LocalFederation(folder, secure=is_secure, policy=policy) as federation:
         federation.start_superlink()
         for client, node_config in enumerate(node_configs):
             federation.add_node(f"node-{client}", node_config)
@@ -288,10 +299,11 @@ def join(
     clients = json.loads((runs / run / "config.json").read_text())["clients"]
     results_file = runs / run / NEW_CLIENTS
     results_file.unlink(missing_ok=True)
-    with LocalFederation(folder, secure=app["secure"]) as federation:
+    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).tables)
+    with LocalFederation(folder, secure=app["secure"], policy=policy) as federation:
         federation.start_superlink()
         federation.add_node("new-client", node_config)
-        overrides = {"run": run, "runs": str(runs), "join": updates, "clients": clients}
+        overrides = {"run": run, "join": updates, "clients": clients}
         federation.start_run(overrides).wait(600)
         results = json.loads(results_file.read_text()) if results_file.exists() else []
         if len(results) != 1 or "why" in results[0]:

@@ -25,7 +25,8 @@ from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import model_tables, user_code
 from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
-from copfl.flower.settings import Settings, is_plain_name
+from copfl.flower.run_config import is_plain_name
+from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
 from copfl.wire import Head, Packet

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from copfl.errors import UsageError, WireError
+from copfl.flower.run_config import is_plain_name
 from copfl.flower.transport import HELLO, Content, Reply, Transport, parsed, printable, read_json
 
 ANSWER_TIMEOUT = 600.0  # seconds that a node has for its answer
@@ -54,7 +55,10 @@ def known_client(node_config: Mapping[str, Any], run: str) -> int:
 
 def greeting(node_config: Mapping[str, Any], content: Content) -> Content:
     """A node's answer to the server's greeting: the number of its client."""
-    client = known_client(node_config, str(parsed(content[0]).get("run", "")))
+    run = parsed(content[0]).get("run")
+    if not isinstance(run, str) or not is_plain_name(run):  # the name of a folder on this node
+        raise WireError("the server's greeting names no run")
+    client = known_client(node_config, run)
     return json.dumps({"client": client}), b""
 
 

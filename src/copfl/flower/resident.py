@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from copfl.errors import CopflError
-from copfl.flower import node, secure_node
+from copfl.flower import node, own_code, secure_node
 from copfl.flower.node import NodeConfig, NodeData
+from copfl.flower.policy import admitted, policy_of
+from copfl.flower.registry import state_dir
 from copfl.flower.settings import Settings, settings_of
 from copfl.flower.transport import JOIN, TRAIN, Content, refusal
 from copfl.flower.worker import Request
@@ -35,7 +37,10 @@ class Resident:
         torch.set_num_threads(int(request.node_config.get("threads", 1)))
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
         try:
-            settings = self.settings(request.run_config)
+            policy = policy_of(request.node_config, state_dir(request.node_config))
+            run_config, code = admitted(policy, request.run_config)  # before anything that it names is loaded
+            own_code.load(code)
+            settings = self.settings(run_config)
             packet = Packet(*request.content)
             return ANSWERS[request.kind](settings, request.node_config, packet, self.data)
         except CopflError as error:

@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from copfl.errors import CopflError
+from copfl.flower import own_code
 from copfl.flower.events import configure_logging, logger, operations
+from copfl.flower.policy import admitted, server_policy
 from copfl.flower.processes import end_with_parent
 from copfl.flower.secure_server import server_class
 from copfl.flower.settings import settings_of
@@ -30,12 +33,16 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _main(grid: Grid, context: Context) -> None:
-    settings = settings_of(context.run_config)
-    config = settings.config
+    run_config, code = admitted(
+        server_policy(), context.run_config
+    )  # before anything that it names is loaded
+    own_code.load(code)
+    settings = settings_of(run_config)
+    config, runs = settings.config, str(Path("runs").absolute())  # in the folder of the SuperLink
     run = config.run or f"run-{context.run_id}"
-    resume = config.resume or started_before(config.runs, run, context.run_id)
+    resume = config.resume or started_before(runs, run, context.run_id)
     settings = dataclasses.replace(settings, config=dataclasses.replace(config, resume=resume))
-    folder = ServerFolder(config.runs, run, resume=resume or config.join > 0)
+    folder = ServerFolder(runs, run, resume=resume or config.join > 0)
     with folder.claimed(), operations(folder.path, run) as log:
         log(f"run {run} in {folder.path.resolve()}")
         server = server_class(config.secure_aggregation)(settings, FlowerTransport(grid), folder, log)

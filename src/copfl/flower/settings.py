@@ -1,7 +1,6 @@
 """The settings of a federation, from Flower's flat run config: the same on the server and on every node."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +15,23 @@ from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
 from copfl.data.samples import CLASSIFICATION, KINDS, Shape
 from copfl.errors import DataError, UsageError, above, at_least, one_of, raised_as
-from copfl.experiment import components, migration, model_tables, task_tables
+from copfl.experiment import components, model_tables, task_tables
 from copfl.experiment.config import Tables, checked
 from copfl.experiment.run_settings import RunSettings
 from copfl.flower import secure_total
 from copfl.flower.private_node import SecretNoise
+from copfl.flower.run_config import is_plain_name, tables_of
 from copfl.flower.secure_sum import Rules
 from copfl.wrappers.privacy import check_sums
 
 
-def is_plain_name(run: str) -> bool:
-    """Whether the name of a run can be the name of a folder, and names no other place on the disk."""
-    return bool(run) and not run.startswith(".") and all(c.isalnum() or c in "-_." for c in run)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The keys of the run config, with "-" for "_", and their defaults. `TABLES` lists those with a dot."""
+    """The keys of the run config, with "-" for "_", and their defaults; those with a dot are in `run_config.TABLES`."""
 
     run: str = ""  # the run's name; empty: the server chooses one
     resume: bool = False  # continue from the run's last checkpoint
     rollback: bool = False  # set nodes back that are ahead of the server, which lost checkpoints
-    runs: str = "runs"  # the server's folder of runs
     rounds: int = 20
     clients: int = 3  # number of clients in the federation, connected or not
     participation: float = 1.0  # fraction of the clients that each round selects
@@ -86,7 +80,7 @@ class RunConfig:
         if self.secure_aggregation:
             _ = self.rules  # its numbers are checked
         if self.run and not is_plain_name(self.run):
-            raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-", "_" and "."')
+            raise UsageError(f'run="{self.run}" must be a plain name: letters, digits, "-" and "_"')
 
     @property
     def selected(self) -> int:
@@ -107,14 +101,6 @@ class RunConfig:
 
 
 DEFAULTS = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(RunConfig)}
-TABLES = {  # prefixes of keys with a dot, and the tables of run.toml that they are
-    "options": "algorithm",
-    "optimizer": "optimizer",
-    "model-options": "model",
-    "adapter-options": "adapter",
-    "robust-options": "robust",
-    "task": "task",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,14 +121,14 @@ TEXT: Shape = {"input_ids": (2,), "attention_mask": (2,)}  # of a sentence; its 
 
 def settings_of(run_config: Mapping[str, Any]) -> Settings:
     """The settings that a run config describes; UsageError names the key that is invalid."""
-    flat, given = _tables(run_config)
+    flat, given = tables_of(run_config)
     config = RunConfig(**checked("run config", RunConfig, flat))
     tables = components.resolve_algorithm(given["algorithm"], given["optimizer"])
     algorithm = components.build_algorithm(tables)
     if config.robust:
-        tables["robust"] = components.ROBUST.resolve({"name": config.robust, **given["robust"]})
+        tables["robust"] = components.ROBUST.resolve({**given["robust"], "name": config.robust})
         algorithm = components.ROBUST.build(tables["robust"], algorithm=algorithm)
-    named = {"name": config.model, **given["model"]}
+    named = {**given["model"], "name": config.model}
     tables["model"] = model_tables.resolve_model(named, bool(config.adapter))
     if config.adapter:
         tables["adapter"] = model_tables.resolve_adapter({**given["adapter"], "name": config.adapter})
@@ -197,44 +183,6 @@ def _private(settings: Settings) -> Settings:
     with torch.no_grad():  # it refuses algorithms that send more than weights
         example_output(private, task, blank, config.augment, config.clients)
     return dataclasses.replace(settings, algorithm=private)
-
-
-def flat_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a run config without a dot, under today's names."""
-    return {key.replace("_", "-"): value for key, value in _tables(run_config)[0].items()}
-
-
-def _tables(run_config: Mapping[str, Any]) -> tuple[dict[str, Any], Tables]:
-    """The keys without a dot, and the others as tables of run.toml, all under today's names."""
-    if new := {"new-clients", "new_clients", "run.new_clients"} & run_config.keys():
-        raise UsageError(
-            f"{min(new)} is for the simulation, which keeps a fraction of its clients out of the training; "
-            "here a new client joins after it: `copfl federate join FOLDER --data FILE`, or join=3 in a run"
-        )
-    flat: dict[str, Any] = {}
-    tables: Tables = {title: {} for title in TABLES.values()}
-    for key, value in run_config.items():
-        word, dash, rest = key.partition("-")
-        key = migration.TABLES.get(word, word) + dash + rest  # version 0.1 has others
-        prefix, _, option = key.partition(".")
-        if prefix in TABLES and isinstance(value, Mapping):  # as in pyproject.toml
-            tables[TABLES[prefix]] |= {name: _listed(name, v) for name, v in value.items()}
-        elif prefix in TABLES and option:
-            tables[TABLES[prefix]][option] = _listed(option, value)
-        else:
-            # A list of one may be written as a number.
-            is_list = key in ("shape", "classes", "mean", "std", "target-mean", "target-std")
-            flat[key.replace("-", "_")] = str(value) if is_list else value
-    tables["algorithm"]["name"] = flat.get("algorithm", RunConfig.algorithm)
-    return flat, migration.migrated(tables)
-
-
-def _listed(name: str, value: Any) -> Any:
-    """The list that `deployed.flat` wrote as text; any other value unchanged."""
-    if not isinstance(value, str) or not value.startswith("["):
-        return value
-    with raised_as(UsageError, f"{name}={value} must be a list such as [1, 2] or a word ({{}})", ValueError):
-        return json.loads(value)
 
 
 def _scale(config: RunConfig, targets: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,17 +1,19 @@
 """A node that stays connected: it receives messages over Flower's connection and passes them to its worker.
 
 Flower's own SuperNode starts a Python process for every message, and asks for messages every three seconds.
-This one answers in its own process, and asks often while rounds are short. It executes no code of the app
-unless it is allowed to. Started again after a kill, it is the same node at once, and answers the message that
+This one answers in its own process, and asks often while rounds are short. It executes no code of the app.
+Started again after a kill, it is the same node at once, and answers the message that
 it had. Without torch.
 """
 
 import contextlib
 import datetime
+import io
 import json
 import logging
 import os
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,6 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message
-from flwr.cli.install import install_from_fab
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, RegisterNodeFleetRequest
@@ -45,13 +46,15 @@ from copfl.files import locked, write_bytes
 from copfl.flower import worker
 from copfl.flower.certificates import new_key, private_bytes
 from copfl.flower.events import configure_logging
+from copfl.flower.policy import policy_of
 from copfl.flower.registry import state_dir
 from copfl.flower.status import CONTACT, LAST_ERROR
-from copfl.flower.transport import Content, Field, as_record, parsed, printable
+from copfl.flower.transport import Content, Field, as_record, parsed, printable, refusal
 from copfl.flower.worker import Request
 
 KEY, NODE_ID, MESSAGE, REPLY = "key", "node-id", "message", "reply"  # files in the folder of the worker
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two requests for a message
+PROJECT, MAX_PROJECT = "pyproject.toml", 2**20  # of an app: its settings, and their most bytes
 logger = logging.getLogger("flwr")
 TRANSFER_TIMEOUT = 30.0  # seconds that the server may take between the parts of a message
 PAUSE_FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
@@ -78,9 +81,10 @@ class Connection(NamedTuple):
     confirm: Callable[[int, str], None]
 
 
-def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: bool = False) -> NoReturn:
+def serve(address: Address, node_config: Mapping[str, Any]) -> NoReturn:
     """Answers the server's messages until the process is ended."""
     configure_logging()
+    policy_of(node_config, state_dir(node_config))  # an error in it is reported before anything is sent
     folder = worker.private_folder(state_dir(node_config) / worker.FOLDER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
     with locked(folder / "lock"):
@@ -90,7 +94,7 @@ def serve(address: Address, node_config: Mapping[str, Any], *, allow_app_code: b
             connection = Connection(*functions)
             write_bytes(folder / NODE_ID, str(connection.node_id).encode())
             logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
-            Node(connection, node_config, folder, allow_app_code).serve()
+            Node(connection, node_config, folder).serve()
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
 
 
@@ -140,10 +144,8 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
 
 
 class Node:
-    def __init__(
-        self, connection: Connection, node_config: Mapping[str, Any], folder: Path, allow_app_code: bool
-    ) -> None:
-        self.connection, self.node_config, self.allow_app_code = connection, node_config, allow_app_code
+    def __init__(self, connection: Connection, node_config: Mapping[str, Any], folder: Path) -> None:
+        self.connection, self.node_config = connection, node_config
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
         self.run, self.app = 0, Request({}, node_config)  # of the last message
@@ -211,9 +213,12 @@ class Node:
     def _handle(self, message: Any) -> None:
         """Sends the answer to a message."""
         run, started = message.metadata.run_id, time.monotonic()
-        if run != self.run:
-            self.app, self.run = self._app(run), run
-        answer = worker.respond(message, self.app, node=os.getpid())
+        try:
+            if run != self.run:
+                self.app, self.run = self._app(run), run
+            answer = worker.respond(message, self.app, node=os.getpid())
+        except UsageError as error:  # of the app
+            answer = refusal(error)
         self._send(message, answer, started)
         self._forget()
         self._report(message.metadata.message_type, answer, time.monotonic() - started)
@@ -230,12 +235,17 @@ class Node:
         logger.info(text, extra={"fields": about | {"bytes": len(answer[1])}})
 
     def _app(self, run: int) -> Request:
-        """A request with the run config of an app, and with its folder if the node may execute its code."""
+        """A request with the run config of an app, whose code is neither installed nor executed."""
         about = self.connection.get_run(run)
-        fab = self.connection.get_fab(about.fab_hash, run)
-        path = (str(install_from_fab(fab.content, skip_prompt=True)),) if self.allow_app_code else ()
-        config = get_fused_config_from_fab(fab.content, about)
-        return Request(config, self.node_config, path)
+        content = self.connection.get_fab(about.fab_hash, run).content
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if archive.getinfo(PROJECT).file_size > MAX_PROJECT:
+                    raise ValueError("its settings are too large")
+            config = get_fused_config_from_fab(content, about)
+        except Exception as error:  # another machine made the file
+            raise UsageError(f"the server's app cannot be read ({type(error).__name__})") from error
+        return Request(config, self.node_config)
 
     def _send(self, message: Any, content: Content, started: float) -> None:
         """Stores the reply and sends it."""

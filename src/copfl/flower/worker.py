@@ -2,9 +2,8 @@
 
 The caller imports no torch. It sends a request through a Unix socket in `state-dir/.worker`, a folder that
 only this user can open, and starts the worker if none listens. The worker ends with its node, after an idle
-hour, above its limit of memory, or when the node's program changes; the next request starts another. What a
-kill leaves is what a kill of the process per message left: the client's records are files that appear by
-rename.
+hour, or above its limit of memory; the next request starts another. What a kill leaves is what a kill of the
+process per message left: the client's records are files that appear by rename.
 """
 
 import contextlib
@@ -25,13 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from copfl.errors import CopflError, RunError, UsageError, raised_as
+from copfl.flower.policy import admitted, policy_of
 from copfl.flower.registry import greeting, state_dir
 from copfl.flower.transport import HELLO, JOIN, TRAIN, Content, content_of, refusal
 
 FOLDER, SOCKET = ".worker", "socket"  # in the state-dir; the name of a run begins with no dot
 IDLE_TIMEOUT = 3600.0  # seconds without a request after which the worker ends
 MEMORY_LIMIT = 4.0  # GiB: a worker that has more after an answer ends
-ATTEMPTS = 3  # a worker may be killed, and another may end because the program changed
+ATTEMPTS = 3  # a worker may be killed
 _started: list[subprocess.Popen[bytes]] = []  # the last worker that this process started
 
 
@@ -40,7 +40,6 @@ class Request(NamedTuple):
 
     run_config: Mapping[str, Any]
     node_config: Mapping[str, Any]
-    path: tuple[str, ...] = ()  # of Python: where the modules of the app are
     kind: str = TRAIN  # or JOIN
     content: Content = ("", b"")
 
@@ -61,6 +60,7 @@ def respond(message: Any, request: Request, node: int) -> Content:
     """The answer to a message of Flower; an error is a refusal."""
     kind = message.metadata.message_type.partition(".")[0]
     try:
+        admitted(policy_of(request.node_config, state_dir(request.node_config)), request.run_config)
         content = content_of(message)
         if kind == HELLO:
             return greeting(request.node_config, content)
@@ -166,7 +166,6 @@ class Worker:
 
         resident = Resident()
         self.listener.settimeout(IDLE_TIMEOUT)
-        path: list[str] | None = None
         memory = MEMORY_LIMIT
         while True:
             try:
@@ -178,10 +177,7 @@ class Worker:
                 contextlib.suppress(OSError, EOFError),  # the caller may have been killed
             ):
                 given, head, body = json.loads(caller.recv_bytes()), caller.recv_bytes(), caller.recv_bytes()
-                if path not in (None, given["path"]):
-                    self.end()  # modules of another app may have the same names
-                path, memory = given["path"], float(given["node_config"].get("memory", MEMORY_LIMIT))
-                sys.path[:0] = [entry for entry in path if entry not in sys.path]
+                memory = float(given["node_config"].get("memory", MEMORY_LIMIT))
                 request = Request(**given | {"content": (head.decode(), body)})
                 answer_head, answer_body = resident.answer(request)
                 caller.send_bytes(answer_head.encode())

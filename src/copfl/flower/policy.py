@@ -1,0 +1,651 @@
+"""What a machine's owner lets others ask of it: the policy, and the one check of a run config against it.
+
+A node and the ServerApp check every run config before they import, open or construct anything that it names.
+All names are lists of what is allowed: copfl's own algorithms, models and metrics, and code and files that the
+owner entered. Code is entered with its folder and SHA-256, a file with its path on this machine; a run config
+has the name alone. No message changes a policy: it is a file of the owner. Without torch.
+"""
+
+import dataclasses
+import math
+import os
+import re
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from copfl.errors import CopflError, UsageError, raised_as, unknown
+from copfl.flower.run_config import TABLES, is_plain_name, tables_of
+
+FILE = "policy.toml"  # in the folder of a server's app, or in a node's state-dir
+VARIABLE = "COPFL_POLICY"  # the path of a server's policy, if it is another file
+SOURCES = ("hf", "torchvision", "timm")  # prefixes of pretrained models
+ALGORITHMS = (
+    "apfl",
+    "copfl",
+    "ditto",
+    "fedala",
+    "fedavg",
+    "fedavg_ft",
+    "fedbabu",
+    "fedbn",
+    "fedcalm",
+    "fedce",
+    "feddpa",
+    "fedex_lora",
+    "fedpac",
+    "fedper",
+    "fedpoe",
+    "fedprox",
+    "fedrep",
+    "fedsa_lora",
+    "fedselect",
+    "ffa_lora",
+    "ktpfl",
+    "lg_fedavg",
+    "local",
+    "mr_mtl",
+    "perfedavg",
+    "pfedme",
+    "reads",
+    "splitnn",
+)
+MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")
+OPTIMIZERS = ("adam", "mamo", "sgd")
+ROBUST = ("clip", "median", "trimmed_mean")
+ADAPTERS = ("lora",)
+TASKS = ("classification", "multilabel", "next_token", "regression")
+LOSSES = ("absolute", "binary_cross_entropy", "cross_entropy", "huber", "squared")
+METRICS = (
+    "accuracy",
+    "auc",
+    "balanced_accuracy",
+    "calibration_error",
+    "macro_f1",
+    "mae",
+    "perplexity",
+    "r2",
+    "rmse",
+)
+FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
+REPORTS = ("all", "sums", "none")
+
+REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}")
+OPTION = re.compile(r"[a-z][a-z0-9_]{0,39}")
+WORD = re.compile(r"[A-Za-z0-9_.*?+, -]{0,200}")  # no path, no address, no module:attribute, no variable
+NUMBERS = re.compile(r"-?[0-9.]{1,30}(e[+-]?[0-9]{1,3})?")
+ADAPTER = re.compile(r"[a-z_]+(:[a-z_]+=[A-Za-z0-9_.*+-]{1,200}(,[a-z_]+=[A-Za-z0-9_.*+-]{1,200})*)?")
+MOST_TEXT, MOST_KEYS, MOST_LIST = 100_000, 300, 1000  # characters, keys, entries
+KEYS = "keys"  # in place of a policy's line: what a run config may contain at all
+
+
+class Code(NamedTuple):
+    """A function or class of the owner's, imported from this folder if its file has this hash."""
+
+    reference: str  # module:attribute
+    folder: Path
+    sha256: str  # of the module's file
+
+    @property
+    def module(self) -> str:
+        return self.reference.partition(":")[0]
+
+
+class Base(NamedTuple):
+    """A pretrained model on this machine. A run config names it, or has its hash."""
+
+    name: str  # such as hf:bert-tiny
+    sha256: str = ""  # as `copfl federate init` writes it into model-options; empty: without its weights
+    path: Path | None = None  # of hf: its folder
+
+
+class File(NamedTuple):
+    """A file or folder of this machine under the name by which a run config asks for it."""
+
+    key: str  # of FILE_KEYS
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """The most that one run config may ask for."""
+
+    rounds: int = 10_000
+    clients: int = 100_000
+    epochs: int = 100  # of one local update, in every option that counts epochs
+    steps: int = 1000  # in every option that counts steps
+    batch: int = 100_000
+    updates: int = 100  # of a new client
+    numbers: int = 10_000_000  # in one sample
+    classes: int = 100_000
+    option: float = 1e6  # the absolute value of any other number
+    deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation:
+    """When uploads may leave."""
+
+    required: bool = False
+    cohort: int = 2  # least number of clients in a sum
+    neighbours: int = 20  # least number of clients with which secrets are shared, in larger cohorts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The noise that uploads must have."""
+
+    noise: float = 0.0  # least, in multiples of the clip
+    clip: float = 1e6  # most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a run config may ask of this machine. Without a file: copfl's own names, no code and no files."""
+
+    algorithms: tuple[str, ...] = ALGORITHMS
+    models: tuple[str, ...] = MODELS
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    adapters: tuple[str, ...] = ADAPTERS
+    robust: tuple[str, ...] = ROBUST
+    tasks: tuple[str, ...] = TASKS
+    losses: tuple[str, ...] = LOSSES
+    metrics: tuple[str, ...] = METRICS
+    rollback: bool = False  # whether a run may continue from an earlier round than this node's
+    reports: str = "all"  # which metrics may leave: all, only in secure sums, none
+    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    privacy: Privacy = field(default_factory=Privacy)
+    bounds: Bounds = field(default_factory=Bounds)
+    code: tuple[Code, ...] = ()
+    bases: tuple[Base, ...] = ()
+    files: tuple[File, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {"algorithms": ALGORITHMS, "models": MODELS, "optimizers": OPTIMIZERS, "adapters": ADAPTERS}
+        known |= {"robust": ROBUST, "tasks": TASKS, "losses": LOSSES, "metrics": METRICS}
+        for line, names in known.items():
+            for name in getattr(self, line):
+                if name not in names:
+                    raise unknown(f"{line} in a policy", name, names)
+        if self.reports not in REPORTS:
+            raise unknown("reports in a policy", self.reports, REPORTS)
+        for table in (self.secure_aggregation, self.privacy, self.bounds):
+            for name, number in vars(table).items():
+                if not 0 <= number < math.inf:
+                    raise UsageError(f"{name}={number} in a policy must be at least 0 and finite")
+        for code in self.code:
+            if not REFERENCE.fullmatch(code.reference):
+                raise UsageError(f'code "{code.reference[:60]}" in a policy must be module:attribute')
+            top = code.module.partition(".")[0]
+            if top in sys.stdlib_module_names or top == "copfl":
+                raise UsageError(
+                    f'code "{code.reference}" in a policy: {top} is a module of Python or of copfl; '
+                    "only your own modules can be entered"
+                )
+        for base in self.bases:
+            source, _, rest = base.name.partition(":")
+            if source not in SOURCES or not rest:
+                raise UsageError(
+                    f'bases "{base.name[:60]}" in a policy must begin with hf:, torchvision: or timm:'
+                )
+            if source == "hf" and base.path is None:
+                raise UsageError(f'bases "{base.name[:60]}" in a policy needs the path of its folder')
+        for file in self.files:
+            if file.key not in FILE_KEYS:
+                raise unknown("key of files in a policy", file.key, FILE_KEYS)
+        digests = {code.reference: code.sha256 for code in self.code}
+        for name, digest in (
+            digests | {base.name: base.sha256 for base in self.bases if base.sha256}
+        ).items():
+            if not DIGEST.fullmatch(digest):
+                raise UsageError(f'"{name}" in a policy needs its SHA-256, 64 digits in lower case')
+        folders = [code.folder for code in self.code]
+        for path in [*folders, *(base.path for base in self.bases), *(file.path for file in self.files)]:
+            if path is not None and not path.is_absolute():
+                raise UsageError(f"{path} in a policy must be an absolute path")
+
+
+class Refusal(NamedTuple):
+    """One thing that a run config asks for and the policy does not allow."""
+
+    line: str  # of the policy, such as bounds.rounds
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.why} [{self.line}]"
+
+
+class PolicyError(UsageError):
+    """A run config that this machine's policy refuses."""
+
+    def __init__(self, refusals: tuple[Refusal, ...]) -> None:
+        shown = "; ".join(map(str, refusals[:5]))
+        more = f"; and {len(refusals) - 5} more" if len(refusals) > 5 else ""
+        super().__init__(f"the policy of this machine's owner refuses the run config: {shown}{more}")
+        self.refusals = refusals
+
+
+# -- the check -----------------------------------------------------------------------------------------------
+
+
+def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ...]:
+    """What the run config asks for and the policy does not allow. It opens, imports and constructs nothing."""
+    if malformed := tuple(_malformed(run_config)):
+        return malformed
+    try:
+        flat, tables = tables_of(run_config)
+    except CopflError as error:
+        return (Refusal(KEYS, str(error)[:300]),)
+    leaves = sum(len(value) if isinstance(value, Mapping) else 1 for value in run_config.values())
+    if (
+        leaves != len(flat) + sum(len(table) for table in tables.values()) - 1
+    ):  # the algorithm's name is in both
+        return (Refusal(KEYS, "a key is given twice, under two spellings, or is one of an older version"),)
+    return (*_flat_refusals(policy, flat, tables), *_table_refusals(policy, flat, tables))
+
+
+def _malformed(run_config: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Keys and values that no run config of Flower has, before anything reads them."""
+    if not isinstance(run_config, Mapping) or len(run_config) > MOST_KEYS:
+        yield Refusal(KEYS, f"a run config is a table of at most {MOST_KEYS} keys")
+        return
+    for key, value in run_config.items():
+        if not isinstance(key, str) or not re.fullmatch(r"[a-z][a-z0-9_.-]{0,79}", key):
+            yield Refusal(KEYS, f"{_shown(key)} is no key of a run config")
+        elif isinstance(value, Mapping):
+            if key not in TABLES or len(value) > MOST_KEYS:
+                yield Refusal(KEYS, f"{key} is no table of a run config")
+            for name, option in value.items():
+                if not isinstance(name, str) or not OPTION.fullmatch(name):
+                    yield Refusal(KEYS, f"{_shown(name)} is no option of {key}")
+                elif not _is_plain(option):
+                    yield Refusal(KEYS, f"{key}.{name} is too large, or no number, word or list of them")
+        elif not _is_plain(value):
+            yield Refusal(KEYS, f"{key} is too large, or no number, word or list of them")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text or a list of them, of a size that can be read."""
+    if isinstance(value, list | tuple):
+        return len(value) <= MOST_LIST and all(
+            not isinstance(v, list | tuple) and _is_plain(v) for v in value
+        )
+    if isinstance(value, str):
+        return len(value) <= MOST_TEXT
+    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
+
+
+def _shown(value: object) -> str:
+    """Another machine's value in a sentence: short, and in one line."""
+    text = repr(value)[:60] if isinstance(value, str | int | float) else type(value).__name__
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+Check = Callable[[Any], str]  # what is wrong with a value; "" if nothing is
+
+
+def _whole(low: int, high: float) -> Check:
+    def check(value: Any) -> str:
+        is_within = type(value) is int and low <= value <= high
+        return "" if is_within else f"must be a whole number of {low} to {high:.15g}"
+
+    return check
+
+
+def _number(low: float, high: float) -> Check:
+    def check(value: Any) -> str:
+        is_within = type(value) in (int, float) and low <= value <= high
+        return "" if is_within else f"must be a number of {low:g} to {high:g}"
+
+    return check
+
+
+def _name(*allowed: str) -> Check:
+    shown = ", ".join(filter(None, allowed))
+    wrong = f"must be one of: {shown}" if shown else "is not allowed, nor is any other"
+
+    def check(value: Any) -> str:
+        return "" if isinstance(value, str) and value in allowed else wrong
+
+    return check
+
+
+def _flag(value: Any) -> str:
+    return "" if type(value) is bool else "must be true or false"
+
+
+def _run_name(value: Any) -> str:
+    is_name = isinstance(value, str) and (not value or is_plain_name(value))
+    return "" if is_name else 'must be letters, digits, "-" and "_", at most 100'
+
+
+def _numbers(value: Any) -> str:
+    parts = value.split(",") if isinstance(value, str) and value else []
+    is_list = (
+        isinstance(value, str)
+        and len(parts) <= MOST_LIST
+        and all(NUMBERS.fullmatch(part.strip()) for part in parts)
+    )
+    return "" if is_list else f"must be at most {MOST_LIST} numbers separated by commas"
+
+
+def _shape(most: int) -> Check:
+    def check(value: Any) -> str:
+        if value == "text":
+            return ""
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [""]
+        is_shape = len(parts) <= 5 and all(re.fullmatch("[0-9]{1,9}", part) for part in parts)
+        is_small = is_shape and math.prod(map(int, parts)) <= most
+        return (
+            "" if is_small else f'must be "text" or at most 5 whole numbers, whose product is at most {most}'
+        )
+
+    return check
+
+
+def _classes(most: int) -> Check:
+    def check(value: Any) -> str:
+        if isinstance(value, str) and "," in value:
+            return "" if value.count(",") < most and value.isprintable() else f"must be at most {most} names"
+        is_count = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) and int(value) <= most
+        return "" if is_count else f"must be a whole number of at most {most}, or names separated by commas"
+
+    return check
+
+
+def _adapter(policy: Policy, value: Any) -> str:
+    if value == "":
+        return ""
+    if not isinstance(value, str) or not ADAPTER.fullmatch(value):
+        return "must be such as lora:r=8,alpha=16,targets=query+value"
+    name, _, words = value.partition(":")
+    if name not in policy.adapters:
+        return _name(*policy.adapters)(name)
+    for word in filter(None, words.split(",")):
+        option, _, text = word.partition("=")
+        if option != "targets" and not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
+            return f"has {option}, which must be a number below a million"
+    return ""
+
+
+def _flat_refusals(policy: Policy, flat: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[Refusal]:
+    """What is refused of the keys without a dot."""
+    most, secure, privacy = policy.bounds, policy.secure_aggregation, policy.privacy
+    clients = flat.get("clients", 3)
+    rules: dict[str, tuple[str, Check]] = {
+        "run": (KEYS, _run_name),
+        "resume": (KEYS, _flag),
+        "rollback": ("rollback", _flag),
+        "rounds": ("bounds.rounds", _whole(1, most.rounds)),
+        "clients": ("bounds.clients", _whole(1, most.clients)),
+        "participation": (KEYS, _number(0, 1)),
+        "min_replies": ("bounds.clients", _whole(0, most.clients)),
+        "deadline": ("bounds.deadline", _number(0, most.deadline)),
+        "wire": (KEYS, _name("fp32", "fp16", "bf16")),
+        "seed": (KEYS, _whole(0, 2**63 - 1)),
+        "batch": ("bounds.batch", _whole(1, most.batch)),
+        "algorithm": ("algorithms", _name(*policy.algorithms)),
+        "adapter": ("adapters", lambda value: _adapter(policy, value)),
+        "shape": ("bounds.numbers", _shape(most.numbers)),
+        "classes": ("bounds.classes", _classes(most.classes)),
+        "mean": (KEYS, _numbers),
+        "std": (KEYS, _numbers),
+        "target_mean": (KEYS, _numbers),
+        "target_std": (KEYS, _numbers),
+        "kind": ("tasks", _name(*policy.tasks)),
+        "augment": (KEYS, _flag),
+        "buffers": (KEYS, _name("local", "average")),
+        "robust": ("robust", _name("", *policy.robust)),
+        "privacy": ("privacy.noise", _number(0, most.option)),
+        "privacy_clip": ("privacy.clip", _number(0, privacy.clip)),
+        "privacy_delta": (KEYS, _number(0, 1)),
+        "secure_aggregation": ("secure_aggregation.required", _flag),
+        "secure_threshold": ("bounds.clients", _whole(0, most.clients)),
+        "secure_range": (KEYS, _number(0, 1e15)),
+        "secure_bits": (KEYS, _whole(2, 64)),
+        "secure_neighbours": ("bounds.clients", _whole(0, most.clients)),
+        "public": ("files", _name("", *_files(policy, "public"))),
+        "join": ("bounds.updates", _whole(0, most.updates)),
+    }
+    for key, value in flat.items():
+        if key == "model":
+            continue
+        if key not in rules:
+            yield Refusal(KEYS, f"{key.replace('_', '-')} is no key of a run config")
+            continue
+        line, check = rules[key]
+        if wrong := check(value):
+            yield Refusal(line, f"{key.replace('_', '-')}={_shown(value)} {wrong}")
+    if flat.get("rollback") is True and not policy.rollback:
+        yield Refusal("rollback", "rollback=true is not allowed")
+    is_secure = flat.get("secure_aggregation", False) is True
+    if secure.required and not is_secure:
+        yield Refusal("secure_aggregation.required", "secure-aggregation must be true")
+    selected = (
+        clients * flat.get("participation", 1.0) if _all_numbers(clients, flat.get("participation", 1)) else 0
+    )
+    if is_secure and selected < secure.cohort:
+        yield Refusal("secure_aggregation.cohort", f"a round must select at least {secure.cohort} clients")
+    neighbours = flat.get("secure_neighbours", 0)
+    if is_secure and _all_numbers(neighbours) and 0 < neighbours < min(secure.neighbours, selected - 1):
+        yield Refusal(
+            "secure_aggregation.neighbours",
+            f"secure-neighbours={neighbours} must be 0 or at least {secure.neighbours}",
+        )
+    noise = flat.get("privacy", 0.0)
+    if privacy.noise and not (_all_numbers(noise) and noise >= privacy.noise):
+        yield Refusal("privacy.noise", f"privacy must be at least {privacy.noise:g}")
+
+
+def _all_numbers(*values: Any) -> bool:
+    return all(type(value) in (int, float) for value in values)
+
+
+def _table_refusals(
+    policy: Policy, flat: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Refusal]:
+    """What is refused of the model, and of the keys with a dot."""
+    model = flat.get("model", "cnn")
+    base = base_of(policy, model, tables["model"])
+    codes = tuple(code.reference for code in policy.code)
+    if model not in (*policy.models, *codes) and base is None:
+        source, colon, _ = str(model).partition(":")
+        line = "bases" if colon and source in SOURCES else "code" if colon else "models"
+        allowed = {"bases": [b.name for b in policy.bases], "code": codes, "models": policy.models}[line]
+        yield Refusal(line, f"model={_shown(model)} {_name(*allowed)(None)}")
+    if base is not None and not base.sha256 and tables["model"].get("weights") != "none":
+        yield Refusal("bases", f"model={_shown(model)} is allowed with model-options.weights=none alone")
+    for prefix, title in TABLES.items():
+        for option, value in tables[title].items():
+            if title == "algorithm" and option == "name":  # that of the key "algorithm"
+                continue
+            line, wrong = _option(policy, title, option, value, base)
+            if wrong:
+                yield Refusal(line, f"{prefix}.{_plain(option)}={_shown(value)} {wrong}")
+
+
+def _plain(option: object) -> str:
+    return str(option) if OPTION.fullmatch(str(option)) else "?"
+
+
+def _option(policy: Policy, title: str, option: Any, value: Any, base: Base | None) -> tuple[str, str]:
+    """The policy's line for one option of a table, and what is wrong with it; "" if nothing is."""
+    most = policy.bounds
+    if not isinstance(option, str) or not OPTION.fullmatch(option):
+        return KEYS, "is no option"
+    if option == "code":
+        return "code", "names a folder; a machine's owner enters it in the policy"
+    if option == "name":
+        return (
+            ("optimizers", _name(*policy.optimizers)(value))
+            if title == "optimizer"
+            else (KEYS, "is no option")
+        )
+    if title == "task" and option in ("loss", "metrics"):
+        allowed = policy.losses if option == "loss" else policy.metrics
+        names = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(text, str) for text in names) or (option == "loss" and type(value) is not str):
+            return KEYS, "must be names"
+        words = [
+            word.strip() for text in names for word in (text.split(",") if option == "metrics" else [text])
+        ]
+        known = {*allowed, *(code.reference for code in policy.code)}
+        wrong = [word for word in filter(None, words) if word not in known]
+        line = "code" if any(":" in word for word in wrong) else "losses" if option == "loss" else "metrics"
+        return line, _name(*sorted(known))(None) if wrong else ""
+    if title == "model" and option == "sha256":
+        is_right = base is not None and value == base.sha256
+        return "bases", "" if is_right else "is the hash of no base that the policy has"
+    if title == "model" and option == "weights":
+        if base is None:
+            return "bases", "is of a base that the policy does not have"
+        return "files", _name("none", *(["default"] if base.sha256 else []), *_files(policy, "weights"))(
+            value
+        )
+    if title == "model" and option == "tokenizer":
+        return "files", _name(*_files(policy, "tokenizer"))(value)
+    if option.endswith("epochs"):
+        return "bounds.epochs", _whole(0, most.epochs)(value)
+    if option.endswith("steps"):
+        return "bounds.steps", _whole(0, most.steps)(value)
+    values = value if isinstance(value, list | tuple) else [value]
+    if len(values) > MOST_LIST:
+        return KEYS, f"must have at most {MOST_LIST} entries"
+    for part in values:
+        if type(part) in (int, float) and not abs(part) <= most.option:
+            return "bounds.option", f"must be at most {most.option:g}"
+        if isinstance(part, str) and not WORD.fullmatch(part):
+            return KEYS, "must be a word: letters, digits and _.*?+,- alone"
+        if not isinstance(part, bool | int | float | str):
+            return KEYS, "must be a number, a word or a list of them"
+    return KEYS, ""
+
+
+def _files(policy: Policy, key: str) -> list[str]:
+    return [file.name for file in policy.files if file.key == key]
+
+
+def base_of(policy: Policy, model: Any, options: Mapping[str, Any]) -> Base | None:
+    """The base that the model's name or the hash in its options means, of the same library; None if none."""
+    source = str(model).partition(":")[0]
+    of_source = [base for base in policy.bases if base.name.partition(":")[0] == source and ":" in str(model)]
+    by_name = [base for base in of_source if base.name == model]
+    digest = options.get("sha256")
+    if digest is None:
+        return by_name[0] if by_name else None
+    same = [base for base in (*by_name, *of_source) if base.sha256 == digest]
+    # Of torchvision and timm the name is the architecture too.
+    return next((base for base in same if source == "hf" or base.name == model), None)
+
+
+# -- a run config on this machine ----------------------------------------------------------------------------
+
+
+class Admitted(NamedTuple):
+    """A run config that the policy allows, with this machine's paths, and the code that it needs."""
+
+    run_config: dict[str, Any]
+    code: tuple[Code, ...]
+
+
+def admitted(policy: Policy, run_config: Mapping[str, Any]) -> Admitted:
+    """The run config with the owner's paths in place of names; PolicyError if anything of it is refused."""
+    if refused := refusals(policy, run_config):
+        raise PolicyError(refused)
+    flat, tables = tables_of(run_config)
+    prefixes = {title: prefix for prefix, title in TABLES.items()}
+    result = {key.replace("_", "-"): value for key, value in flat.items()}
+    for title, table in tables.items():
+        hidden = "name" if title == "algorithm" else ""
+        result |= {f"{prefixes[title]}.{option}": v for option, v in table.items() if option != hidden}
+    model, options = flat.get("model", "cnn"), tables["model"]
+    if base := base_of(policy, model, options):
+        if base.name.startswith("hf:"):
+            result["model"] = f"hf:{base.path}"
+        if options.get("weights") != "none":
+            result["model-options.sha256"] = base.sha256
+    paths = {(file.key, file.name): str(file.path) for file in policy.files}
+    if public := flat.get("public"):
+        result["public"] = paths["public", public]
+    for key in ("tokenizer", "weights"):
+        if (key, options.get(key)) in paths:
+            result[f"model-options.{key}"] = paths[key, options[key]]
+    metrics = tables["task"].get("metrics", ())
+    texts = metrics if isinstance(metrics, list | tuple) else [metrics]
+    in_task = {word.strip() for text in texts for word in text.split(",")} | {tables["task"].get("loss")}
+    needed = tuple(code for code in policy.code if code.reference == model or code.reference in in_task)
+    for code in needed:
+        prefix = "model-options" if code.reference == model else "task"
+        result[f"{prefix}.code"] = str(code.folder)
+    return Admitted(result, needed)
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a TOML file; UsageError names a line that is none, or of another type."""
+    with raised_as(UsageError, f"the policy {path} cannot be read: {{}}", OSError):
+        content = path.read_bytes()
+    with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
+        table = tomllib.loads(content.decode())
+    with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):
+        policy: Policy = _record(Policy, table, "")
+    return policy
+
+
+def _record(kind: Any, table: Any, title: str) -> Any:
+    """The record that a table describes."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{title} must be a table")
+    hints = typing.get_type_hints(kind)
+    for name in table:
+        if name not in hints:
+            raise unknown(f"line in {title or 'the policy'}", name, hints)
+    values = {
+        name: _value(hints[name], value, f"{title}.{name}".lstrip(".")) for name, value in table.items()
+    }
+    needed = [name for name in getattr(kind, "_fields", ()) if name not in kind._field_defaults]
+    if missing := [name for name in needed if name not in values]:
+        raise UsageError(f"{title} needs {missing[0]}")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, line: str) -> Any:
+    """The value as the type of a record's field."""
+    if isinstance(hint, types.GenericAlias):
+        if not isinstance(value, list):
+            raise UsageError(f"{line} must be a list")
+        return tuple(_value(hint.__args__[0], entry, line) for entry in value)
+    if hint in (Path, Path | None) and isinstance(value, str):
+        return Path(value)
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _record(hint, value, line)
+    if hint not in (bool, int, str) or type(value) is not hint:
+        raise UsageError(f"{line}={_shown(value)} must be {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def policy_of(node_config: Mapping[str, Any], state_dir: Path) -> Policy:
+    """A node's policy: the file that its configuration names, or the one in its state-dir."""
+    named = node_config.get("policy")
+    if named is not None and not isinstance(named, str):
+        raise UsageError("policy must be the path of a file")
+    path = Path(named).expanduser() if named else state_dir / FILE
+    return read_policy(path) if named or path.exists() else Policy()
+
+
+def server_policy() -> Policy:
+    """The policy of a server: the file that COPFL_POLICY names, or the one in the folder of its SuperLink."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named) if named else Path(FILE)
+    return read_policy(path) if named or path.exists() else Policy(rollback=True)  # nodes have their own say

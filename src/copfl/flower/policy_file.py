@@ -1,0 +1,70 @@
+"""Policies as files, and what an app needs of one."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import UsageError
+from copfl.experiment.config import Tables, as_toml
+from copfl.experiment.user_code import is_reference
+from copfl.files import write_bytes
+from copfl.flower import own_code
+from copfl.flower.policy import Base, File, Policy
+from copfl.flower.run_config import tables_of
+from copfl.models import pretrained
+
+
+def allowing(policy: Policy, run_config: Mapping[str, Any], tables: Tables) -> Policy:
+    """The policy with the code and the files that a run config of this machine's own user names.
+
+    `tables` are those of its settings, which have the folders and the hashes.
+    """
+    flat, given = tables_of(run_config)
+    model, task = tables["model"], tables.get("task", {})
+    name = str(flat.get("model", "cnn"))
+    references = [
+        (reference, task.get("code")) for reference in (*task.get("metrics", ()), task.get("loss", ""))
+    ]
+    code = []
+    for reference, folder in [(name, model.get("code")), *references]:
+        if is_reference(reference) and not pretrained.is_pretrained(reference):
+            if folder is None:
+                raise UsageError(
+                    f'"{reference}" is of an installed package, and a federation executes no code of one that a '
+                    "run config names; put a function of your own around it, into a file of the app"
+                )
+            code.append(own_code.entered(reference, Path(folder)))
+    bases, files = [], []
+    if pretrained.is_pretrained(name):
+        place = pretrained.base_of(str(model["name"]), "none").name if name.startswith("hf:") else None
+        bases.append(Base(name, model.get("sha256") or "", Path(place).resolve() if place else None))
+        weights = str(given["model"].get("weights", "default"))
+        if weights not in ("default", "none"):
+            files.append(File("weights", weights, Path(str(model["weights"])).absolute()))
+    if tokenizer := given["model"].get("tokenizer"):
+        files.append(File("tokenizer", str(tokenizer), Path(str(model["tokenizer"])).absolute()))
+    if public := flat.get("public"):
+        files.append(File("public", str(public), Path(str(public)).expanduser().absolute()))
+    return dataclasses.replace(
+        policy,
+        code=tuple(dict.fromkeys((*policy.code, *code))),
+        bases=tuple(dict.fromkeys((*policy.bases, *bases))),
+        files=tuple(dict.fromkeys((*policy.files, *files))),
+    )
+
+
+def write_policy(path: Path, policy: Policy) -> Path:
+    """Writes what differs from the usual policy, readable by its owner alone."""
+    usual, table = dataclasses.asdict(Policy()), dataclasses.asdict(policy)
+    table |= {
+        title: [_texts(entry) for entry in getattr(policy, title)] for title in ("code", "bases", "files")
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    changed = {line: value for line, value in table.items() if value and value != usual[line]}
+    write_bytes(path, as_toml(changed).encode(), private=True)
+    return path
+
+
+def _texts(entry: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in entry._asdict().items() if value not in (None, "")}

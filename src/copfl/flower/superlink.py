@@ -1,0 +1,88 @@
+"""Flower's SuperLink, which starts no code but copfl's own and that of the folder in which it runs.
+
+Whoever reaches the SuperLink's control interface can submit an app, and Flower executes its ServerApp. Here an
+app is refused when it is submitted, unless its ServerApp is that of copfl, its other files are those of the
+server's folder, and the policy of the server's owner allows its run config.
+"""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from copfl.errors import CopflError, UsageError
+from copfl.flower.policy import PolicyError, refusals, server_policy
+from copfl.flower.run_config import COMPONENTS
+from copfl.flower.transport import printable
+
+MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
+
+
+def check_app(content: bytes, folder: Path) -> None:
+    """UsageError if an app would execute anything but copfl and files of the folder."""
+    from flwr.common.config import get_fab_config
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+            if len(names) != len(set(names)):
+                raise UsageError("a file is in it twice")
+            for name in names:
+                if name not in (MANIFEST, PROJECT) and not _is_own(folder, name, archive):
+                    raise UsageError(f"its file {printable(name, 60)!r} is not that of the server's folder")
+        components = get_fab_config(content)["tool"]["flwr"]["app"]["components"]
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError) as error:
+        raise UsageError("it is no app of Flower") from error
+    if components != COMPONENTS:
+        raise UsageError(f"its components must be {COMPONENTS['serverapp']} and {COMPONENTS['clientapp']}")
+
+
+def _is_own(folder: Path, name: str, archive: zipfile.ZipFile) -> bool:
+    """Whether a file of the archive is the same in the folder."""
+    path = folder / name
+    is_inside = path.resolve().is_relative_to(folder.resolve()) and ".." not in path.parts
+    if not is_inside or not path.is_file() or archive.getinfo(name).file_size != path.stat().st_size:
+        return False
+    return archive.read(name) == path.read_bytes()
+
+
+def check_run(request: Any, folder: Path) -> None:
+    """CopflError if a request for a run is refused."""
+    from flwr.common.config import flatten_dict, fuse_dicts, get_fab_config
+    from flwr.common.serde import user_config_from_proto
+
+    if request.app_spec or not request.fab.content:
+        raise UsageError("this server executes the app of its own folder alone")
+    check_app(request.fab.content, folder)
+    config = flatten_dict(get_fab_config(request.fab.content)["tool"]["flwr"]["app"].get("config"))
+    if refused := refusals(
+        server_policy(), fuse_dicts(config, user_config_from_proto(request.override_config))
+    ):
+        raise PolicyError(refused)
+
+
+def main() -> None:
+    """`flower-superlink`, with the check before every run; the folder is the current one."""
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.control import control_handlers
+
+    folder, start_run = Path.cwd(), control_handlers.start_run
+    server_policy()  # an error in it is reported before anything is served
+    os.umask(0o077)  # the database has the messages of all runs
+
+    def checked(request: Any, *args: Any, **options: Any) -> Any:
+        try:
+            check_run(request, folder)
+        except (CopflError, ValueError, KeyError, TypeError) as error:
+            text = printable(f"copfl refuses the app: {error}")
+            raise FlowerError(ApiErrorCode.INVALID_RUN_CONFIG, text, text) from error
+        return start_run(request, *args, **options)
+
+    control_handlers.start_run = checked
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,719 @@
+"""A run config asks for nothing that a machine's owner did not allow, and is refused before anything happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from copfl.algorithms import ALGORITHMS
+from copfl.core.criteria import REGRESSION_LOSSES
+from copfl.core.metrics import METRICS
+from copfl.data.samples import KINDS
+from copfl.errors import CopflError, UsageError
+from copfl.experiment import components, model_tables, task_tables
+from copfl.flower import own_code, policy, worker
+from copfl.flower.app import init
+from copfl.flower.policy import Base, Bounds, Code, File, Policy, admitted, read_policy, refusals
+from copfl.flower.policy_file import allowing, write_policy
+from copfl.flower.registry import greeting
+from copfl.flower.resident import Resident
+from copfl.flower.run_config import COMPONENTS, is_plain_name
+from copfl.flower.settings import DEFAULTS, RunConfig, settings_of
+from copfl.flower.status import read_app
+from copfl.flower.superlink import check_app
+from copfl.flower.transport import as_record
+from copfl.flower.worker import Request
+from copfl.models import MODELS, adapters
+from copfl.models.pretrained import SOURCES
+from copfl.wrappers.robust import ROBUST_RULES
+from tests.flower.network import CONFIG, digits, write_nodes
+
+LINES = {policy.KEYS, *(field.name for field in dataclasses.fields(Policy))}
+LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(Bounds)}
+LINES |= {"privacy.noise", "privacy.clip", "secure_aggregation.required", "secure_aggregation.cohort"}
+LINES |= {"secure_aggregation.neighbours"}
+
+WATCHED: tuple[str, ...] = (
+    "import",
+    "open",
+    "exec",
+    "compile",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+)
+WATCHED += (
+    "os.listdir",
+    "os.scandir",
+    "socket.connect",
+    "ctypes.dlopen",
+    "pickle.find_class",
+    "urllib.Request",
+)
+seen: list[tuple[str, str]] = []
+is_watching: list[bool] = [False]
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if is_watching[0] and event in WATCHED:
+        seen.append((event, str(arguments[0]) if arguments else ""))
+
+
+sys.addaudithook(_hook)
+
+
+def effects(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """What a call imports, opens, executes or starts."""
+    seen.clear()
+    is_watching[0] = True
+    try:
+        call()
+    except CopflError:
+        pass
+    finally:
+        is_watching[0] = False
+    return list(seen)
+
+
+@pytest.fixture(scope="module")
+def node_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return write_nodes(digits(), tmp_path_factory.mktemp("node"))[0] | {"worker": False}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    # Code by its name.
+    "a command": {"model": "subprocess:run", "model-options.args": "touch /tmp/owned"},
+    "a shell": {"model": "os:system", "model-options.command": "id"},
+    "a table": {"model": "subprocess:run", "model-options": {"args": "id", "shell": True}},
+    "an import with effects": {"model": "antigravity:fly"},
+    "a function of the library": {"model": "torch:load"},
+    "a function of numpy": {"model": "numpy:load", "model-options.file": "/etc/passwd"},
+    "a function of an installed package": {"model": "pip:main"},
+    "a function of copfl": {"model": "copfl.files:write_bytes"},
+    "a class of copfl": {"model": "copfl.models.networks:Mlp"},
+    "builtins": {"model": "builtins:exec"},
+    "dotted": {"model": "importlib.util:spec_from_file_location"},
+    "an attribute of an attribute": {"model": "os:path.os.system"},
+    "the template's code": {"model": "federated.custom:model"},
+    "unicode identifiers": {"model": "ſubprocess:run"},
+    "letters that look alike": {"model": "οs:system"},
+    "full-width": {"model": "ｏｓ：system"},
+    "a space": {"model": " subprocess:run"},
+    "a line break": {"model": "subprocess:run\n"},
+    "a zero": {"model": "subprocess:run\0"},
+    "another model in its options": {"model": "cnn", "model-options.name": "subprocess:run"},
+    "another model in a table": {"model": "cnn", "model-options": {"name": "os:system"}},
+    "another rule in its options": {"robust": "clip", "robust-options.name": "os:system"},
+    "another algorithm in its options": {"options.name": "os:system"},
+    "its folder": {"model": "mlp", "model-options.code": "/tmp"},
+    "the folder of a loss": {"task.code": "/tmp", "task.loss": "cross_entropy"},
+    "a loss": {"task.loss": "os:getcwd"},
+    "a loss in a table": {"task": {"loss": "shutil:rmtree"}},
+    "a metric": {"task.metrics": "os:system"},
+    "a metric in a list": {"task.metrics": '["accuracy", "os:system"]'},
+    "a metric after a comma": {"task.metrics": "accuracy, os:system"},
+    "metrics as a list": {"task.metrics": ["os:system"]},
+    "an algorithm": {"algorithm": "os:system"},
+    "an optimizer": {"optimizer.name": "os:system"},
+    "a robust rule": {"robust": "os:system"},
+    "an adapter": {"adapter": "os:system"},
+    "an adapter's option": {"adapter": "lora:r=8,targets=os:system"},
+    "a wrapper of version 0.1": {"guard": "os:system"},
+    "add-ons": {"addons.server_momentum": 0.9},
+    "add-ons of version 0.1": {"levers.momentum": 0.9},
+    # Files.
+    "a public file": {"algorithm": "ktpfl", "public": "/etc/passwd"},
+    "the node's own data": {"algorithm": "ktpfl", "public": "data.npz"},
+    "a file of the home": {"public": "~/.ssh/id_rsa"},
+    "a variable": {"public": "$HOME/x.npz"},
+    "a path upwards": {"public": "../../x.npz"},
+    "an address": {"public": "https://evil.example/x.npz"},
+    "a device": {"public": "/dev/zero"},
+    "a base": {"model": "hf:evil/model"},
+    "a base in a folder": {"model": "hf:/tmp/model"},
+    "a base upwards": {"model": "hf:../../model"},
+    "a base of torchvision": {"model": "torchvision:resnet18"},
+    "a base of timm": {"model": "timm:hf-hub:evil/model"},
+    "a base in capital letters": {"model": "HF:evil/model"},
+    "a hash that makes a name a base": {"model": "mlp", "model-options.sha256": "0" * 64},
+    "weights": {"model": "mlp", "model-options.weights": "/etc/passwd"},
+    "a tokenizer": {"model": "embedding", "model-options.tokenizer": "/etc"},
+    "the server's folder": {"runs": "/etc/cron.d"},
+    "a run upwards": {"run": "../../etc"},
+    "an absolute run": {"run": "/etc"},
+    "a hidden run": {"run": ".worker"},
+    "a run like the policy": {"run": "policy.toml"},
+    "a run like the key": {"run": "noise.key"},
+    "a run in unicode": {"run": "ａ"},
+    "a path as an option": {"options.weights": "/etc/passwd"},
+    "a path in a list": {"options.personal": '["head", "/etc/passwd"]'},
+    "a variable as an option": {"options.weights": "${HOME}"},
+    # Numbers.
+    "many rounds": {"rounds": 2**62},
+    "more rounds than a number": {"rounds": 10**400},
+    "no rounds": {"rounds": -1},
+    "many epochs": {"options.epochs": 100_000},
+    "epochs in a table": {"options": {"epochs": 100_000}},
+    "epochs of a head": {"algorithm": "fedrep", "options.head_epochs": 10**6},
+    "many steps": {"algorithm": "pfedme", "options.inner_steps": 10**9},
+    "many clients": {"clients": 10**9},
+    "a wide model": {"model-options.width": 10**9},
+    "a large sample": {"shape": "3,100000,100000"},
+    "a shape that overflows": {"shape": ",".join(["999999999"] * 5)},
+    "a long shape": {"shape": "1," * 50_000},
+    "many classes": {"classes": "999999999"},
+    "a large batch": {"batch": 10**12},
+    "many updates": {"join": 10**9},
+    "an endless deadline": {"deadline": float("inf")},
+    "no number": {"optimizer.lr": float("nan")},
+    "an infinite list": {"task.class_weights": "[1e999]"},
+    "a deep list": {"options.personal": "[" * 5000},
+    "a list of lists": {"options.personal": "[[[]]]"},
+    "a list of tables": {"options.personal": '[{"a": 1}]'},
+    "a long list": {"options.personal": json.dumps(["a"] * 100_000)},
+    "a long text": {"classes": "a," * 10**6},
+    "weak neighbours": {"secure-aggregation": True, "clients": 100, "secure-neighbours": 2},
+    "one client in a sum": {"secure-aggregation": True, "clients": 1},
+    "few of many in a sum": {"secure-aggregation": True, "clients": 1000, "participation": 0.001},
+    "rollback": {"rollback": True},
+    # Types, keys and spellings.
+    "a text as a number": {"rounds": "5"},
+    "true as a number": {"rounds": True},
+    "a number as a flag": {"secure-aggregation": 1},
+    "a number as a name": {"model": 5},
+    "a list as a name": {"model": ["cnn"]},
+    "none": {"model": None},
+    "bytes": {"model": b"cnn"},
+    "a table as a name": {"model": {"name": "cnn"}},
+    "an unknown key": {"exec": "id"},
+    "an unknown table": {"env.PATH": "/tmp"},
+    "an unknown option of a task": {"task.shell": "id; ls"},
+    "two spellings": {"min-replies": 1, "min_replies": 2},
+    "a key of the class": {"__class__": "x"},
+    "an option of the class": {"options.__class__": "x"},
+    "an option with a dot": {"options.a.b": 1},
+    "a key in capital letters": {"MODEL": "cnn"},
+    "a key in unicode": {"ｍodel": "subprocess:run"},
+    "an empty key": {"": 1},
+    "a key that is a number": {5: 1},  # type: ignore[dict-item]
+    "many keys": {f"options.a{n}": n for n in range(1000)},
+    "new clients": {"new-clients": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_run_config_is_refused_before_anything_happens(
+    name: str, node_config: dict[str, Any]
+) -> None:
+    """At the check, at the process that receives messages, and at the worker: nothing is imported or opened."""
+    config = HOSTILE[name]
+    refused = refusals(Policy(), config)
+    assert refused
+    assert {refusal.line for refusal in refused} <= LINES
+    with pytest.raises(
+        UsageError, match=r"the policy of this machine's owner refuses the run config: .* \[\w+"
+    ):
+        admitted(Policy(), config)
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="train"), content=None)
+    request, answers = Request(config, node_config), []
+    modules = set(sys.modules)
+    caused = effects(lambda: answers.append(worker.respond(message, request, os.getpid())))
+    caused += effects(lambda: answers.append(Resident().answer(request)))
+    assert caused == []
+    assert set(sys.modules) == modules
+    for head, body in answers:
+        text = json.loads(head)["refused"]
+        assert body == b""
+        assert any(f"[{line}]" in text for line in LINES)
+        assert str(node_config["state-dir"]) not in text
+
+
+def random_values(draw: random.Random) -> Any:
+    names = ["subprocess:run", "os:system", "hf:x", "hf:/etc", "torchvision:x", "timm:x", "canary_module:run"]
+    names += [
+        "cnn",
+        "mlp",
+        "fedavg",
+        "copfl",
+        "accuracy",
+        "adam",
+        "lora:r=8",
+        "clip",
+        "local",
+        "text",
+        "1,8,8",
+    ]
+    paths = [
+        "/etc/passwd",
+        "~/x",
+        "$HOME",
+        "%TEMP%",
+        "../x",
+        "a/b",
+        "C:\\x",
+        "file:///x",
+        "\\\\host\\x",
+        "//x",
+    ]
+    signs = "abcXYZ019.:/~$%@#*?[]{}()<>|&;'\"\\ \n\t\0éßжｏ．\u202e\ud800"
+    kind = draw.randrange(10)
+    if kind == 0:
+        return draw.choice([True, False, None, b"x", {}, [], float("nan"), float("inf"), -float("inf")])
+    if kind == 1:
+        return draw.choice([-1, 0, 1, 3, 2**31, 2**62, 2**63, 10**30, -(2**63), 0.5, 1e30, -1e308, 1e-300])
+    if kind in (2, 3):
+        return "".join(draw.choice(signs) for _ in range(draw.randrange(30)))
+    if kind == 4:
+        return json.dumps([draw.choice(names + paths) for _ in range(draw.randrange(4))])
+    if kind == 5:
+        return ",".join(draw.choice(names) for _ in range(draw.randrange(4)))
+    if kind == 6:
+        return draw.choice(names) + draw.choice(signs)
+    return draw.choice(paths if kind == 7 else names)
+
+
+def random_config(draw: random.Random, link: Path) -> dict[str, Any]:
+    keys = [*DEFAULTS, "runs", "code", "guard", "levers", "min_replies", "secure_aggregation", "ｍodel"]
+    prefixes = [
+        *("options", "optimizer", "model-options", "adapter-options", "robust-options", "task"),
+        "guard-options",
+    ]
+    options = [
+        "name",
+        "code",
+        "sha256",
+        "weights",
+        "tokenizer",
+        "loss",
+        "metrics",
+        "args",
+        "command",
+        "width",
+    ]
+    options += ["lr", "epochs", "__class__", "a.b", "path"]
+    config: dict[str, Any] = {}
+    for _ in range(draw.randrange(1, 6)):
+        value = str(link) if draw.random() < 0.05 else random_values(draw)
+        prefix, option = draw.choice(prefixes), draw.choice(options)
+        form = draw.randrange(4)
+        if form == 0:
+            config[f"{prefix}.{option}"] = value
+        elif form == 1:
+            config[prefix] = {option: value, draw.choice(options): random_values(draw)}
+        else:
+            config[draw.choice(keys)] = value
+    return config
+
+
+def test_no_random_run_config_imports_or_opens_anything(
+    tmp_path: Path, node_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 3,000, those that are refused have no effect at all; of the others the settings are made."""
+    (tmp_path / "canary_module.py").write_text(
+        f"open({str(tmp_path / 'owned')!r}, 'w')\ndef run(**_): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    link = tmp_path / "link"
+    link.symlink_to(node_config["data"])
+    settings_of({"model": "cnn"})  # imports on first use are none of a run config
+    draw, count = random.Random(20261117), 0
+    for _ in range(3000):
+        config = random_config(draw, link)
+        found: list[Any] = []
+        caused = effects(lambda config=config, found=found: found.append(refusals(Policy(), config)))  # type: ignore[misc]
+        assert caused == [], config
+        (refused,) = found
+        if refused:
+            count += 1
+            assert {refusal.line for refusal in refused} <= LINES, config
+            request = Request(config, node_config)
+            assert effects(lambda request=request: Resident().answer(request)) == [], config  # type: ignore[misc]
+            continue
+        caused = effects(lambda config=config: settings_of(admitted(Policy(), config).run_config))  # type: ignore[misc]
+        named = json.dumps(list(config.values()), default=str)
+        harmful = [effect for effect in caused if effect[0] not in ("open", "import", "exec", "compile")]
+        harmful += [effect for effect in caused if effect[1] and effect[1] in named]
+        assert harmful == [], config
+    assert count >= 2000
+    assert "canary_module" not in sys.modules
+    assert not (tmp_path / "owned").exists()
+
+
+def test_the_names_are_those_of_the_registries() -> None:
+    """The lists are written out, so that the check needs no torch."""
+    assert sorted(ALGORITHMS) == sorted(policy.ALGORITHMS)
+    assert sorted(MODELS) == sorted(policy.MODELS)
+    assert sorted(components.OPTIMIZERS) == sorted(policy.OPTIMIZERS)
+    assert sorted(ROBUST_RULES) == sorted(policy.ROBUST)
+    assert sorted(adapters.ADAPTERS) == sorted(policy.ADAPTERS)
+    assert sorted(KINDS) == sorted(policy.TASKS)
+    assert sorted(METRICS) == sorted(policy.METRICS)
+    assert {loss for losses in task_tables.LOSSES.values() for loss in losses} == set(policy.LOSSES)
+    assert set(REGRESSION_LOSSES) <= set(policy.LOSSES)
+    assert tuple(SOURCES) == policy.SOURCES
+
+
+def test_every_key_of_a_run_config_is_known_to_the_policy() -> None:
+    assert refusals(Policy(), DEFAULTS) == ()
+    for field in dataclasses.fields(RunConfig):
+        refused = refusals(Policy(), {field.name.replace("_", "-"): object()})
+        assert refused, field.name
+        assert "is no key" not in refused[0].why
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
+    tables = components.resolve_algorithm({"name": name}, {})
+    options = {f"options.{key}": value for key, value in tables["algorithm"].items() if key != "name"}
+    options |= {f"optimizer.{key}": value for key, value in tables["optimizer"].items()}
+    assert refusals(Policy(), CONFIG | {"algorithm": name} | options) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "config", "line"),
+    [
+        ({"algorithms": ("fedavg",)}, {"algorithm": "copfl"}, "algorithms"),
+        ({"models": ("mlp",)}, {"model": "cnn"}, "models"),
+        ({"optimizers": ("sgd",)}, {"optimizer.name": "adam"}, "optimizers"),
+        ({"tasks": ("regression",)}, {"kind": "classification"}, "tasks"),
+        ({"metrics": ("accuracy",)}, {"task.metrics": "auc"}, "metrics"),
+        ({"losses": ("huber",)}, {"task.loss": "squared"}, "losses"),
+        ({"robust": ()}, {"robust": "clip"}, "robust"),
+        ({"adapters": ()}, {"adapter": "lora"}, "adapters"),
+        ({"bounds": Bounds(rounds=5)}, {"rounds": 6}, "bounds.rounds"),
+    ],
+)
+def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:
+    assert refusals(Policy(), config) == ()
+    assert [refusal.line for refusal in refusals(Policy(**lines), config)] == [line]
+
+
+# -- what an owner allows ------------------------------------------------------------------------------------
+
+NET = """
+import math
+from torch import nn
+
+def net(shape, classes, width=16):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Linear(width, classes))
+"""
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Modules that a test loads are forgotten after it."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith(("ward", "elsewhere")):
+            del sys.modules[name]
+    own_code._loaded.clear()
+    own_code._packages.clear()
+
+
+def entry(folder: Path, name: str = "ward_net", content: str = NET) -> Code:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(content)
+    return Code(f"{name}:net", folder, hashlib.sha256(content.encode()).hexdigest())
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_own_code_is_imported_from_the_owners_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = entry(tmp_path / "other", content="raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(str(other.folder))  # it would be found first
+    monkeypatch.chdir(other.folder)
+    code = entry(tmp_path / "own")
+    run_config, needed = admitted(Policy(code=(code,)), CONFIG | {"model": "ward_net:net"})
+    own_code.load(needed)
+    settings = settings_of(run_config)
+    assert settings.task.d == 64 * 16 + 16 + 160 + 10
+    assert sys.modules["ward_net"].__file__ == str(code.folder / "ward_net.py")
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_code_that_changed_since_is_refused(tmp_path: Path) -> None:
+    code = entry(tmp_path / "own")
+    (tmp_path / "own" / "ward_net.py").write_text(NET + f"\nopen({str(tmp_path / 'owned')!r}, 'w')\n")
+    with pytest.raises(UsageError, match="has another SHA-256 than in the policy") as error:
+        own_code.load([code])
+    assert str(tmp_path) not in str(error.value)
+    assert not (tmp_path / "owned").exists()
+    assert "ward_net" not in sys.modules
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_new_code_replaces_the_old_one_in_a_worker(tmp_path: Path) -> None:
+    own_code.load([entry(tmp_path / "own")])
+    first = sys.modules["ward_net"]
+    own_code.load([entry(tmp_path / "own")])
+    assert sys.modules["ward_net"] is first
+    own_code.load([entry(tmp_path / "own", content=NET + "\nVERSION = 2\n")])
+    assert sys.modules["ward_net"].VERSION == 2
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_modules_of_a_package_find_their_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "ward").mkdir()
+    (tmp_path / "ward" / "__init__.py").write_text("raise SystemExit('executed')")
+    (tmp_path / "ward" / "layers.py").write_text("WIDTH = 7\n")
+    content = "from .layers import WIDTH\ndef net(shape, classes): return WIDTH\n"
+    (tmp_path / "ward" / "nets.py").write_text(content)
+    code = own_code.entered("ward.nets:net", tmp_path)
+    assert code.sha256 == hashlib.sha256(content.encode()).hexdigest()
+    own_code.load([code])
+    assert sys.modules["ward.nets"].net((1,), 2) == 7
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("line", ["from os import system as net", "import os as net"])
+def test_what_a_module_imported_is_not_its_own(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not defined in its module"):
+        own_code.load([entry(tmp_path / "own", content=line)])
+
+
+@pytest.mark.parametrize(
+    "reference", ["subprocess:run", "os.path:join", "copfl.files:write_bytes", "torch:load"]
+)
+def test_no_owner_can_allow_the_standard_library_or_an_installed_package(
+    reference: str, tmp_path: Path
+) -> None:
+    top = sys.modules[reference.partition(":")[0].partition(".")[0]]
+    for folder in (tmp_path, Path(str(top.__file__)).parent, Path(str(top.__file__)).parents[1]):
+        with pytest.raises(UsageError, match=r"is a module of Python|is an installed package"):
+            own_code.load(Policy(code=(Code(reference, folder, "0" * 64),)).code)
+
+
+@pytest.mark.parametrize(
+    "reference", ["ward_net:net.__globals__", "ward_net:", ":net", "ward_net", "ward net:net"]
+)
+def test_an_entry_of_code_is_one_name_in_one_module(reference: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be module:attribute"):
+        Policy(code=(Code(reference, tmp_path, "0" * 64),))
+
+
+def test_only_the_very_reference_is_allowed(tmp_path: Path) -> None:
+    allowed = Policy(code=(Code("ward_net:net", tmp_path, "0" * 64),))
+    assert refusals(allowed, {"model": "ward_net:net", "model-options.width": 8}) == ()
+    assert refusals(allowed, {"task.loss": "ward_net:net", "task.metrics": "accuracy,ward_net:net"}) == ()
+    for other in (
+        "ward_net:nn",
+        "ward_net:net.__globals__",
+        "ward_net.net:net",
+        "math:sqrt",
+        "ward_net: net",
+    ):
+        assert [refusal.line for refusal in refusals(allowed, {"model": other})] == ["code"]
+    for path in ("/etc/passwd", "~/x", "os:system"):
+        assert refusals(allowed, {"model": "ward_net:net", "model-options.weights": path})
+        assert refusals(allowed, {"model": "ward_net:net", "model-options.path": path})
+
+
+def test_files_are_the_owners(tmp_path: Path) -> None:
+    allowed = Policy(
+        files=(File("public", "chest", tmp_path / "a.npz"), File("tokenizer", "words", tmp_path))
+    )
+    run_config, _ = admitted(
+        allowed, {"public": "chest", "algorithm": "ktpfl", "model-options.tokenizer": "words"}
+    )
+    assert run_config["public"] == str(tmp_path / "a.npz")
+    assert run_config["model-options.tokenizer"] == str(tmp_path)
+    for path in (str(tmp_path / "a.npz"), "words", "./chest", "chest ", ["chest"]):
+        assert [refusal.line for refusal in refusals(allowed, {"public": path})] == ["files"]
+
+
+def test_a_base_is_the_owners_by_its_name_or_its_hash(tmp_path: Path) -> None:
+    digest = "ab" * 32
+    allowed = Policy(bases=(Base("hf:bert", digest, tmp_path / "bert"),))
+    for config in (
+        {"model": "hf:bert"},
+        {"model": "hf:bert", "model-options.sha256": digest},
+        {"model": "hf:/somewhere/else", "model-options.sha256": digest},
+    ):
+        run_config, _ = admitted(allowed, config)
+        assert run_config["model"] == f"hf:{tmp_path / 'bert'}"
+        assert run_config["model-options.sha256"] == digest
+    for config in (
+        {"model": "hf:other"},
+        {"model": "hf:bert", "model-options.sha256": "cd" * 32},
+        {"model": "timm:bert", "model-options.sha256": digest},
+        {"model": "bert", "model-options.sha256": digest},
+        {"model": "hf:bert", "model-options.weights": "/etc/passwd"},
+    ):
+        assert refusals(allowed, config), config
+
+
+def test_a_policy_is_a_file(tmp_path: Path) -> None:
+    written = Policy(
+        algorithms=("fedavg",),
+        rollback=True,
+        bounds=Bounds(rounds=7),
+        code=(Code("ward_net:net", tmp_path, "0" * 64),),
+        bases=(Base("hf:bert", "1" * 64, tmp_path),),
+        files=(File("public", "chest", tmp_path / "x.npz"),),
+    )
+    path = write_policy(tmp_path / "p.toml", written)
+    assert read_policy(path) == written
+    assert path.stat().st_mode & 0o077 == 0
+    assert policy.policy_of({"policy": str(path)}, tmp_path) == written
+    assert policy.policy_of({}, tmp_path) == Policy()
+    write_policy(tmp_path / policy.FILE, written)
+    assert policy.policy_of({}, tmp_path) == written
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("x = [", "not valid TOML"),
+        ("algorithm = ['copfl']", 'did you mean "algorithms"'),
+        ("algorithms = 'copfl'", "algorithms must be a list"),
+        ("algorithms = ['os:system']", "no algorithms in a policy"),
+        ("[bounds]\nrounds = '5'", "bounds.rounds='5' must be int"),
+        ("[bounds]\nrounds = -5", "must be at least 0"),
+        ("[bounds]\nround = 5", 'did you mean "rounds"'),
+        ("rollback = 1", "rollback=1 must be bool"),
+        ("[[code]]\nreference='a:b'", "code needs folder"),
+        ("[[code]]\nreference='a:b'\nfolder='/x'\nsha256='0'", "needs its SHA-256"),
+        (f"[[code]]\nreference='a:b'\nfolder='x'\nsha256='{'0' * 64}'", "must be an absolute path"),
+        ("[[files]]\nkey='code'\nname='a'\npath='/x'", "no key of files"),
+        ("[[bases]]\nname='bert'", "must begin with hf:"),
+        ("code = 5", "code must be a list"),
+        ("bounds = 5", "bounds must be a table"),
+    ],
+)
+def test_an_error_in_a_policy_is_named(text: str, error: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(UsageError, match=error):
+        read_policy(tmp_path / "p.toml")
+
+
+def test_a_policy_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        policy.policy_of({"policy": str(tmp_path / "none.toml")}, tmp_path)
+
+
+# -- the server ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_server_refuses_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    from copfl.flower import server_app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(policy.VARIABLE, raising=False)
+    if name == "rollback":  # each node decides about it
+        return
+    context: Any = SimpleNamespace(run_config=HOSTILE[name], run_id=1)
+    grid: Any = None
+    with pytest.raises(UsageError, match="the policy of this machine's owner refuses the run config"):
+        server_app._main(grid, context)
+    assert effects(lambda: server_app._main(grid, context)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_init_names_is_allowed_on_the_server_of_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "public.npz", x=np.zeros((4, 1, 8, 8), np.float32))
+    config = {"public": "public.npz", "task.metrics": ["auc"]}
+    app = init(tmp_path / "app", algorithm="ktpfl", model="elsewhere_net:net", config=config)
+    allowed, run_config = read_policy(app / policy.FILE), read_app(app)["config"]
+    assert refusals(allowed, run_config) == ()
+    assert refusals(Policy(), run_config)
+    assert allowed.code == (own_code.entered("elsewhere_net:net", tmp_path),)
+    assert allowed.files == (File("public", "public.npz", tmp_path / "public.npz"),)
+    assert admitted(allowed, run_config).run_config["public"] == str(tmp_path / "public.npz")
+
+
+def test_a_model_of_an_installed_package_is_none_of_a_federation() -> None:
+    tables = {"model": {"name": "timm:x"}} | {"model": {"name": "torchmodels:Net", "code": None}}
+    with pytest.raises(UsageError, match="is of an installed package"):
+        allowing(Policy(), {"model": "torchmodels:Net"}, tables)
+
+
+def bundled(folder: Path, **changed: str) -> bytes:
+    """The app of a folder as Flower bundles it, with other files."""
+    import io
+    import zipfile
+
+    files = {"pyproject.toml": (folder / "pyproject.toml").read_text(), ".info/CONTENT": ""}
+    files |= {
+        f"federated/{name}.py": (folder / "federated" / f"{name}.py").read_text()
+        for name in ("__init__", "custom")
+    }
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as written:
+        for name, text in (files | changed).items():
+            written.writestr(name, text)
+    return archive.getvalue()
+
+
+def test_an_app_with_other_code_is_refused_when_it_is_submitted(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
+    app = init(tmp_path / "app", model="mlp")
+    check_app(bundled(app), app)
+    project = (app / "pyproject.toml").read_text()
+    attacks: list[dict[str, str]] = [
+        {"evil.py": "print()"},
+        {"federated/custom.py": "print()"},
+        {"copfl/__init__.py": "print()"},
+        {"torch.so": "x"},
+        {"../evil.py": "print()"},
+        {"/etc/evil.py": "print()"},
+        {"sitecustomize.py": ""},
+        {"pyproject.toml": project.replace(COMPONENTS["serverapp"], "federated.custom:model")},
+        {"pyproject.toml": project.replace(COMPONENTS["clientapp"], "federated.custom:model")},
+        {"pyproject.toml": "x"},
+    ]
+    for changed in attacks:
+        with pytest.raises(UsageError):
+            check_app(bundled(app, **changed), app)
+    with pytest.raises(UsageError, match="no app of Flower"):
+        check_app(b"x", app)
+
+
+# -- names of runs, which are folders ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "run", ["", "../x", "/x", ".x", "x/y", "policy.toml", "noise.key", "ａ", "x" * 101, "x\n"]
+)
+def test_a_greeting_reads_nothing_outside_of_the_state_dir(run: str, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "client.json").write_text('{"client": 7}')
+    node_config = {"state-dir": str(tmp_path / "state")}
+    assert not is_plain_name(run)
+    with pytest.raises(CopflError, match="names no run"):
+        greeting(node_config, (json.dumps({"run": run}), b""))
+    message: Any = SimpleNamespace(
+        metadata=SimpleNamespace(message_type="query"), content=as_record((json.dumps({"run": run}), b""))
+    )
+    assert effects(lambda: worker.respond(message, Request({}, node_config), 0)) == []
+
+
+def test_model_tables_have_no_other_key_that_names_a_file() -> None:
+    """A new key of the table [model] must be thought of here: three of these name files."""
+    assert {*model_tables.MODEL_KEYS} == {
+        "head",
+        "train",
+        "freeze",
+        "frozen_dropout",
+        "tokenizer",
+        "max_length",
+    }

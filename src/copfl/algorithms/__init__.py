@@ -17,6 +17,7 @@ from copfl.algorithms.fedper import FedPer as FedPer
 from copfl.algorithms.fedpoe import FedPOE as FedPOE
 from copfl.algorithms.fedprox import FedProx as FedProx
 from copfl.algorithms.fedrep import FedRep as FedRep
+from copfl.algorithms.fedrod import FedRoD as FedRoD
 from copfl.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
 from copfl.algorithms.fedselect import FedSelect as FedSelect
 from copfl.algorithms.ffa_lora import FFALoRA as FFALoRA
@@ -27,6 +28,7 @@ from copfl.algorithms.mr_mtl import MRMTL as MRMTL
 from copfl.algorithms.perfedavg import PerFedAvg as PerFedAvg
 from copfl.algorithms.pfedme import PFedMe as PFedMe
 from copfl.algorithms.reads import Reads as Reads
+from copfl.algorithms.scaffold import Scaffold as Scaffold
 from copfl.algorithms.splitnn import SplitNN as SplitNN
 
 # Every class above, by the name of its file.

@@ -10,6 +10,7 @@ from copfl.algorithms.fedbabu import FedBABU as FedBABU
 from copfl.algorithms.fedbn import FedBN as FedBN
 from copfl.algorithms.fedcalm import FedCALM as FedCALM
 from copfl.algorithms.fedce import FedCE as FedCE
+from copfl.algorithms.feddbe import FedDBE as FedDBE
 from copfl.algorithms.feddpa import FedDPA as FedDPA
 from copfl.algorithms.fedex_lora import FedExLoRA as FedExLoRA
 from copfl.algorithms.fedpac import FedPAC as FedPAC

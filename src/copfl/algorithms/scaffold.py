@@ -92,9 +92,9 @@ class Scaffold(Averaging):
             losses.append(loss)
         control = torch.where(steps > 0, gradients / steps.clamp(min=1), client.control)  # line 12
         trained = Trained(w, moments, mean_loss(losses, batches))
-        (personal, moments), (shared, size), w, metrics = self.output(task, trained, data)
+        (personal, moments), (shared, size), model, metrics = self.output(task, trained, data)
         upload = Upload(shared, size, control - client.control)
-        return ClientOutput(Client(personal, moments, control), upload, w, metrics)
+        return ClientOutput(Client(personal, moments, control), upload, model, metrics)
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(upload.size * upload.w, upload.size, upload.control)

@@ -1,0 +1,152 @@
+"""The settings of the study of defaults: what a federation may look like before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+
+CIFAR_TRAIN, CIFAR_TEST = 6000, 3000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One federation.
+
+    Attributes:
+        data: The name of a function of this module that returns arrays.
+        partition: A partition of copfl and its options.
+        clients: The number of clients; 0: as many as the data have groups.
+        rounds: Rounds of training.
+        model: A model of copfl and its options.
+        extra: Further tables of a run.
+    """
+
+    data: str
+    partition: tuple[str, dict[str, Any]]
+    clients: int
+    rounds: int
+    model: tuple[str, dict[str, Any]]
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def skew(per_client: int, train: int = 50, test: int = 100) -> tuple[str, dict[str, Any]]:
+    return "classes", {"per_client": per_client, "train_per_class": train, "test_per_class": test}
+
+
+def dirichlet(alpha: float) -> tuple[str, dict[str, Any]]:
+    return "dirichlet", {"alpha": alpha}
+
+
+CNN: tuple[str, dict[str, Any]] = ("cnn", {})
+WORDS: tuple[str, dict[str, Any]] = ("embedding", {})
+TABLE: tuple[str, dict[str, Any]] = ("mlp", {})
+SIGNAL: tuple[str, dict[str, Any]] = ("cnn1d", {})
+WRONG = {"attack": {"name": "label_flip", "fraction": 0.2}}
+
+SETTINGS: dict[str, Setting] = {
+    # Small enough for two CPU cores.
+    "digits-2": Setting("digits", skew(2, 20, 20), 20, 40, CNN),
+    "digits-5-few": Setting("digits", skew(5, 4, 15), 20, 40, CNN),
+    "digits-dirichlet": Setting("digits", dirichlet(0.3), 10, 40, CNN),
+    "digits-iid": Setting("digits", ("iid", {}), 10, 20, CNN),
+    "digits-unequal": Setting("digits", ("quantity", {"alpha": 0.5}), 15, 20, CNN),
+    "digits-shift": Setting("digits", ("concept_shift", {"per_client": 4, "train_per_class": 10, "test_per_class": 20}), 20, 40, CNN),
+    "tumours": Setting("tumours", ("by_group", {}), 0, 20, TABLE),
+    "table-shift": Setting("table", ("by_group", {}), 0, 40, TABLE),
+    "signals": Setting("signals", ("by_group", {}), 0, 40, SIGNAL),
+    # Images.
+    "cifar-2": Setting("cifar", skew(2), 20, 40, CNN),
+    "cifar-4": Setting("cifar", skew(4), 20, 40, CNN),
+    "cifar-4-long": Setting("cifar", skew(4), 20, 100, CNN),
+    "cifar-4-wrong": Setting("cifar", skew(4), 20, 40, CNN, WRONG),
+    "cifar-dirichlet": Setting("cifar", dirichlet(0.1), 20, 40, CNN),
+    "cifar-dirichlet-50": Setting("cifar", dirichlet(0.5), 50, 40, CNN),
+    "cifar-5-clients": Setting("cifar", dirichlet(0.3), 5, 20, CNN),
+    # Texts.
+    "banking-skew": Setting("banking", skew(8, 20, 20), 20, 40, WORDS),
+    "banking-dirichlet": Setting("banking", dirichlet(0.3), 20, 40, WORDS),
+    "clinc-skew": Setting("clinc", skew(15, 10, 10), 20, 40, WORDS),
+    "clinc-dirichlet": Setting("clinc", dirichlet(0.3), 50, 100, WORDS),
+    # A head on features of a pretrained encoder.
+    "features-skew": Setting("features", skew(8, 15, 20), 20, 40, TABLE),
+    "features-dirichlet": Setting("features", dirichlet(0.3), 20, 40, TABLE),
+}
+CPU_SETTINGS = tuple(SETTINGS)[:9]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def digits(folder: Path) -> dict[str, Any]:
+    """scikit-learn's 1,797 digits, every fourth for tests."""
+    x, y = load_digits(return_X_y=True)
+    images = (x.reshape(-1, 1, 8, 8) * 15.9375).astype(np.uint8)
+    is_test = np.arange(len(y)) % 4 == 0
+    return {"x": images[~is_test], "y": y[~is_test], "x_test": images[is_test], "y_test": y[is_test]}
+
+
+def tumours(folder: Path) -> dict[str, Any]:
+    """Breast cancer in six hospitals, by size of the tumour."""
+    data = load_breast_cancer()
+    noisy = data.data[:, 0] + np.random.default_rng(0).normal(0, 4, len(data.data))
+    hospital = np.argsort(np.argsort(noisy)) * 6 // len(noisy)
+    scaled = (data.data - data.data.mean(0)) / data.data.std(0)
+    return {"x": scaled.astype(np.float32), "y": data.target, "group": hospital}
+
+
+def table(folder: Path) -> dict[str, Any]:
+    """Twelve sites of 60 to 400 rows, whose columns are shifted and whose target weighs them differently."""
+    rng = np.random.default_rng(1)
+    x, y = make_classification(4000, 20, n_informative=10, n_classes=4, random_state=1)
+    site = rng.choice(12, len(y), p=rng.dirichlet(np.full(12, 2.0)))
+    shifted = x * rng.uniform(0.6, 1.4, (12, 20))[site] + rng.normal(0, 0.7, (12, 20))[site]
+    return {"x": shifted.astype(np.float32), "y": y, "group": site}
+
+
+def signals(folder: Path) -> dict[str, Any]:
+    """Twelve persons, five movements of 3 signals x 64 steps; each person has a speed and a sensor direction."""
+    rng, persons = np.random.default_rng(0), 12
+    person, activity = np.repeat(np.arange(persons), 60), rng.integers(0, 5, persons * 60)
+    speed, turn = rng.uniform(0.7, 1.3, persons), rng.normal(0, 0.6, (persons, 3, 3)) + np.eye(3)
+    time = np.arange(64) * speed[person][:, None] * (0.1 + 0.08 * activity[:, None])
+    wave = np.stack([np.sin(time), np.cos(2 * time), 0.3 * activity[:, None] * np.sin(3 * time)], 1)
+    x = np.einsum("nij,njt->nit", turn[person], wave) + rng.normal(0, 1.0, wave.shape)
+    return {"x": x.astype(np.float32), "y": activity, "group": person}
+
+
+def cifar(folder: Path) -> dict[str, Any]:
+    """A part of CIFAR-10, from FOLDER/cifar.npz, see prepare.py."""
+    with np.load(folder / "cifar.npz") as arrays:
+        return dict(arrays)
+
+
+def sentences(folder: Path, name: str) -> dict[str, Any]:
+    parts = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    return {key: np.array(values) for key, values in parts.items()}
+
+
+def banking(folder: Path) -> dict[str, Any]:
+    return sentences(folder, "banking")
+
+
+def clinc(folder: Path) -> dict[str, Any]:
+    return sentences(folder, "clinc")
+
+
+def features(folder: Path) -> dict[str, Any]:
+    """Sentence embeddings of Banking77 by MiniLM, from FOLDER/features.npz, see prepare.py."""
+    with np.load(folder / "features.npz") as arrays:
+        return {name: array.astype(np.float32) if name.startswith("x") else array for name, array in arrays.items()}
+
+
+@lru_cache
+def arrays(name: str, folder: Path) -> dict[str, Any]:
+    loader: Callable[[Path], dict[str, Any]] = globals()[name]
+    return loader(folder)

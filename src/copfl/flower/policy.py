@@ -36,6 +36,7 @@ ALGORITHMS = (
     "fedbn",
     "fedcalm",
     "fedce",
+    "feddbe",
     "feddpa",
     "fedex_lora",
     "fedpac",
@@ -43,6 +44,7 @@ ALGORITHMS = (
     "fedpoe",
     "fedprox",
     "fedrep",
+    "fedrod",
     "fedsa_lora",
     "fedselect",
     "ffa_lora",
@@ -53,6 +55,7 @@ ALGORITHMS = (
     "perfedavg",
     "pfedme",
     "reads",
+    "scaffold",
     "splitnn",
 )
 MODELS = ("causal_cnn", "cnn", "cnn1d", "embedding", "mlp", "resnet18")

@@ -109,7 +109,7 @@ def test_under_concept_shift_each_client_permutes_the_labels_of_its_classes() ->
         Federation(data, SCHEMES[name](data, 2, 5, per_client=3, train_per_class=1, test_per_class=1))
         for name in ("classes", "concept_shift")
     )
-    labels = shifted.partition.permuted_labels(data)
+    labels = shifted.partition.labels
     assert labels is not None
     assert [sorted(own) for own in labels.tolist()] == [[0, 1, 2]] * 2
     assert labels[0].tolist() != labels[1].tolist()
@@ -118,4 +118,6 @@ def test_under_concept_shift_each_client_permutes_the_labels_of_its_classes() ->
             old, new = before.rows([client]), after.rows([client])
             assert old.x.tolist() == new.x.tolist()
             assert new.y[0].tolist() == [labels[client, y] for y in old.y[0].tolist()]
-    assert plain.partition.permuted_labels(data) is None
+            assert after.targets(client).tolist() == new.y[0].tolist()
+            assert before.targets(client).tolist() == old.y[0].tolist()
+    assert plain.partition.labels is None

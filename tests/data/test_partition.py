@@ -476,10 +476,14 @@ def test_hold_out(scheme: tuple[str, dict[str, Any]], clients: int, fraction: fl
     assert split.tested(SMALL) is SMALL.train
     before, after = table_of(whole, SMALL).train, table_of(split, SMALL)
     np.testing.assert_array_equal(after.train + after.test, before)
+    assert np.intersect1d(np.concatenate(split.train), np.concatenate(split.test)).size == 0
     for whole_part, train, test, counts, taken in zip(
         whole.train, split.train, split.test, before, after.test, strict=True
     ):
         np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), whole_part)
+        assert len(train)
+        if not disjoint(whole.train):  # what is held out from one client is held out from the others
+            continue
         assert len(test) == max(1, min(round(fraction * len(whole_part)), len(whole_part) - 1))
         assert (np.abs(taken - counts * len(test) / len(whole_part)) < 1).all()
     assert hold_out(whole, fraction, SMALL, seed).fingerprint == split.fingerprint
@@ -502,6 +506,61 @@ def test_hold_out_of_few_samples() -> None:
     for fraction in (0.0, 1.0, float("nan")):
         with pytest.raises(UsageError, match="fraction"):
             hold_out(split, fraction, SMALL, 0)
+
+
+@pytest.mark.parametrize(("clients", "size"), [(30, 20), (200, 20), (200, 2), (500, 1)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_client_trains_on_a_validation_sample_of_another(clients: int, size: int, seed: int) -> None:
+    whole = SCHEMES["overlapping"](SMALL, clients, seed, train_size=size)
+    split = hold_out(whole, 0.2, SMALL, seed)
+    assert np.intersect1d(np.concatenate(split.train), np.concatenate(split.test)).size == 0
+    for before, train, test in zip(whole.train, split.train, split.test, strict=True):
+        np.testing.assert_array_equal(np.union1d(train, test), before)
+        assert len(train)
+    if size == 20:
+        assert abs(np.mean(sizes(split.test)) - 4) < 0.5
+
+
+def test_hold_out_where_each_pair_of_clients_shares_a_sample() -> None:
+    """Any two of the samples 0, 1, 2 would be a whole client's: one is held out, and one client has none."""
+    parts = tuple(np.array(part) for part in ([0, 1], [1, 2], [0, 2]))
+    for seed in range(20):
+        split = hold_out(Partition(parts, parts, "by hand"), 0.5, SMALL, seed)
+        assert sorted(sizes(split.test)) == [0, 1, 1]
+        assert len(set(np.concatenate(split.test).tolist())) == 1
+
+
+def test_under_concept_shift_a_validation_part_and_a_file_keep_each_clients_labels(tmp_path: Path) -> None:
+    dataset = balanced(4, 40, 20)
+    whole = SCHEMES["concept_shift"](dataset, 6, 3, per_client=3, train_per_class=2)
+    split = hold_out(whole, 0.6, dataset, 3)  # so that some clients train on fewer classes than they have
+    before, after = (table_of_classes(part, dataset) for part in (whole, split))
+    assert (after.sum(axis=1) < before.sum(axis=1)).any()
+    split.save(tmp_path / "split.json")
+    for same in (split, Partition.load(tmp_path / "split.json")):
+        np.testing.assert_array_equal(same.labels, whole.labels)
+
+
+def table_of_classes(split: Partition, dataset: Dataset) -> NDArray[np.bool_]:
+    return count_by(split.train, dataset.train.y, len(dataset.classes)) > 0
+
+
+def test_label_counts_are_of_the_clients_own_labels() -> None:
+    data = Dataset("toy", samples(np.array([0, 0, 1])), samples(np.array([0, 1])), ("a", "b"))
+    parts = (np.array([0, 1, 2]),)
+    split = Partition(parts, (np.array([0]),), "by hand", labels=np.array([[1, 0]]))
+    assert split.label_counts(data).tolist() == [[1, 2]]
+
+
+def test_labels_that_are_no_permutation_are_refused() -> None:
+    parts = (np.array([0]), np.array([1]))
+    for labels in ([[0, 1]], [[0, 0], [0, 1]], [0, 1]):
+        with pytest.raises(DataError, match="must be a permutation of the classes"):
+            Partition(parts, parts, "by hand", labels=np.array(labels))
+    with pytest.raises(DataError, match="by concept_shift needs the labels"):
+        Partition(parts, parts, "concept_shift")
+    with pytest.raises(DataError, match='labels of 2 classes, but "toy" has 4'):
+        Partition(parts, parts, "by hand", labels=np.array([[0, 1], [1, 0]])).check(SMALL)
 
 
 def test_hold_out_takes_any_class() -> None:

@@ -57,6 +57,17 @@ def test_new_clients_do_not_train_and_do_not_change_the_others(
     assert again.new_clients.accuracy["all"].tolist() == whole.new_clients.accuracy["all"].tolist()
 
 
+def test_under_concept_shift_a_new_client_has_its_own_labels() -> None:
+    shift = {"partition": "concept_shift", "concept_shift": {"per_client": 4, "train_per_class": 3}}
+    result = copfl.run("fedavg", **QUICK, **shift)
+    whole = result.experiment.federation
+    new = np.array([1, 3])
+    for count in (1, 5, None):
+        part = new_clients._only(whole, new, count, 0, torch.device("cpu"))
+        for place, client in enumerate(new.tolist()):
+            assert part.test.targets(place).tolist() == whole.test.targets(client).tolist()
+
+
 def test_local_training_of_a_new_client_is_training_alone() -> None:
     new = copfl.run("local", **QUICK, new_clients=0.4).new_clients
     assert new is not None

@@ -74,6 +74,21 @@ def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_predictions() -> None
             assert result.metric(f"{name}_global")[-1, client] == pytest.approx(function(y, p), abs=1e-12)
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_under_concept_shift_metrics_on_the_host_use_the_clients_own_labels(model: str) -> None:
+    """With as many test samples of each class, balanced accuracy is accuracy; F1 of perfect answers is 1."""
+    result = copfl.run(
+        "local", "digits", model=model, clients=4, rounds=8, optimizer={"name": "adam", "lr": 0.01},
+        partition="concept_shift", concept_shift={"per_client": 3, "train_per_class": 20, "test_per_class": 10},
+        task={"metrics": ["balanced_accuracy", "accuracy", "macro_f1", "auc"]},
+    )  # fmt: skip
+    accuracy = result.latest("accuracy")
+    assert accuracy.min() > 0.8
+    np.testing.assert_allclose(result.latest("balanced_accuracy"), accuracy, atol=1e-6)
+    np.testing.assert_allclose(result.latest("macro_f1"), accuracy, atol=0.05)
+    assert result.latest("auc").min() > 0.9
+
+
 def test_auc_of_one_class_is_missing_and_not_zero() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 3)).astype(np.float32)

@@ -33,7 +33,7 @@ class Split:
         used_samples = samples.take(used)
         self.x: Any = tensors(used_samples.x, device)  # a tensor, or several by name
         self.y: Tensor = tensors(used_samples.y, device)
-        self.labels = labels  # [clients, classes], the client's own label of each class; None: the same
+        self.labels = labels  # as of a Partition
         self._last: tuple[tuple[tuple[int, ...], int], Data] | None = None  # clients and width
 
     def rows(self, ids: Sequence[int] | NDArray[np.int64], width: int = 1) -> Data:
@@ -53,6 +53,11 @@ class Split:
             self._last = (key, width), Data(x, y, torch.from_numpy(sizes).to(device))
         return self._last[1]
 
+    def targets(self, client: int) -> Tensor:
+        """The targets of a client's samples, with its own labels of the classes."""
+        y = self.y[self.indices[client]]
+        return y if self.labels is None else torch.from_numpy(self.labels[client]).to(y.device)[y]
+
 
 class Federation:
     """The train and test samples of every client."""
@@ -60,9 +65,8 @@ class Federation:
     def __init__(self, dataset: Dataset, partition: Partition, device: torch.device | str = "cpu") -> None:
         partition.check(dataset)
         self.dataset, self.partition = dataset, partition
-        labels = partition.permuted_labels(dataset)
-        self.train = Split(dataset.train, partition.train, device, labels)
-        self.test = Split(partition.tested(dataset), partition.test, device, labels)
+        self.train = Split(dataset.train, partition.train, device, partition.labels)
+        self.test = Split(partition.tested(dataset), partition.test, device, partition.labels)
 
     @property
     def clients(self) -> int:

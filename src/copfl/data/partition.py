@@ -36,6 +36,7 @@ class Partition:
     keywords: Mapping[str, Any] = field(default_factory=dict)  # the scheme's options and the seed
     test_from: str = "test"  # "test" | "train": a validation part, see hold_out
     notes: tuple[str, ...] = ()  # where the data set has fewer samples than the options ask for
+    labels: Indices | None = None  # [clients, classes], each client's label of each class; None: the class
 
     def __post_init__(self) -> None:
         if self.test_from not in ("test", "train"):
@@ -50,6 +51,14 @@ class Partition:
                 valid = part.dtype == np.int64 and part.ndim == 1 and (part >= 0).all()
                 if not valid or len(np.unique(part)) < len(part):
                     raise DataError(f"client {client}: indices must be distinct int64 numbers from 0 on")
+        if self.scheme == "concept_shift" and self.labels is None:
+            raise DataError("a partition by concept_shift needs the labels of each client's classes")
+        if self.labels is not None and (
+            self.labels.ndim != 2
+            or len(self.labels) != self.clients
+            or (np.sort(self.labels, axis=1) != np.arange(self.labels.shape[1])).any()
+        ):
+            raise DataError("the labels of each client must be a permutation of the classes")
 
     @property
     def clients(self) -> int:
@@ -68,6 +77,7 @@ class Partition:
             "notes": list(self.notes),
             "train": [part.tolist() for part in self.train],
             "test": [part.tolist() for part in self.test],
+            **({} if self.labels is None else {"labels": self.labels.tolist()}),
         }
 
     def save(self, path: Path | str) -> None:
@@ -103,26 +113,21 @@ class Partition:
             if last >= len(split):
                 found = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
                 raise DataError(f"{found}; the partition was made for another data set")
-
-    def permuted_labels(self, dataset: Dataset) -> Indices | None:
-        """The label of each class at each client, [clients, classes]; None where they are the data set's."""
-        if self.scheme != "concept_shift":
-            return None
-        labels = np.tile(np.arange(len(dataset.classes)), (self.clients, 1))
-        rng = generator(int(self.keywords["seed"]), 2)
-        for own, part in zip(labels, self.train, strict=True):
-            present = np.unique(dataset.train.y[part])
-            own[present] = rng.permutation(present)
-        return labels
+        if self.labels is not None and self.labels.shape[1] != len(dataset.classes):
+            counts = f'labels of {self.labels.shape[1]} classes, but "{dataset.name}" has {len(dataset.classes)}'
+            raise DataError(f"the partition has {counts}; it was made for another data set")
 
     def label_counts(self, dataset: Dataset) -> Indices:
-        """Each client's train samples per class or label, [clients, classes]; else [clients, 0]."""
+        """Each client's train samples by its labels, [clients, classes]; [clients, 0] without classes."""
         self.check(dataset)
         if dataset.kind == MULTILABEL:
             return np.stack([dataset.train.y[part].sum(axis=0).astype(np.int64) for part in self.train])
         if dataset.kind != CLASSIFICATION:
             return np.zeros((self.clients, 0), np.int64)
-        return count_by(self.train, dataset.train.y, len(dataset.classes))
+        counts = count_by(self.train, dataset.train.y, len(dataset.classes))
+        if self.labels is not None:
+            np.put_along_axis(counts, self.labels, counts.copy(), axis=1)
+        return counts
 
 
 def distinct(parts: Parts) -> tuple[Indices, ...]:
@@ -162,7 +167,9 @@ def _from_record(record: dict[str, Any]) -> Partition:
         for side in ("train", "test")
     )
     keywords = {todays.get(name, name): value for name, value in record["keywords"].items()}
-    return Partition(train, test, record["scheme"], keywords, record["test_from"], tuple(record["notes"]))
+    labels = np.array(record["labels"], np.int64) if "labels" in record else None
+    notes = tuple(record["notes"])
+    return Partition(train, test, record["scheme"], keywords, record["test_from"], notes, labels)
 
 
 def count_by(parts: Parts, labels: Indices, kinds: int) -> Indices:
@@ -176,24 +183,32 @@ def hold_out(partition: Partition, fraction: float, dataset: Dataset, seed: int)
     """The partition with a validation part from its train part as test part: every class in proportion.
 
     A client with two samples or more has at least one in each part; a single sample stays in the train part.
+    No client trains on a validation sample of another: a sample that several clients have is held out from
+    all of them or from none. There, a client's validation part may be larger or smaller, or empty.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"the fraction to hold out is {fraction}; it must be between 0 and 1")
     partition.check(dataset)
     rng, strata = generator(seed, 1), dataset.train.strata
-    train, test = [], []
+    decided, held_out = np.zeros((2, len(dataset.train)), bool)
     for part in partition.train:
-        size = len(part)
-        count = max(1, min(round(fraction * size), size - 1)) if size > 1 else 0
-        part = rng.permutation(part)
-        part = part[np.argsort(strata[part], kind="stable")]
-        # Every (size / count)-th sample of the list in class order takes each class in proportion.
-        chosen = np.zeros(size, bool)
-        chosen[(np.arange(count) * size + rng.integers(size)) // max(count, 1)] = True
-        train.append(np.sort(part[~chosen]))
-        test.append(np.sort(part[chosen]))
+        wanted = max(1, min(round(fraction * len(part)), len(part) - 1)) if len(part) > 1 else 0
+        free = part[~decided[part]]  # that no earlier client has
+        count = min(max(wanted - int(held_out[part].sum()), 0), len(free))
+        if len(free):
+            free = rng.permutation(free)
+            free = free[np.argsort(strata[free], kind="stable")]
+            # Every (size / count)-th sample of the list in class order takes each class in proportion.
+            places = (np.arange(count) * len(free) + rng.integers(len(free))) // max(count, 1)
+            held_out[free[places]] = True
+        decided[part] = True
+    for part in partition.train:
+        if held_out[part].all():  # by other clients' draws; a client needs a sample to train on
+            held_out[rng.choice(part)] = False
+    train = tuple(np.sort(part[~held_out[part]]) for part in partition.train)
+    test = tuple(np.sort(part[held_out[part]]) for part in partition.train)
     notes = (*partition.notes, f"validation: {fraction} of each client's train samples, seed {seed}")
-    return replace(partition, train=tuple(train), test=tuple(test), test_from="train", notes=notes)
+    return replace(partition, train=train, test=test, test_from="train", notes=notes)
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ A scheme is a function of (dataset, clients, seed, options); its randomness come
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,17 @@ from copfl.data.partition import Indices, Partition, Parts, count_by, distinct, 
 from copfl.data.samples import CLASSIFICATION, Dataset, Samples
 from copfl.errors import DataError, UsageError, at_least, one_of
 
-Assigned = tuple[Parts, Parts, list[str]]  # train, test, notes
+
+
+class Assigned(NamedTuple):
+    """What a scheme decides."""
+
+    train: Parts
+    test: Parts
+    notes: Sequence[str] = ()
+    labels: Indices | None = None  # as of a Partition
+
+
 SCHEMES: dict[str, Callable[..., Partition]] = {}
 OVERLAPPING_SCHEMES = {"overlapping"}  # those that assign a train sample to several clients
 
@@ -38,12 +48,14 @@ def _scheme(assign: Callable[..., Assigned]) -> Callable[..., Partition]:
             needed = f"{clients} clients with at least {minimum} train samples each need {clients * minimum}"
             limit = f'"{dataset.name}" has {available}; use at most {available // minimum} clients'
             raise DataError(f"{needed}, but {limit}")
-        train, test, notes = assign(dataset, clients, seed, **options)
-        for client, part in enumerate(test):
+        assigned = assign(dataset, clients, seed, **options)
+        for client, part in enumerate(assigned.test):
             if not len(part):
                 missing = f"client {client} has no test samples of its classes or groups"
                 raise DataError(f"{missing}; use fewer clients or more data")
-        return Partition(distinct(train), distinct(test), assign.__name__, keywords, notes=tuple(notes))
+        train, test = distinct(assigned.train), distinct(assigned.test)
+        notes, labels = tuple(assigned.notes), assigned.labels
+        return Partition(train, test, assign.__name__, keywords, notes=notes, labels=labels)
 
     SCHEMES[assign.__name__] = scheme
     return scheme
@@ -82,7 +94,7 @@ def classes(
         group = present[np.arange(clients) % len(present)]
     train, train_notes = _fill_slots(rng, dataset, "train", slots, group, train_per_class)
     test, test_notes = _fill_slots(rng, dataset, "test", slots, group, test_per_class)
-    return train, test, train_notes + test_notes
+    return Assigned(train, test, train_notes + test_notes)
 
 
 @_scheme
@@ -97,11 +109,15 @@ def concept_shift(
 ) -> Assigned:
     """``classes`` with other labels at every client: a permutation of its classes, in train and test.
 
-    The same input has another label at another client. `Partition.permuted_labels` has the permutations.
+    The same input has another label at another client. `Partition.labels` has the permutations.
     """
     options = {"per_client": per_client, "train_per_class": train_per_class, "test_per_class": test_per_class}
-    assigned = classes(dataset, clients, seed, **options)
-    return list(assigned.train), list(assigned.test), list(assigned.notes)
+    split = classes(dataset, clients, seed, **options)
+    labels, rng = np.tile(np.arange(len(dataset.classes)), (clients, 1)), generator(seed, 2)
+    for labels_of_client, part in zip(labels, split.train, strict=True):
+        present = np.unique(dataset.train.y[part])
+        labels_of_client[present] = rng.permutation(present)
+    return Assigned(split.train, split.test, split.notes, labels)
 
 
 @_scheme
@@ -132,13 +148,14 @@ def dirichlet(
     parts = _proportional(rng, dataset.train.y[used], _log_gamma(rng, alpha, shape), minimum)
     train = [used[part] for part in parts]
     if test == "iid":
-        return train, _equal(rng, np.arange(len(dataset.test)), clients), _test_note(dataset, clients)
+        test_parts = _equal(rng, np.arange(len(dataset.test)), clients)
+        return Assigned(train, test_parts, _test_note(dataset, clients))
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T
     usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
     if not len(usable):
         raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" needs none')
     parts = _proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
-    return train, [usable[part] for part in parts], _test_note(dataset, clients)
+    return Assigned(train, [usable[part] for part in parts], _test_note(dataset, clients))
 
 
 @_scheme
@@ -146,7 +163,7 @@ def iid(dataset: Dataset, clients: int, seed: int) -> Assigned:
     """Random parts of equal size; sizes differ by at most one sample."""
     rng = generator(seed)
     train, test = (_equal(rng, np.arange(len(split)), clients) for split in (dataset.train, dataset.test))
-    return train, test, _test_note(dataset, clients)
+    return Assigned(train, test, _test_note(dataset, clients))
 
 
 @_scheme
@@ -160,7 +177,7 @@ def quantity(dataset: Dataset, clients: int, seed: int, *, alpha: float = 0.5, m
         _proportional(rng, np.zeros(len(split), np.int64), log_weights, least)
         for split, least in ((dataset.train, minimum), (dataset.test, 1))
     )
-    return train, test, _test_note(dataset, clients)
+    return Assigned(train, test, _test_note(dataset, clients))
 
 
 @_scheme
@@ -192,7 +209,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
         for parts, pool in zip((train, test), pools, strict=True):
             for client, part in zip(members, _equal(rng, pool, len(members)), strict=True):
                 parts[client].append(part)
-    return _joined(train), _joined(test), notes
+    return Assigned(_joined(train), _joined(test), notes)
 
 
 @_scheme
@@ -207,7 +224,7 @@ def overlapping(
     rng = generator(seed)
     sides = ((dataset.train, train_size, "train_size"), (dataset.test, test_size, "test_size"))
     train, test = (_drawn(rng, len(split), clients, size, name) for split, size, name in sides)
-    return train, test, [f"{clients} clients share {len(dataset.train)} train samples"]
+    return Assigned(train, test, [f"{clients} clients share {len(dataset.train)} train samples"])
 
 
 # Shared by the schemes

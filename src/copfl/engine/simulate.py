@@ -113,7 +113,7 @@ def _measured(task: Task, federation: Federation, ids: Ids, metrics: list[Metric
     sizes, test = [len(part["healthy"]) for part in metrics], federation.test
     parts = np.split(ids, np.cumsum(sizes)[:-1])
     return [
-        measured(task, own, [test.y[test.indices[n]] for n in part])
+        measured(task, own, [test.targets(int(n)) for n in part])
         for own, part in zip(metrics, parts, strict=True)
     ]
 

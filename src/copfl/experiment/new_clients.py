@@ -107,8 +107,10 @@ def _only(whole: Federation, ids: Ids, count: int | None, seed: int, device: tor
     """A federation of these clients, each with at most `count` of its training samples: the first drawn."""
     partition = whole.partition
     drawn = [generator(seed, 3, int(n)).permutation(partition.train[n])[:count] for n in ids]
-    train, test = tuple(np.sort(own) for own in drawn), tuple(partition.test[n] for n in ids)
-    return Federation(whole.dataset, dataclasses.replace(partition, train=train, test=test), device)
+    train, test = tuple(map(np.sort, drawn)), tuple(partition.test[n] for n in ids)
+    labels = None if partition.labels is None else partition.labels[ids]
+    chosen = dataclasses.replace(partition, train=train, test=test, labels=labels)
+    return Federation(whole.dataset, chosen, device)
 
 
 def _accuracy(simulation: Simulation, algorithm: AnyAlgorithm | None, federation: Federation) -> Numbers:

@@ -190,13 +190,13 @@ def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int)
     one_of(SCHEMES, partition=scheme)
     dataset, configs = load(data), []
     split = SCHEMES[scheme](dataset, nodes, seed)
-    tested, own_labels = split.tested(dataset), split.permuted_labels(dataset)
+    tested = split.tested(dataset)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
         path = (folder / "nodes" / str(client)).resolve()
         path.mkdir(parents=True, exist_ok=True)
         x, y, x_test, y_test = dataset.train.x[train], dataset.train.y[train], tested.x[test], tested.y[test]
-        if own_labels is not None:
-            y, y_test = own_labels[client][y], own_labels[client][y_test]
+        if split.labels is not None:
+            y, y_test = split.labels[client][y], split.labels[client][y_test]
         if dataset.kind == CLASSIFICATION:  # a node's file has the names of its classes
             y, y_test = (np.array(dataset.classes)[labels] for labels in (y, y_test))
         np.savez(path / "data.npz", x=x, y=y, x_test=x_test, y_test=y_test)

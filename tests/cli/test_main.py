@@ -102,6 +102,19 @@ def test_everyday_options(here: Path, capsys: Capture) -> None:
     assert all(f"\n{line}\n" in text for line in ("epochs = 2", "batch = 4", "lr = 0.01"))
 
 
+def test_the_partition_in_use_is_printed(here: Path, capsys: Capture) -> None:
+    x, group = np.random.default_rng(0).normal(size=(60, 3)), np.repeat(["north", "south", "west"], 20)
+    np.savez(here / "mine.npz", x=x, y=np.arange(60) % 2, group=group)
+    small = ("-d", "mine.npz", "-a", "fedavg", "-r", 1, "--model", "mlp", "--set", "mlp.width=4")
+    natural = "3 clients, partition by_group (natural clients)"
+    answer = called(capsys, "run", *small, "-o", "natural")
+    assert f"Clients: {natural}." in answer.out
+    assert "2 (west)" in answer.out
+    assert natural in json.loads(called(capsys, "run", *small, "--json").out)["partition"]
+    answer = called(capsys, "run", *small, "--partition", "iid", "-n", 2)
+    assert "Clients: 2 clients, partition iid." in answer.out
+
+
 def test_quiet_says_nothing_and_json_says_one_object(here: Path, capsys: Capture) -> None:
     assert called(capsys, "run", "-r", 1, *TINY, "--quiet", "-o", "a") == Answer(0, "", "")
     answer = called(capsys, "run", "-r", 1, *TINY, "--json", "-o", "b")

@@ -171,7 +171,7 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     row = next(row for row in found.ranking if row.label == "fedpac")
     assert row.status == "could not run"
     assert np.isnan(row.value)
-    assert found.notes[0].startswith("These cannot train on the task: fedpac (fedpac aligns")
+    assert found.notes[1].startswith("These cannot train on the task: fedpac (fedpac aligns")
     with pytest.raises(RunError, match="no candidate could run"):
         racing.Race(tmp_path, base, [0], 0.2, 1, print).run(
             racing.Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),
@@ -198,6 +198,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     answer = called(capsys, "choose", *line)
     assert answer.code == 0
     assert "Which method for digits, 3 clients?" in answer.out
+    assert "Clients: 3 clients, partition classes (per_client=3, train_per_class=5" in answer.out
     assert "fedavg lr=0.01" in answer.out
     assert "is chosen" in answer.out
     assert (tmp_path / "run.toml").exists()

@@ -22,7 +22,8 @@ def record(*accuracies: float, broken: int = 0) -> Record:
     clients = {name: [a / part for a in accuracies] for name, part in zip(ACCURACIES, (1, 2, 4), strict=True)}
     curve = [0.1, sum(accuracies) / len(accuracies)]
     cost = {"bytes_up": 1500.0, "bytes_down": 2.5e6, "seconds": 0.5, "broken": broken}
-    return Record({}, 0.0, 5, [1, 2], {"accuracy": curve}, clients, cost)
+    tables = {"partition": {"name": "iid"}, "run": {"clients": 2}}
+    return Record(tables, 0.0, 5, [1, 2], {"accuracy": curve}, clients, cost)
 
 
 def comparison(seeds: int = 2) -> Comparison:
@@ -53,6 +54,7 @@ def test_the_text_by_hand() -> None:
     assert "Difference to copfl" in as_text(comparison())
     (line,) = (text for text in lines if text.startswith("local") and "lr" in text)
     assert re.split(" {2,}", line) == ["local", "lr=0.01", "lr=0.1: 25.0, lr=0.01: 75.0"]
+    assert "Clients: 2 clients, partition iid." in lines
     assert lines[-1] == "Note: a note."
     assert max(map(len, lines)) <= 100
 

@@ -258,6 +258,9 @@ def test_leaf_files(tmp_path: Path) -> None:
     assert_well_formed(found)
     assert (found.groups, found.natural, len(found.train)) == (("ann", "bob"), True, 5)
     assert load(tmp_path / "mine", users=1).groups == ("ann",)
+    untested = {**samples, "cid": ([[2.0, 3.0]] * 4, [1, 0, 1, 0])}  # with the most train samples
+    leaf_json(tmp_path / "mine" / "train" / "a.json", untested)
+    assert load(tmp_path / "mine", users=1).groups == ("ann",)
     leaf_json(
         tmp_path / "one.json",
         {f"u{n}": ([f"text {i}" for i in range(5)], ["a", "b"] * 2 + ["a"]) for n in range(3)},

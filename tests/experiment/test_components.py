@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
 from copfl.core.optim import Adam, Sgd
 from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
+from copfl.data.samples import Dataset
 from copfl.errors import UsageError
 from copfl.experiment import config
 from copfl.experiment.components import (
@@ -20,6 +23,7 @@ from copfl.experiment.components import (
     WRAPPERS,
     build_algorithm,
     default_rate,
+    partition_text,
     resolve,
     resolve_algorithm,
 )
@@ -110,7 +114,8 @@ def test_what_suits_a_data_set_gives_way_to_what_is_said() -> None:
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.npz").touch()
-    mine = {"data": {"name": "mine.npz"}, "model": {"name": "mlp"}}
+    names = {"data": "mine.npz", "model": "mlp", "partition": "iid"}
+    mine = {kind: {"name": name} for kind, name in names.items()}
     assert resolved(mine)["data"]["name"] == str(tmp_path / "mine.npz")
     assert resolved({"data": {"name": "cifar10", "dir": "sets"}})["data"]["dir"] == str(tmp_path / "sets")
     monkeypatch.setenv("COPFL_DATA", "elsewhere")
@@ -224,7 +229,9 @@ def test_natural_clients_are_as_many_as_the_groups(tmp_path: Path) -> None:
     assert resolve([{"data": data, "partition": by_group}], {})["run"]["clients"] == 12
     few: Tables = {"data": data, "partition": by_group, "run": {"clients": 4}}
     assert resolve([few], {})["run"]["clients"] == 4
-    assert resolve([{"data": data}], {})["run"]["clients"] == 10  # classes
+    assert resolve([{"data": data}], {})["run"]["clients"] == 12
+    classes: Tables = {"data": data, "partition": {"name": "classes"}}
+    assert resolve([classes], {})["run"]["clients"] == 10
 
 
 def test_the_partition_where_none_is_given() -> None:
@@ -293,3 +300,40 @@ def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers
 def test_the_options_of_a_model_that_was_chosen_may_be_set_by_its_name() -> None:
     own: Tables = {"data": {"name": "visits.csv", "target": "outcome"}, "mlp": {"width": 8}}
     assert resolved(own)["model"]["width"] == 8
+
+
+def test_natural_clients_are_the_default_wherever_the_data_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y, group = np.zeros((60, 3)), np.arange(60) % 2, np.repeat(["a", "b", "c"], 20)
+    np.savez(tmp_path / "groups.npz", x=x, y=y, group=group)
+    np.savez(tmp_path / "plain.npz", x=x, y=y)
+    np.savez(tmp_path / "values.npz", x=x, y=np.linspace(0, 1, 60))
+    users = {name: {"x": [[0.0, 1.0]] * 10, "y": [0, 1] * 5} for name in "abc"}
+    (tmp_path / "leaf.json").write_text(json.dumps({"user_data": users}))
+    code = "from copfl.data.arrays import from_arrays\nimport numpy as np\ndef data():\n"
+    code += "    return from_arrays(np.zeros((60, 3)), np.arange(60) % 2, group=np.arange(60) % 3)\n"
+    (tmp_path / "data_with_groups.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    dataset = from_arrays(x, y, group=group)
+    values = (dataset, Dataset("mine", dataset.train, dataset.test, dataset.classes, dataset.groups))
+    names: list[Tables] = [
+        {"data": {"name": name}} for name in ("groups.npz", "leaf.json", "data_with_groups:data")
+    ]
+    for tables in [resolve([{}], {"data": value}) for value in values] + [
+        resolve([table], {}) for table in names
+    ]:
+        assert (tables["partition"]["name"], tables["run"]["clients"]) == ("by_group", 3)
+        assert partition_text(tables) == "3 clients, partition by_group (natural clients)"
+    for name, scheme in (("plain.npz", "classes"), ("values.npz", "iid")):
+        tables = resolve([{"data": {"name": name}}], {})
+        assert (tables["partition"]["name"], tables["run"]["clients"]) == (scheme, 10)
+    assert resolve([{"data": {"name": "cinic10"}}], {})["partition"]["name"] == "classes"
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    for clients in (3, 4):
+        np.savez(path, x=np.zeros((60, 3)), y=np.arange(60) % 2, group=np.arange(60) % clients)
+        os.utime(path, ns=(clients, clients))
+        assert resolve([{"data": {"name": str(path)}}], {})["run"]["clients"] == clients

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl.charts import Heat
 from copfl.core.metrics import METRICS
+from copfl.core.task import Data
 from copfl.experiment import gains, inference
 from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.experiment.gains import Gains, similar_first
@@ -166,6 +168,35 @@ def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     assert heat.low_is_bright
     assert "RMSE" in heat.about
     assert heat.unit == ""
+
+
+def test_the_samples_of_the_matrix_are_evenly_chosen() -> None:
+    """Stored class by class: 150 of class 0, 50 of class 1, 100 of class 2. Ten are 5, 2 and 3 of them."""
+    y = torch.tensor([0] * 150 + [1] * 50 + [2] * 100)
+    data = Data(torch.arange(300), y, torch.tensor(300))
+    chosen = gains.evenly_chosen(data, 10)
+    assert torch.bincount(chosen.y).tolist() == [5, 2, 3]
+    assert chosen.y.tolist() == y[chosen.x].tolist()
+    assert int(chosen.size) == 10
+    values = gains.evenly_chosen(data._replace(y=y.float()), 3)
+    assert values.x.tolist() == [0, 100, 200]
+    padded = gains.evenly_chosen(data._replace(size=torch.tensor(2)), 10)
+    assert padded.x.tolist() == [0, 1]
+    assert gains.evenly_chosen(data._replace(size=torch.tensor(0)), 10).x.tolist() == []
+
+
+def test_with_data_sorted_by_class_the_matrix_and_the_table_have_every_class() -> None:
+    rng = np.random.default_rng(0)
+    y, y_test = np.repeat(np.arange(3), 20), np.repeat(np.arange(3), 80)
+    x, x_test = (np.eye(3)[labels] + 0.1 * rng.normal(size=(len(labels), 3)) for labels in (y, y_test))
+    arrays = (x.astype(np.float32), y, x_test.astype(np.float32), y_test)
+    result = copfl.run(
+        "fedavg", arrays, model="mlp", clients=1, partition="iid", rounds=2, local_baseline=True
+    )
+    assert result.analysis is not None
+    assert [tested for _, tested in result.analysis.cross.per_class] == [80, 80, 80]
+    right = sum(right for right, _ in result.analysis.cross.per_class)
+    assert right / 240 == pytest.approx(result.latest("accuracy")[0])
 
 
 def test_neighbours_are_alike_where_low_is_better() -> None:

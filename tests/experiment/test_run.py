@@ -91,7 +91,8 @@ def test_a_result_prints_a_line_and_has_networks(tmp_path: Path) -> None:
     assert result.experiment.tables["algorithm"]["epochs"] == 2
     mean = 100 * result.accuracy[-1].mean()
     assert (
-        str(result) == f"fedper on digits: 2 clients, 2 rounds, accuracy {mean:.1f} %, in {tmp_path / 'run'}"
+        str(result)
+        == f"fedper on digits: 2 clients, partition classes, 2 rounds, accuracy {mean:.1f} %, in {tmp_path / 'run'}"
     )
     federation, task = result.experiment.federation, result.experiment.task
     x = task.numbers(torch.from_numpy(federation.dataset.test.x[:5]))

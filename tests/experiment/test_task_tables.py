@@ -96,7 +96,7 @@ def test_auc_of_one_class_is_missing_and_not_zero() -> None:
     group = np.repeat(np.arange(4), 20)
     y[group == 0] = 1
     samples = Samples(x, y, group)
-    data = Dataset("two", samples, samples, ("no", "yes"), groups=("a", "b", "c", "d"), natural=True)
+    data = Dataset("two", samples, samples, ("no", "yes"), groups=("a", "b", "c", "d"))
     result = copfl.run("fedavg", data, **QUICK, task={"metrics": ["auc", "accuracy"]})
     assert result.primary.name == "auc"
     auc, accuracy = result.metric("auc")[-1], result.metric("accuracy")[-1]

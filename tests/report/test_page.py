@@ -203,6 +203,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
         "seeds": [0, 1],
         "reference": "copfl",
         "over": {},
+        "partition": ["2 clients, partition iid"],
         "notes": [],
         "rows": rows,
     }
@@ -212,6 +213,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
     html = (tmp_path / "report.html").read_text()
     assert "Lower: fedavg -30.0 [-50.0, -10.0]. Not distinguishable: local -5.0 [-40.0, +30.0]." in html
     assert "better than under local training: copfl 75 %." in html
+    assert "Clients: 2 clients, partition iid." in html
     drawn = data_of(html)["figures"]
     assert list(drawn) == ["curves", "seeds", "differences"]
     assert drawn["differences"]["series"][0]["low"] == [-50, -40]

@@ -35,7 +35,7 @@ from copfl.comparison.runner import Log, all_done
 from copfl.comparison.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
-from copfl.experiment.components import resolve
+from copfl.experiment.components import partition_text, resolve
 from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.run import Experiment, prepare, reopen, train
@@ -112,7 +112,7 @@ def choose(
         race.ranking(standing),
         standing.metric,
         race.spent,
-        race.notes,
+        [f"Clients: {partition_text(settings)}.", *race.notes],
         out,
     )
     usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}

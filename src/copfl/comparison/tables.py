@@ -16,7 +16,7 @@ from copfl.comparison.jobs import accuracies
 from copfl.comparison.results import Record, Tuned
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import new_clients
-from copfl.experiment.components import optimizer_text
+from copfl.experiment.components import optimizer_text, partition_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
 from copfl.stats import LEVEL, Difference, Spread, difference, mean_of_known, spread_of
@@ -155,7 +155,12 @@ def _metrics(comparison: Comparison) -> Table:
         titles.insert(4, "gain")
         note += " gain: the share of clients, in %, that are better than the same client under local."
     title = f"{comparison.title}: {metric.in_unit} on each client's own test samples"
-    return Table(title, ["", *titles], rows, [note])
+    return Table(title, ["", *titles], rows, [note, f"Clients: {'; '.join(partitions(comparison))}."])
+
+
+def partitions(comparison: Comparison) -> list[str]:
+    """The partition that all rows have in common; of a sweep over it, each."""
+    return list(dict.fromkeys(partition_text(run.tables) for row in comparison.rows for run in row.outcomes))
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -294,6 +299,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "last": comparison.last,
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
+        "partition": partitions(comparison),
         "notes": comparison.notes,
         "share_that_gains": gaining(comparison),
         "rows": [plain(_row(row)) for row in comparison.rows],

@@ -18,7 +18,7 @@ from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
 LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
-NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "natural")
+NAMES = ("name", "classes", "groups", "mean", "std", "augment", "note", "kind", "groups_are_clients")
 
 
 def npz_file(path: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
@@ -149,14 +149,13 @@ def from_arrays(
     name: str = "arrays",
     augment: bool = False,
     note: str = "",
-    natural: bool = False,
 ) -> Dataset:
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
     uint8 images may be [n, h, w], [n, h, w, channels] or [n, channels, h, w]; they are normalised by the mean
     and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a
     dict. Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see
-    `targets_of`.
+    `targets_of`. A group is a client, unless a partition says otherwise.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
@@ -195,7 +194,6 @@ def from_arrays(
         augment=augment,
         note="; ".join(filter(None, notes)),
         kind=targets.kind,
-        natural=natural,
     )
 
 
@@ -258,7 +256,7 @@ def joined(parts: Sequence[Dataset], name: str = "clients") -> Dataset:
         group = np.repeat(np.arange(len(parts)), [len(samples) for samples in own])
         splits.append((x if isinstance(first.train.x, dict) else x["x"], y, group))
     names = {"classes": classes if of_classes else first.classes, "groups": list(map(str, range(len(parts))))}
-    data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), natural=True, **names)
+    data = from_splits(splits, name=name, kind=first.kind, note="; ".join(notes[:3]), **names)
     return replace(data, augment=first.augment, encode=first.encode)
 
 

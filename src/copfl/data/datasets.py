@@ -201,7 +201,8 @@ def cifar10c(data_dir: Path | None, *, severity: int = 3, all: bool = False, ver
             return corrupt(pixels.transpose(0, 2, 3, 1), names[kind], severity, rng)
 
     train, test = (_corrupted(y, all, partial(images, split)) for split, y in enumerate(labels))
-    return _colour_images("cifar10c", train, test, groups=tuple(CORRUPTIONS), note=note)
+    groups = {"groups": tuple(CORRUPTIONS), "groups_are_clients": False}
+    return _colour_images("cifar10c", train, test, **groups, note=note)
 
 
 def _published_corruptions(place: Path) -> tuple[list[Images], NDArray[np.int64]]:
@@ -257,8 +258,8 @@ def cinic10(data_dir: Path | None) -> Dataset:
     counts = Counter((image.split, image.label) for image in images)
     note = f"CINIC-style: {len(train):,} train, {len(test):,} test images, not the published CINIC-10"
     note = "" if set(counts.values()) == {9000} else note
-    groups = ("cifar", "imagenet")
-    return _colour_images("cinic10", train, test, groups=groups, mean=CINIC_MEAN, std=CINIC_STD, note=note)
+    groups = {"groups": ("cifar", "imagenet"), "groups_are_clients": False}
+    return _colour_images("cinic10", train, test, **groups, mean=CINIC_MEAN, std=CINIC_STD, note=note)
 
 
 def mini_imagenet(data_dir: Path | None, *, size: int = 84) -> Dataset:

@@ -130,7 +130,7 @@ def _domains(data_dir: Path | None, name: str, places: Sequence[str], size: int)
         raise DataError(f"{place} has no images of several domains; expected <domain>/<class>/*.jpg")
     x = reading.decode_all(images, (size, size))
     y, group = (np.array([getattr(image, key) for image in images]) for key in ("label", "split"))
-    return from_arrays(x, y, group=group, name=name, natural=True)
+    return from_arrays(x, y, group=group, name=name)
 
 
 def digits_five(data_dir: Path | None) -> Dataset:
@@ -156,7 +156,7 @@ def digits_five(data_dir: Path | None) -> Dataset:
         y = np.concatenate([labels.reshape(-1) % 10 for _, labels in domains]).astype(np.int64)
         splits.append((x, y, np.repeat(np.arange(len(domains)), [len(images) for images, _ in domains])))
     names = {"classes": "0123456789", "groups": DIGIT_DOMAINS}
-    return from_splits(splits, name="digits_five", natural=True, **names)
+    return from_splits(splits, name="digits_five", **names)
 
 
 def _colour_32(images: NDArray[Any]) -> NDArray[np.uint8]:
@@ -232,7 +232,7 @@ def uci_har(data_dir: Path | None) -> Dataset:
         for name in ("y", "subject")
     )
     labels = np.array([activities.get(number, str(number)) for number in y.tolist()])
-    return from_arrays(np.concatenate(parts), labels, group=person, name="uci_har", natural=True)
+    return from_arrays(np.concatenate(parts), labels, group=person, name="uci_har")
 
 
 # Texts
@@ -291,7 +291,7 @@ def clinc150(data_dir: Path | None) -> Dataset:
         train, test = content["train"] + content["val"], content["test"]
         parts = [([text for text, _ in rows], [intent for _, intent in rows]) for rows in (train, test)]
         groups = [[domain[intent] for intent in intents] for _, intents in parts]
-    return _of_texts("clinc150", *parts, group=groups[0], group_test=groups[1], natural=True)
+    return _of_texts("clinc150", *parts, group=groups[0], group_test=groups[1])
 
 
 def _of_texts(name: str, train: Texts, test: Texts, **options: Any) -> Dataset:
@@ -323,7 +323,7 @@ def is_leaf(place: Path) -> bool:
 def leaf(place: Path, *, users: int = 0, kind: str | None = None) -> Dataset:
     """A file or folder in LEAF's layout; `users` takes that many, those with the most samples."""
     name = place.stem if place.is_file() else place.resolve().name
-    return from_splits(_users(place, users), kind=kind, name=name, natural=True)
+    return from_splits(_users(place, users), kind=kind, name=name)
 
 
 def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -332,7 +332,7 @@ def femnist(data_dir: Path | None, *, users: int = 0) -> Dataset:
     for x, y, user in _users(_leaf_folder(data_dir, "femnist"), users):
         pixels = np.array(x, np.float32).reshape(-1, 28, 28)
         splits.append((np.rint(pixels * 255).astype(np.uint8), np.array(y, np.int64), user))
-    return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist", natural=True)
+    return from_splits(splits, classes=FEMNIST_CLASSES, name="femnist")
 
 
 def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
@@ -345,7 +345,7 @@ def shakespeare(data_dir: Path | None, *, users: int = 0) -> Dataset:
     for (*_, user), lines in zip(parts, texts, strict=True):
         tokens = np.array([[number[letter] for letter in line] for line in lines], np.int64)
         splits.append((tokens[:, :-1], tokens[:, 1:], user))
-    return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare", natural=True)
+    return from_splits(splits, classes=letters, kind=NEXT_TOKEN, name="shakespeare")
 
 
 def _leaf_folder(data_dir: Path | None, name: str) -> Path:
@@ -364,7 +364,7 @@ def _users(place: Path, users: int) -> list[Users]:
             raise DataError(f"{place} lacks train/*.json or test/*.json")
     data = [_user_data(split) for split in files]
     names = sorted(data[0], key=lambda user: (-len(data[0][user]["y"]), user))
-    kept = [user for user in names[: users or None] if all(user in split for split in data)]
+    kept = [user for user in names if all(user in split for split in data)][: users or None]
     return [
         (
             [x for user in kept for x in split[user]["x"]],

@@ -80,7 +80,12 @@ class Dataset:
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
     kind: str = CLASSIFICATION  # of the targets: see Samples
     encode: Callable[[dict[str, list[Any]]], Inputs] | None = None  # columns of a further table as samples
-    natural: bool = False  # whether the groups are clients by nature, so that by_group is the usual partition
+    groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
+
+    @property
+    def natural(self) -> bool:
+        """Whether the data has clients by nature, so that by_group is the usual partition."""
+        return self.groups_are_clients and bool(self.groups) and self.train.group is not None
 
     @property
     def target_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -133,7 +133,7 @@ def from_tables(
         data = replace(data, encode=partial(_further, encoders, missing))
     train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
-    return replace(data, train=train, test=test, note=note, natural=bool(clients))
+    return replace(data, train=train, test=test, note=note)
 
 
 # Features

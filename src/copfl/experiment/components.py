@@ -22,9 +22,11 @@ from copfl.core.algorithm import AnyAlgorithm, example_output
 from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
+from copfl.data.arrays import npz_file
 from copfl.data.federation import Federation
 from copfl.data.hub import PREFIX
 from copfl.data.partition import Partition
+from copfl.data.published import leaf
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.schemes import SCHEMES, number_of_groups
 from copfl.engine import autotune
@@ -121,6 +123,18 @@ def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{table['name']} {table['lr']:g}" if "name" in table and "lr" in table else ""
 
 
+def partition_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Such as "10 clients, partition classes (per_client=2)", or "(natural clients)" of by_group."""
+    table, clients = tables["partition"], tables["run"]["clients"]
+    if "value" in table:
+        return f"{clients} clients, {table['value']}"
+    options = without(table, "name").items()
+    shown = [f"{key}={value}" for key, value in options if value is not False]
+    shown += ["natural clients"] if table["name"] == "by_group" else []
+    in_brackets = f" ({', '.join(shown)})" if shown else ""
+    return f"{clients} clients, partition {table['name']}{in_brackets}"
+
+
 def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Tables:
     """The tables of an algorithm and of its optimizer, which without a name is the algorithm's own."""
     resolved = ALGORITHM.resolve(table)
@@ -165,10 +179,31 @@ def build_data(table: Mapping[str, Any]) -> Dataset:
     return datasets.load(name, folder, **checked)
 
 
-@lru_cache(maxsize=1)  # a comparison resolves many runs on the same data
-def _read_once(table: str) -> Dataset:
-    """The data set that the table, as JSON, describes."""
-    return build_data(json.loads(table))
+class Usual(NamedTuple):
+    """The settings of a run on a data set where none are given, and its number of natural clients."""
+
+    model: str
+    partition: str
+    groups: int
+
+
+def _usual_of(dataset: Dataset) -> Usual:
+    by_target = "classes" if dataset.kind == CLASSIFICATION else "iid"
+    partition = "by_group" if dataset.natural else by_target
+    return Usual(_model_for(dataset), partition, number_of_groups(dataset))
+
+
+def _usual_of_data(table: Mapping[str, Any]) -> Usual:
+    """`_usual_of` of the data set that the table describes; it is read again only after its file changed."""
+    table = resolve_data(table)
+    path = Path(table["name"])
+    written = path.stat().st_mtime_ns if path.is_file() else 0
+    return _read_once(json.dumps(table, sort_keys=True), written)
+
+
+@lru_cache(maxsize=8)  # a run asks several times, and a comparison resolves many runs on the same data
+def _read_once(table: str, written: int) -> Usual:
+    return _usual_of(build_data(json.loads(table)))
 
 
 def build_partition(table: Mapping[str, Any], dataset: Dataset, settings: RunSettings) -> Partition:
@@ -261,7 +296,7 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         tables["data"] = _value_table("data", merged["data"], getattr(data, "name", type(data).__name__))
     tables["partition"] = _partition(merged["partition"], fixed.get("partition"), run)
     if tables["partition"].get("name") == "by_group" and "clients" not in run:
-        groups = number_of_groups(data if data is not None else _read_once(json.dumps(tables["data"])))
+        groups = number_of_groups(data) if data is not None else _usual_of_data(tables["data"]).groups
         if groups:  # without any, the scheme refuses the data
             run["clients"] = groups
     if model is None:
@@ -356,7 +391,8 @@ def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:
     if "adapter" in given:
         given["adapter"] = given["adapter"].partition(":")[0]
     names = {"algorithm": "copfl", "data": "digits", **given}
-    names.setdefault("partition", _usual_partition(merged["data"], names["data"], fixed.get("data")))
+    if "partition" not in fixed and "partition" not in given:
+        names["partition"] = _usual_partition(merged["data"], names["data"], fixed.get("data"))
     names = {kind: name for kind, name in names.items() if kind not in fixed}
     if "model" not in fixed and "model" not in given:
         names["model"] = _usual_model(merged["data"], names.get("data", ""), fixed.get("data"))
@@ -371,9 +407,8 @@ def _usual_model(table: Table, name: str, value: object) -> str:
         return _model_for(value)
     if _of_tokens(table, name):
         return "causal_cnn"
-    own = name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
-    if own and not table.get("text") and not table.get("target"):
-        return _model_for_file(json.dumps(table))
+    if _is_own(name) and not table.get("text") and not table.get("target"):
+        return _usual_of_data({**table, "name": name}).model
     usual = "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
     return str(DEFAULTS.get(name, {}).get("model", {}).get("name", usual))
 
@@ -390,10 +425,9 @@ def _model_for(data: Dataset) -> str:
     return {2: "mlp", 3: "cnn1d"}.get(x.ndim, "resnet18")
 
 
-@lru_cache(maxsize=8)  # a run asks several times
-def _model_for_file(table: str) -> str:
-    """`_model_for` of the data set that the table, as JSON, describes."""
-    return _model_for(build_data(resolve_data(json.loads(table))))
+def _is_own(name: str) -> bool:
+    """Whether the name is of a user's file, folder or function."""
+    return name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
 
 
 def _of_tokens(table: Table, name: str) -> bool:
@@ -404,8 +438,12 @@ def _of_tokens(table: Table, name: str) -> bool:
 def _usual_partition(table: Table, name: str, value: object) -> str:
     """The partition where none is given: by natural clients where the data has them, else by class."""
     if isinstance(value, Dataset):
-        usual = "classes" if value.kind == CLASSIFICATION else "iid"
-        return "by_group" if value.natural else usual
+        return _usual_of(value).partition
+    if table.get("client"):
+        return "by_group"
+    # The clients of a table are the column `client`, and a folder of images has none.
+    if _is_own(name) and (user_code.is_reference(name) or datasets.reader(name) in (npz_file, leaf)):
+        return _usual_of_data({**table, "name": name}).partition
     usual = DEFAULTS.get(name, {}).get("partition", {}).get("name", "classes")
-    usual = "iid" if table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table, name) else usual
-    return "by_group" if table.get("client") else usual
+    is_other = table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table, name)
+    return "iid" if is_other else str(usual)

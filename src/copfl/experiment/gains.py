@@ -78,13 +78,14 @@ class Cross(NamedTuple):
 
 
 def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation, state: State) -> Cross:
-    """Every model on every client's test samples, at most SAMPLES of them."""
+    """Every model on every client's test samples, at most SAMPLES of them; by class, on all of its own."""
     count = min(federation.clients, MODELS)
     clients = np.unique(np.linspace(0, federation.clients - 1, count).round().astype(np.int64))
-    tests = [_first(tree.row(federation.test.rows([int(n)]), 0)) for n in clients]
+    whole = [tree.row(federation.test.rows([int(n)]), 0) for n in clients]
+    tests = [evenly_chosen(data, SAMPLES) for data in whole]
     table = np.full((count, count), np.nan)
     per_class = np.zeros((task.classes if task.criterion.kind == "classification" else 0, 2), np.int64)
-    for row, (n, data) in enumerate(zip(clients.tolist(), tests, strict=True)):
+    for row, (n, data) in enumerate(zip(clients.tolist(), whole, strict=True)):
         model = client_model(algorithm, task, state, n)
         with torch.no_grad():
             table[row] = primary_metrics(task, model, tests)
@@ -96,10 +97,15 @@ def cross_evaluation(algorithm: AnyAlgorithm, task: Task, federation: Federation
     return Cross(clients.tolist(), table, task.metrics[0].name, counts)
 
 
-def _first(data: Data) -> Data:
-    size = min(int(data.size), SAMPLES)
-    x, y = tree.each(lambda t: t[:size], (data.x, data.y))
-    return Data(x, y, torch.tensor(size, device=data.size.device))
+def evenly_chosen(data: Data, most: int) -> Data:
+    """At most so many of a client's samples, evenly spaced; where targets are classes, each in proportion."""
+    size = int(data.size)
+    count, y = min(size, most), data.y[:size]
+    has_classes = y.dim() == 1 and not y.is_floating_point()
+    order = torch.argsort(y, stable=True) if has_classes else torch.arange(size, device=y.device)
+    chosen = order[torch.arange(count, device=y.device) * size // max(count, 1)].sort().values
+    x, y = tree.each(lambda t: t[chosen], (data.x, data.y))
+    return Data(x, y, torch.tensor(count, device=data.size.device))
 
 
 def similar_first(values: Numbers, metric: MetricInfo = ACCURACY) -> list[int]:

@@ -22,6 +22,7 @@ from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
+from copfl.experiment.components import partition_text
 from copfl.experiment.config import Tables
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
@@ -58,6 +59,11 @@ class Experiment:
         """Such as "copfl on digits"."""
         name = self.tables["algorithm"].get("name", type(self.algorithm).__name__)
         return f"{name} on {self.federation.dataset.name}"
+
+    @property
+    def partition_text(self) -> str:
+        """Such as "10 clients, partition classes (per_client=2)"; of natural clients, by_group."""
+        return partition_text(self.tables)
 
     @property
     def model_text(self) -> str:
@@ -126,13 +132,14 @@ class Result:
     analysis: Analysis | None = None  # with run.local_baseline
 
     def __str__(self) -> str:
-        """Such as "copfl on digits: 10 clients, 40 rounds, accuracy 94.1 %"."""
+        """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
         e, metric = self.experiment, self.primary
         values = self.latest(metric.name) if self.records else np.zeros(0)
         known = values[~np.isnan(values)]
         mean = f", {metric.title} {metric.text(float(known.mean()))}{metric.unit}" if len(known) else ""
         folder = "" if self.folder is None else f", in {self.folder}"
-        return f"{e.title}: {e.clients} clients, {len(self.records)} rounds{mean}{folder}"
+        clients = f"{e.clients} clients, partition {e.federation.partition.scheme}"
+        return f"{e.title}: {clients}, {len(self.records)} rounds{mean}{folder}"
 
     def save(self, path: str | Path) -> Path:
         """The run as a folder, for reports, export, predict and resume.

@@ -140,7 +140,10 @@ def prepare(
         load = load._replace(task=training.task)
         seconds = autotune.total_seconds(load, engine) if device.type == "cpu" else 0.0
         workers = autotune.processes(load, engine, states, seconds)
-        tell(expected(seconds / workers, settings.rounds, workers, settings.local_baseline))
+        estimate = expected(seconds / workers, settings.rounds, workers, settings.local_baseline)
+        if estimate or device.type != "cpu":  # of a short run, the table at its end has it
+            tell(components.partition_text(tables))
+        tell(estimate)
     settings = dataclasses.replace(
         settings,
         device=str(device),

@@ -185,10 +185,16 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def partition_nodes(folder: Path, data: str, nodes: int, scheme: str, seed: int) -> list[dict[str, Any]]:
-    """The nodes' configurations; each node's part of the data set is in a file of its own."""
-    one_of(SCHEMES, partition=scheme)
+def partition_nodes(
+    folder: Path, data: str, nodes: int, scheme: str | None, seed: int
+) -> list[dict[str, Any]]:
+    """The nodes' configurations; each node's part of the data set is in a file of its own.
+
+    Without a `scheme` natural clients are the nodes; of data without any, Dirichlet parts of the classes.
+    """
     dataset, configs = load(data), []
+    scheme = scheme or ("by_group" if dataset.natural else "dirichlet")
+    one_of(SCHEMES, partition=scheme)
     split = SCHEMES[scheme](dataset, nodes, seed)
     tested = split.tested(dataset)
     for client, (train, test) in enumerate(zip(split.train, split.test, strict=True)):
@@ -209,7 +215,7 @@ def up(
     *,
     nodes: int | None = None,
     data: str | None = None,
-    scheme: str = "dirichlet",
+    scheme: str | None = None,
     secure: bool | None = None,
     config: Mapping[str, Any] | None = None,
     run: str | None = None,

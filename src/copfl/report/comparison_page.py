@@ -53,7 +53,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "") for row in rows[:8]
         ],
         tables=[_metrics(rows, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
-        notes=content["notes"],
+        notes=[f"Clients: {'; '.join(content['partition'])}.", *content["notes"]],
         facts=None,
         sections=[section for section in sections if section.charts],
     )

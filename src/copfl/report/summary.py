@@ -37,6 +37,7 @@ def as_json(result: Result) -> dict[str, Any]:
     content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
+        "partition": result.experiment.partition_text,
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: mean_of_known(values) for name, values in last.items()},
         "warnings": result.warnings,
@@ -80,6 +81,7 @@ def show(result: Result, out: IO[str]) -> None:
             f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
         )
     notes.append(f"Model: {experiment.model_text}.")
+    notes.append(f"Clients: {experiment.partition_text}.")
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)

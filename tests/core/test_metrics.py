@@ -78,6 +78,11 @@ def test_next_token_by_hand() -> None:
     right = np.log(np.array([[0.5, 0.8], [0.25, 1.0]]))
     assert metric("perplexity", "next_token").of(right, y) == pytest.approx(expected, abs=1e-12)
     assert metric("accuracy", "next_token").of(logs, y) == (1 + 0) / 2  # the mean over samples
+    blank = np.array([[0, 1], [-100, -100]])  # without a target token there is nothing to be right about
+    assert metric("accuracy", "next_token").of(logs, blank) == 1
+    assert metric("perplexity", "next_token").of(logs, blank) == pytest.approx((0.5 * 0.8) ** -0.5)
+    for name in ("accuracy", "perplexity"):
+        assert math.isnan(metric(name, "next_token").of(logs, np.full((2, 2), -100)))
 
 
 def test_auc_is_over_the_classes_that_the_client_has() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from torch.nn import functional as F
 from copfl import models
 from copfl.core import task
 from copfl.core.augment import crop_and_flip
+from copfl.core.criteria import next_token
+from copfl.core.evaluation import primary_metrics
+from copfl.core.metrics import METRICS
 from copfl.core.task import Batch, Data, Experts, task_of
 from copfl.errors import UsageError
 
@@ -372,3 +376,24 @@ def test_build_then_task_for_every_model_that_ships() -> None:
         )
         assert torch.isfinite(grad).all()
         assert torch.isfinite(after).all()
+
+
+def test_a_sequence_without_a_target_token_is_in_no_mean() -> None:
+    torch.manual_seed(0)
+    of_tokens = task_of(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)), 5, criterion=next_token())
+    x = torch.randint(5, (3, 6))
+    y = torch.tensor([[1, 2, 3, 4, -100, -100], [0, 0, 1, 1, 2, 2], [-100] * 6])
+    with_blank, without = (Data(x[:n], y[:n], torch.tensor(n)) for n in (3, 2))
+    w = of_tokens.initial
+    for one, other in zip(of_tokens.evaluate(w, with_blank), of_tokens.evaluate(w, without), strict=True):
+        torch.testing.assert_close(one, other)
+    outputs = of_tokens.forward(w, x)[0]
+    mean = F.cross_entropy(outputs[:2].transpose(1, 2), y[:2], reduction="none").sum(1) / torch.tensor([4, 6])
+    for valid in (None, torch.tensor([True, True, True])):
+        torch.testing.assert_close(of_tokens.objective(outputs, outputs, y, valid), mean.mean())
+    blank = Data(x[2:], y[2:], torch.tensor(1))
+    assert int(of_tokens.scores(w, blank).count) == 0
+    accuracy = dataclasses.replace(of_tokens, metrics=(METRICS["accuracy"],))
+    of_blank, of_all, of_two = primary_metrics(accuracy, w, [blank, with_blank, without])
+    assert np.isnan(of_blank)
+    assert of_all == of_two

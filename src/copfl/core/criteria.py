@@ -36,6 +36,13 @@ class Criterion:
         """Whether predictions are log-probabilities; what is mixed are the probabilities."""
         return self.kind in ("classification", "next_token")
 
+    def counted(self, y: Tensor, valid: Tensor | None) -> Tensor | None:
+        """Which samples are in a mean, [b]; None: all. A sequence without a target token has no loss."""
+        if self.kind != "next_token":
+            return valid
+        has_token = (y != PADDING).any(-1)
+        return has_token if valid is None else valid & has_token
+
 
 def classification(class_weights: Sequence[float] = (), label_smoothing: float = 0.0) -> Criterion:
     """One class per sample, by cross-entropy; `class_weights` multiply the losses of their class."""

@@ -55,8 +55,8 @@ def evaluate(
 
     metrics = {}
     for name in models:
-        loss, score, predictions = task.scores(model(name), test)
-        defined = torch.isfinite(loss) & (test.size > 0)  # nan without samples, or after divergence
+        loss, score, predictions, count = task.scores(model(name), test)
+        defined = torch.isfinite(loss) & (count > 0)  # nan without samples, or after divergence
         if task.criterion.correct is not None:
             metrics[f"accuracy{name}"] = torch.where(defined, score.double(), torch.nan)
         metrics[f"test_loss{name}"] = torch.where(defined, loss.double(), torch.nan)
@@ -112,7 +112,8 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
         if not len(loss) or not bool(torch.isfinite(loss.sum())):
             return float("nan")
         if correct:
-            return float(value.to(loss.dtype).mean())
+            counted = task.criterion.counted(target, None)
+            return float((value if counted is None else value[counted]).to(loss.dtype).mean())  # of none, nan
         return metric.of(*on_host_arrays(task, value, target))
 
     parts = tree.split((torch.cat(losses), torch.cat(values), y), sizes)

@@ -156,14 +156,14 @@ def metric(name: str, kind: str) -> Metric:
 
 
 def _accuracy(predictions: Array, targets: Array) -> float:
-    """The fraction that is right: of the samples, of their labels, or of the tokens of each sample."""
+    """The fraction that is right: of the samples, of their labels, or of the tokens of each sample with any."""
     if targets.dtype.kind == "f":
         return float((_labels(predictions) == targets).mean())
     counts = targets != PADDING
     right = (predictions.argmax(axis=-1) == targets) & counts
     if targets.ndim == 1:
         return float(right.mean())
-    return float(np.mean(right.sum(axis=1) / counts.sum(axis=1)))
+    return float(np.mean((right.sum(axis=1) / counts.sum(axis=1))[counts.any(axis=1)]))
 
 
 def _macro_f1(predictions: Array, targets: Array) -> float:

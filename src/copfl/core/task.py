@@ -222,7 +222,7 @@ class Task:
 
     def objective(self, logits: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
         """The mean loss over the valid samples."""
-        return mean_of_valid(self.criterion.losses(logits, targets), valid)
+        return mean_of_valid(self.criterion.losses(logits, targets), self.criterion.counted(targets, valid))
 
     # -- training --------------------------------------------------------------------------------------------
 
@@ -357,17 +357,22 @@ class Task:
     def scores(self, personal: Personal, data: Data) -> Scores:
         """The evaluation of a model on all valid samples, without augmentation."""
         loss = right = self.initial.new_zeros(())
+        count = torch.zeros_like(data.size)
         predictions = []
         for x, y, valid in data.in_parts(EVAL_BATCH):
             predicted = self.predict(personal, x)
             losses = self.criterion.test_losses(predicted, y)
-            loss = loss + torch.where(valid, losses, 0).sum()
+            counted = self.criterion.counted(y, valid)
+            assert counted is not None
+            count = count + counted.sum()
+            loss = loss + torch.where(counted, losses, 0).sum()
             if self.criterion.correct is not None:
-                right = right + torch.where(valid, self.criterion.correct(predicted, y), 0).sum()
+                right = right + torch.where(counted, self.criterion.correct(predicted, y), 0).sum()
             predictions.append(predicted)
-        size = data.size.clamp(min=1)
+        size = count.clamp(min=1)
         loss = loss / size
-        return Scores(loss, -loss if self.criterion.correct is None else right / size, predictions)
+        score = -loss if self.criterion.correct is None else right / size
+        return Scores(loss, score, predictions, count)
 
 
 class Scores(NamedTuple):
@@ -376,6 +381,7 @@ class Scores(NamedTuple):
     loss: Tensor  # [], the mean
     score: Tensor  # [], higher is better: the fraction that is correct, or -loss where nothing is correct
     predictions: list[Tensor]  # of the samples, in parts
+    count: Tensor  # [], the samples in the means
 
 
 def task_of(

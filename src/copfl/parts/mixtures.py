@@ -30,7 +30,8 @@ class Predictions:
 
         def objective(outputs: Tensor, features: Tensor, targets: Tensor, valid: Tensor | None) -> Tensor:
             mixed = mixture(task, task.criterion.predictions(outputs), of_w, alpha)
-            return mean_of_valid(task.criterion.test_losses(mixed, targets), valid)
+            losses = task.criterion.test_losses(mixed, targets)
+            return mean_of_valid(losses, task.criterion.counted(targets, valid))
 
         return {"objective": objective}
 
@@ -41,7 +42,8 @@ class Predictions:
         _, targets = task.batch(data, batch)
 
         def loss(mixed: Tensor) -> Tensor:
-            return mean_of_valid(task.criterion.test_losses(mixed, targets), batch.valid)
+            losses = task.criterion.test_losses(mixed, targets)
+            return mean_of_valid(losses, task.criterion.counted(targets, batch.valid))
 
         if task.criterion.logarithmic:
             of_v, of_w = (of_v - mixed).exp(), (of_w - mixed).exp()

@@ -151,7 +151,9 @@ class Pwpm:
         if not unseen.y.shape[0]:  # no client has five samples
             return mask[:d]
         valid = torch.arange(unseen.y.shape[0], device=own.device) < unseen.size
-        size = unseen.size.clamp(min=2).to(own.dtype)
+        counted = task.criterion.counted(unseen.y, valid)
+        assert counted is not None
+        valid, size = counted, counted.sum().clamp(min=2).to(own.dtype)
 
         def losses(w: Tensor) -> Tensor:
             return torch.where(valid, task.criterion.test_losses(task.predict(w, unseen.x), unseen.y), 0)

@@ -11,6 +11,8 @@ from copfl.errors import (
     above,
     at_least,
     fraction_of,
+    how_to_set,
+    on_command_line,
     one_of,
     stoppable,
     unknown,
@@ -85,3 +87,17 @@ def test_the_innermost_message_wins() -> None:
 def test_a_failure_of_another_cause_stays_what_it_is() -> None:
     with pytest.raises(RuntimeError, match="way out"), stoppable("go on"):
         fail_after(ValueError())
+
+
+def test_a_setting_is_named_as_the_user_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {
+        ("optimizer.lr", 0.1, "--lr"): ("--lr 0.1", "lr=0.1"),
+        ("partition.name", "iid", "--partition"): ("--partition iid", "partition='iid'"),
+        ("data.drop", "id", ""): ("--set data.drop=id", "data_options={'drop': 'id'}"),
+        ("kind", "regression", "--task"): ("--task regression", "kind='regression'"),
+    }
+    for arguments, (on_line, in_python) in cases.items():
+        assert how_to_set(*arguments) == in_python
+        with on_command_line():
+            assert how_to_set(*arguments) == on_line
+        assert how_to_set(*arguments) == in_python

@@ -13,6 +13,7 @@ A message states what was wrong with the input, what is allowed, and what to do.
 import contextlib
 import difflib
 import importlib
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -87,6 +88,34 @@ def raised_as(kind: type[CopflError], message: str, *caught: type[Exception]) ->
     except caught as error:
         text = getattr(error, "strerror", None) or (repr(error) if isinstance(error, KeyError) else error)
         raise kind(message.replace("{}", str(text))) from error
+
+
+COMMAND_LINE = "COPFL_COMMAND_LINE"  # set in the environment, and so in child processes, by the command line
+
+
+@contextlib.contextmanager
+def on_command_line() -> Iterator[None]:
+    """Inside, messages name options of the command line instead of arguments in Python."""
+    before = os.environ.get(COMMAND_LINE)
+    os.environ[COMMAND_LINE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[COMMAND_LINE]
+
+
+def how_to_set(key: str, value: object, flag: str = "") -> str:
+    """A setting as the user gives it: `--lr 0.1` or `--set optimizer.lr=0.1`, in Python `lr=0.1`."""
+    table, _, name = key.rpartition(".")
+    if COMMAND_LINE in os.environ:
+        return f"{flag} {value}" if flag else f"--set {key}={value}"
+    text = repr(value) if isinstance(value, str) else str(value)
+    if name == "name":
+        return f"{table}={text}"
+    if table in ("data", "model", "partition"):
+        return f"{table}_options={{{name!r}: {text}}}"
+    return f"{name}={text}"
 
 
 def library(name: str, why: str = "") -> Any:

@@ -199,7 +199,7 @@ def test_cifar10_names_a_missing_batch(tmp_path: Path, missing: str) -> None:
 
 
 def test_no_folder_no_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--data-dir"):
+    with pytest.raises(DataError, match="name one with data_dir='DIR' or in COPFL_DATA"):
         load("cifar10")
     with pytest.raises(DataError, match="nowhere does not exist"):
         load("cifar10", tmp_path / "nowhere")

@@ -376,7 +376,7 @@ def test_groups_that_do_not_suffice() -> None:
 def test_joined_groups_are_reported() -> None:
     dataset = balanced(4, 30, 15, groups=3)
     assert by_group(dataset, 2, 0).notes == (
-        "3 groups are joined to 2 clients; leave out --clients for one each",
+        "3 groups are joined to 2 clients; leave out the number of clients for one each",
     )
     assert by_group(dataset, 3, 0).notes == ()
     assert number_of_groups(dataset) == 3
@@ -401,7 +401,7 @@ def test_a_scheme_by_class_refuses_other_targets(scheme: str) -> None:
     message = (
         rf'the partition "{scheme}" assigns classes, but the targets of "prices" are of the kind regression'
     )
-    with pytest.raises(DataError, match=message + "; use --partition iid or quantity"):
+    with pytest.raises(DataError, match=message + "; use partition='iid' or partition='quantity'"):
         SCHEMES[scheme](dataset, 3, 0)
     for other in ("iid", "quantity"):
         held = hold_out(SCHEMES[other](dataset, 3, 0), 0.2, dataset, 0)

@@ -15,7 +15,7 @@ from copfl.data import datasets, tables
 from copfl.data.arrays import from_arrays
 from copfl.data.datasets import load
 from copfl.data.overview import overview
-from copfl.errors import DataError, UsageError
+from copfl.errors import DataError, UsageError, on_command_line
 from tests.data.files import assert_well_formed
 
 ROWS = [
@@ -78,9 +78,14 @@ def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -
 def test_a_further_table_is_encoded_as_the_train_rows_were(tmp_path: Path) -> None:
     found = load(write_csv(tmp_path / "t.csv", ROWS), target="ill", client="site")
     assert found.encode is not None
-    again = found.encode(tables.read_table(tmp_path / "t.csv"))
+    again, notes = found.encode(tables.read_table(tmp_path / "t.csv"))
+    assert notes == []
     assert sorted(map(tuple, again)) == sorted(map(tuple, np.concatenate([found.train.x, found.test.x])))
-    assert pickle.loads(pickle.dumps(found.encode))({"age": [20], "town": ["Bern"]}).tolist()[0][1:] == [0, 0]
+    x, notes = pickle.loads(pickle.dumps(found.encode))({"age": [20], "town": ["Bern"]})
+    assert x.tolist()[0][1:] == [0, 0]
+    assert notes == [
+        'column "town": 1 of 1 values are categories that no train row has, and count as none: "Bern"'
+    ]
     with pytest.raises(DataError, match='lacks the column "town"; it has age'):
         found.encode({"age": [1]})
     with pytest.raises(DataError, match='"age" has texts; it had numbers in training'):
@@ -93,8 +98,8 @@ def test_a_further_table_is_filled_only_where_the_train_rows_were(tmp_path: Path
     strict, filling = (load(path, target="ill", client="site", missing=how) for how in ("refuse", "fill"))
     assert strict.encode is not None
     assert filling.encode is not None
-    assert filling.encode(more)[0].tolist() == [0, 0, 1]
-    with pytest.raises(DataError, match=r'"age" lacks values; only a run with data.missing=fill'):
+    assert filling.encode(more)[0][0].tolist() == [0, 0, 1]
+    with pytest.raises(DataError, match=r"age. lacks values; only a run with data_options=\{'missing': 'fill'\}"):
         strict.encode(more)
 
 
@@ -120,7 +125,7 @@ def test_the_kind_of_the_target(tmp_path: Path) -> None:
 def test_numbers_with_a_comma_are_no_categories(tmp_path: Path) -> None:
     rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2} for n in range(20)]
     path = write_csv(tmp_path / "t.csv", rows, ";")
-    with pytest.raises(DataError, match=r"has numbers, but '1,5' in row 2; correct it .*categories=dose"):
+    with pytest.raises(DataError, match=r"has numbers, but '1,5' in row 2; correct it .*\{'categories': 'dose'\}"):
         load(path, target="ill")
     assert load(path, target="ill", categories="dose").train.x.shape == (16, 16)
 
@@ -136,12 +141,12 @@ def test_texts(tmp_path: Path) -> None:
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (ROWS, {"target": "il"}, 'no column "il"; did you mean "ill"'),
-    (ROWS, {}, "name the column to predict with --target; the columns are age, town, site, ill"),
+    (ROWS, {}, r"name the column to predict with data_options=\{'target': 'COLUMN'\}; the columns are age, town, site, ill"),
     (ROWS, {"target": "ill", "client": "hospital"}, 'no column "hospital"'),
     (
         [*ROWS, {**ROWS[0], "age": "old"}],
         {"target": "ill"},
-        "has numbers, but 'old' in row 41; .*categories=age",
+        "has numbers, but 'old' in row 41; .*'categories': 'age'",
     ),
     (
         [*ROWS, {**ROWS[0], "age": "inf"}],
@@ -151,9 +156,9 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (
         [*ROWS, {**ROWS[0], "age": "nan"}],
         {"target": "ill"},
-        r"in 1 columns: age 1\. .*=fill .*=drop",
+        r"in 1 columns: age 1\. .*'fill'.* .*'drop'",
     ),
-    ([*ROWS, {**ROWS[0], "ill": ""}], {"target": "ill", "missing": "fill"}, "ill 1.*missing=drop"),
+    ([*ROWS, {**ROWS[0], "ill": ""}], {"target": "ill", "missing": "fill"}, "ill 1.*'missing': 'drop'"),
     ([*ROWS, {**ROWS[0], "site": "h9"}], {"target": "ill", "client": "site"}, "by_group"),
     (ROWS, {"target": "town", "kind": "regression"}, "'Rome'; regression needs numbers"),
     ([*ROWS, {**ROWS[0], "age": 10**400}], {"target": "ill"}, "all numbers must be finite"),
@@ -202,7 +207,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
     path = write_csv(tmp_path / "t.csv", rows)
     with pytest.raises(
-        DataError, match=r'"id" has 1,040 different texts, .*drop=id, .*--text id or --client id'
+        DataError, match=r"id. has 1,040 different texts, .*'drop': 'id'.*'text': 'id'.* or .*'client': 'id'"
     ):
         load(path, target="y")
     assert load(path, target="y", drop="id").train.x.shape == (1040, 1)
@@ -324,6 +329,31 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
     }
     note = tables.from_tables([rows], "visits", target="ill").note
     assert "patient,day: values that few rows share; leave out" in note
+    assert "data_options={'drop': 'patient,day'}" in note
+    with on_command_line():
+        note = tables.from_tables([rows], "visits", target="ill").note
     assert "--set data.drop=patient,day" in note
     assert "age" not in note
     assert "few rows share" not in tables.from_tables([rows], "visits", target="ill", drop="patient,day").note
+
+
+def test_messages_about_a_table_name_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("\n".join(["size,price", *(f"{n},{1.7e9 + n / 7:.3f}" for n in range(30))]))
+    with pytest.raises(DataError, match='the target column "price" has values up to'):
+        load(path, target="price")
+    path.write_text("\n".join(["size,old", *(f"{n},{n % 2}" for n in range(30))]))
+    with pytest.raises(DataError, match='the target column "old" has shape .* a column for each label'):
+        load(path, target="old", kind="multilabel")
+    path.write_text("size,old\n1,a\n2,b\n")
+    with pytest.raises(DataError, match="too few samples for a test part: five of one class") as raised:
+        load(path, target="old")
+    assert "x_test" not in str(raised.value)
+
+
+def test_a_message_names_the_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    path.touch()
+    with pytest.raises(DataError) as raised:
+        load(path)
+    assert str(raised.value).count(str(path)) == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -269,13 +270,99 @@ def test_what_is_wrong_is_said(run: Path, data: dict[str, Any], tmp_path: Path) 
         found.personalize(found.experiment.federation.dataset, epochs=0)
     np.savez(tmp_path / "small.npz", x=data["x"][..., :4])
     with pytest.raises(DataError, match=r"one of the run is uint8 \[1, 8, 8\]"):
-        found.samples(tmp_path / "small.npz", labelled=False)
+        found.further(tmp_path / "small.npz")
     with pytest.raises(DataError, match="lacks the array y"):
-        found.samples(tmp_path / "small.npz", labelled=True)
+        found.samples(tmp_path / "small.npz")
     np.savez(tmp_path / "labels.npz", x=data["x"], y=data["y"] + 10)
     with pytest.raises(DataError, match="there is a label '10', but the names are 0, 1"):
-        found.samples(tmp_path / "labels.npz", labelled=True)
+        found.samples(tmp_path / "labels.npz")
+    with pytest.raises(DataError, match=r"there is no file or folder nowhere\.csv; name the samples"):
+        found.further(Path("nowhere.csv"))
+    with pytest.raises(RunError, match=r"there is no folder nowhere; a run folder was expected"):
+        inference.load(Path("nowhere"))
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "models")
     with pytest.raises(RunError, match="models are saved when a run ends"):
         inference.load(tmp_path / "run").client(0)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on a table, and of the table."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = [f"{20 + n},{('Bern', 'Rome')[n % 2]},{('no', 'yes')[n % 3 == 0]},h{n % 3}" for n in range(60)]
+    (folder / "visits.csv").write_text("\n".join(["age,town,ill,site", *rows]))
+    options = {"target": "ill", "client": "site"}
+    copfl.run("fedavg", str(folder / "visits.csv"), data_options=options, rounds=2, out=folder / "run")
+    return folder
+
+
+def test_new_rows_need_no_target(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = table / "new.csv"
+    line = ("predict", table / "run", "--client", "h1", "--data", new)
+    new.write_text("age,town,ill\n30,Bern,\n40,Rome,?\n50,Rome,\n")
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines()), answer.err) == (0, 3, "")
+    new.write_text("age,town\n30,Bern\n40,Rome\n")
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines()), answer.err) == (0, 2, "")
+    new.write_text("age,town,ill\n30,Bern,no\n40,Rome,\n50,Rome,yes\n")
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines())) == (0, 3)
+    assert re.fullmatch(r"accuracy [0-9.]+ % of 2 samples; 1 have no target\n", answer.err)
+    found = inference.load(table / "run")
+    _, y, has_target, _ = found.further(new)
+    assert (y.tolist(), has_target.tolist()) == ([0, 1], [True, False, True])
+    outputs = [line.split("\t")[1] for line in answer.out.splitlines()]
+    right = np.mean([outputs[0] == "no", outputs[2] == "yes"])
+    assert answer.err.startswith(f"accuracy {100 * right:.1f} %")
+
+
+def test_new_values_of_a_regression_may_be_missing(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=x.sum(1))
+    copfl.run("fedavg", str(tmp_path / "data.npz"), rounds=1, clients=2, out=tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x[:3], y=np.array([1.0, np.nan, 2.0]))
+    found = inference.load(tmp_path / "run")
+    further = found.further(tmp_path / "new.npz")
+    assert (further.y.tolist(), further.has_target.tolist()) == ([1.0, 2.0], [True, False, True])
+    answer = found.predict(found.client(0), *further[:3])
+    assert answer.outputs.shape == (3, 1)
+    errors = answer.outputs[[0, 2], 0] - further.y
+    assert answer.score == pytest.approx(np.sqrt((errors**2).mean()))
+
+
+def test_unknown_categories_are_reported(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = table / "towns.csv"
+    new.write_text("age,town\n30,Oslo\n40,Rome\n50,Oslo\n60,Graz\n")
+    answer = called(capsys, "predict", table / "run", "--global", "--data", new)
+    assert answer.code == 0
+    assert (
+        'warning: column "town": 3 of 4 values are categories that no train row has, and count as none: '
+        '"Oslo", "Graz"\n' in answer.err
+    )
+    answer = called(capsys, "predict", table / "run", "--global", "--data", new, "--json")
+    assert json.loads(answer.out)["warnings"] == found_notes(table, new)
+
+
+def found_notes(table: Path, new: Path) -> list[str]:
+    return inference.load(table / "run").further(new).notes
+
+
+def test_a_new_client_s_table_needs_the_column_to_learn(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = table / "client.csv"
+    new.write_text("age,town\n30,Bern\n40,Rome\n")
+    answer = called(capsys, "personalize", table / "run", "--data", new)
+    assert answer.code == 2
+    assert "lacks the column ill to predict" in answer.err
+    assert "array" not in answer.err
+    new.write_text("age,town,ill\n30,Bern,no\n40,Rome,\n")
+    answer = called(capsys, "personalize", table / "run", "--data", new)
+    assert "has nothing in the column ill to predict in row 2; complete it or remove the row" in answer.err
+
+
+def test_the_help_of_a_finished_run_s_client_is_about_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("export", "predict"):
+        text = " ".join(called(capsys, command, "--help").out.split())
+        assert "--client TEXT The client whose model is used: its number" in text
+        assert "column that names the client" not in text

@@ -284,14 +284,13 @@ def test_image_files_are_classified(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number, image in enumerate(x):
         Image.fromarray(image[0]).save(tmp_path / "images" / f"{number}.png")
-    several, labelled = models.samples(tmp_path / "images", labelled=False)
-    assert not labelled
-    np.testing.assert_array_equal(several.train.x, x)
-    one, _ = models.samples(tmp_path / "images" / "2.png", labelled=False)
-    np.testing.assert_array_equal(one.train.x, x[2:])
+    several = models.further(tmp_path / "images")
+    assert not several.has_target.any()
+    np.testing.assert_array_equal(several.x, x)
+    np.testing.assert_array_equal(models.further(tmp_path / "images" / "2.png").x, x[2:])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no images"):
-        models.samples(tmp_path / "none", labelled=False)
+        models.further(tmp_path / "none")
 
 
 def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_built(

@@ -67,9 +67,9 @@ def test_a_language_model_of_transformers(plays: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(plays: Path) -> None:
-    with pytest.raises(DataError, match="name the column of the texts with --text"):
+    with pytest.raises(DataError, match="name the column of the texts with data_options=.'text': 'COLUMN'"):
         load(plays, kind="next_token")
-    with pytest.raises(DataError, match="leave out --target"):
+    with pytest.raises(DataError, match="leave out the target role"):
         load(plays, kind="next_token", text="line", target="role")
-    with pytest.raises(UsageError, match="does not predict the next token; take --model causal_cnn"):
+    with pytest.raises(UsageError, match="does not predict the next token; take model='causal_cnn'"):
         tokenized(load(plays, kind="next_token", text="line"), {"name": "embedding", "words": 9})

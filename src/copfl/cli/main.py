@@ -10,7 +10,7 @@ import click
 import typer
 
 from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
-from copfl.errors import CopflError, Stopped, UsageError, one_of, stoppable
+from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
 app = typer.Typer(
@@ -34,7 +34,7 @@ def main() -> NoReturn:
     code: object = 2
     received = _interrupted_by_signals()
     try:
-        with stoppable():
+        with stoppable(), on_command_line():
             _check_torchrun()
             code = app(standalone_mode=False, prog_name="copfl")
             sys.stdout.flush()

@@ -44,9 +44,10 @@ def command(app: typer.Typer, group: str = "commands", **how: Any) -> Callable[[
 
     def add(function: F) -> F:
         own = TABLE[group][function.__name__]
-        rows = {**TABLE["shared"], **TABLE["training"], **TABLE[group].get("shared", {}), **own}
-        options = [_parameter(name, rows[name]) for name in own["options"].split()]
         trains = "tables" in inspect.signature(function).parameters
+        training_rows = TABLE["training"] if trains else {}
+        rows = {**TABLE["shared"], **training_rows, **TABLE[group].get("shared", {}), **own}
+        options = [_parameter(name, rows[name]) for name in own["options"].split()]
         names = ("data_dir", *TABLE["training"], "settings") if trains else ()
         training = [_parameter(name, rows[name]) for name in names]
         every = [*options, *training]

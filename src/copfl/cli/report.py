@@ -84,11 +84,11 @@ def predict(given: options.Given) -> None:
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     found, model = _chosen(given)
     if given.data is None:
-        x, y = found.tokens(given.sentence or []), None
+        x = found.tokens(given.sentence or [])
+        answers, tested, notes = found.predict(model, x), 0, []
     else:
-        samples, labelled = found.samples(given.data, labelled=False)
-        x, y = samples.train.x, samples.train.y if labelled else None
-    answers = found.predict(model, x, y)
+        x, y, has_target, notes = found.further(given.data)
+        answers, tested = found.predict(model, x, y, has_target), len(y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
     rows = [[str(n), *map(_cell, row)] for n, row in enumerate(zip(*lines.values(), strict=True))]
@@ -99,13 +99,16 @@ def predict(given: options.Given) -> None:
         np.savez_compressed(content, **arrays)
         write_bytes(given.out, content.getvalue(), durable=False)
     if given.as_json:
-        print(json.dumps({metric.name: answers.score, **lines}))
+        print(json.dumps({metric.name: answers.score, **lines, "warnings": notes}))
         return
+    for note in notes:
+        print(f"copfl: warning: {note}", file=sys.stderr)
     if given.out is None:
         print("\n".join(map("\t".join, rows)))
     if answers.score is not None:
         shown = f"{metric.title} {metric.text(answers.score)}{metric.unit}"
-        print(f"{shown} of {len(answers.outputs)} samples", file=sys.stderr)
+        without = f"; {len(has_target) - tested} have no target" if tested < len(has_target) else ""
+        print(f"{shown} of {tested} samples{without}", file=sys.stderr)
 
 
 def described(outputs: Any, kind: str, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -132,8 +135,7 @@ def personalize(given: options.Given) -> None:
     from copfl.experiment import inference
 
     found = inference.load(given.run)
-    samples, _ = found.samples(given.data, labelled=True)
-    fitted = found.personalize(samples, given.epochs, given.lr, given.seed)
+    fitted = found.personalize(found.samples(given.data), given.epochs, given.lr, given.seed)
     if given.out is not None:
         exporting.write(found, fitted.model, given.format, given.out)
     metric = found.experiment.task.metrics[0]

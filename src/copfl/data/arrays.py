@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from copfl.data import reading
 from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
 from copfl.data.targets import Targets, as_array, numbered, targets_of
-from copfl.errors import DataError
+from copfl.errors import COMMAND_LINE, DataError, how_to_set
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
 LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
@@ -80,7 +81,9 @@ def image_folder(
             labels = np.array([classes.index(image.label) for image in chosen], dtype=np.int64)
             splits.append((reading.decode_all(chosen, shape, gray), labels))
     except DataError as error:
-        raise DataError(f"{error}. Replace it, or leave such images out with --skip-corrupt") from error
+        on_line = COMMAND_LINE in os.environ
+        skip = "--skip-corrupt" if on_line else how_to_set("data.skip_corrupt", True)
+        raise DataError(f"{error}. Replace it, or leave such images out with {skip}") from error
     resized = len(images) - sizes[shape]
     if resized:
         notes.append(f"{resized:,} of {len(images):,} images resized to {shape[1]} x {shape[0]}")
@@ -149,6 +152,7 @@ def from_arrays(
     name: str = "arrays",
     augment: bool = False,
     note: str = "",
+    called: str = "y",
 ) -> Dataset:
     """Arrays as a data set; without a test part, a fifth of each class, or of each group, is test.
 
@@ -156,6 +160,7 @@ def from_arrays(
     and deviation of the train images. Other arrays are used as they are. Samples of several arrays are a
     dict. Labels and groups may be any whole numbers or texts, and labels one-hot. Of other targets see
     `targets_of`. A group is a client, unless a partition says otherwise.
+    Messages say what the targets are `called`.
     """
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test must be given together")
@@ -163,7 +168,7 @@ def from_arrays(
         raise DataError("group and group_test must be given together")
     inputs = [_inputs(given, suffix) for given, suffix in ((x, ""), (x_test, "_test")) if given is not None]
     sizes = [len(next(iter(by_name(given).values()))) for given in inputs]
-    targets = targets_of([t for t in (y, y_test) if t is not None], kind, classes)
+    targets = targets_of([t for t in (y, y_test) if t is not None], kind, classes, called)
     origins = Targets([None] * len(inputs), (), "")
     if group is not None:
         origins = numbered("group", [g for g in (group, group_test) if g is not None], groups)
@@ -268,7 +273,7 @@ def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
         is_test = held_out_of_groups(samples.group, samples.strata)
         how = "a fifth of each group's samples is test"
     if not is_test.any():
-        raise DataError("too few samples for a test part: give x_test and y_test, or five of one class")
+        raise DataError("too few samples for a test part: five of one class or client, or test samples, are needed")
     return samples.take(~is_test), samples.take(is_test), f"{how}: {int(is_test.sum()):,}"
 
 

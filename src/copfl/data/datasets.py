@@ -67,7 +67,8 @@ def load(name_or_path: str | Path, data_dir: Path | None = None, **options: Any)
     try:
         return read(place, **options)
     except DataError as error:
-        raise DataError(f"{name}: {error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
+        whose = "" if str(error).startswith(name) else f"{name}: "
+        raise DataError(f"{whose}{error}{f'. {advice(name)}' if name in DATASETS else ''}") from error
 
 
 def check(name_or_path: str | Path, data_dir: Path | None = None, **options: Any) -> str:

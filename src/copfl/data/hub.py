@@ -7,7 +7,7 @@ import numpy as np
 from copfl.data.arrays import from_arrays
 from copfl.data.samples import Dataset
 from copfl.data.tables import Table, cell, from_tables
-from copfl.errors import DataError, library
+from copfl.errors import DataError, how_to_set, library
 
 PREFIX = "hf:"
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -29,7 +29,7 @@ def hub_dataset(
     Without `target` it is the only column of class labels; without `text`, the only column of texts. Without
     a labelled test split, a part of the train split is test.
     """
-    short, datasets = name.removeprefix(PREFIX), library("datasets", f"--dataset {name}")
+    short, datasets = name.removeprefix(PREFIX), library("datasets", f"the data set {name}")
     try:
         splits = datasets.load_dataset(short, subset or None)
     except Exception as error:  # of many kinds: no network, no such name, a script that is refused
@@ -42,7 +42,8 @@ def hub_dataset(
     labels = [column for column, found in kinds.items() if found == "ClassLabel"]
     target = target or (labels[0] if len(labels) == 1 else "label" if "label" in kinds else "")
     if target not in kinds:
-        raise DataError(f"name the column to predict with --target; the columns are {', '.join(kinds)}")
+        column = how_to_set("data.target", "COLUMN", "--target")
+        raise DataError(f"name the column to predict with {column}; the columns are {', '.join(kinds)}")
     classes = list(features[target].names) if kinds[target] == "ClassLabel" else None
     test = next((splits[split] for split in TEST_SPLITS if split in splits), None)
     if test is not None and classes and -1 in test[target]:

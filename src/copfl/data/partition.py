@@ -88,7 +88,8 @@ class Partition:
     @classmethod
     def load(cls, path: Path | str) -> Partition:
         """The partition that was saved there."""
-        with raised_as(DataError, f"cannot read the partition {path}: {{}}", OSError):
+        expected = "a partition.json, as a run folder has it, was expected"
+        with raised_as(DataError, f"cannot read the partition {path}: {{}}; {expected}", OSError):
             text = Path(path).read_bytes()
         try:
             content = json.loads(text)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from copfl.errors import DataError
+from copfl.errors import DataError, how_to_set
 
 T = TypeVar("T")
 MIB = 2**20
@@ -83,7 +83,8 @@ class Member(NamedTuple):
 def existing(data_dir: Path | None, *names: str) -> list[Path]:
     """The files and folders of these names or patterns in the data folder."""
     if data_dir is None:
-        raise DataError("no data folder was given; name one with --data-dir DIR or in COPFL_DATA")
+        folder = how_to_set("data_dir", "DIR", "--data-dir")
+        raise DataError(f"no data folder was given; name one with {folder} or in COPFL_DATA")
     if not data_dir.is_dir():
         raise DataError(f"the data folder {data_dir} does not exist")
     return [path for name in names for path in sorted(data_dir.glob(name))]

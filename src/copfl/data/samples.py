@@ -79,7 +79,8 @@ class Dataset:
     augment: bool = False  # random crop (4 pixels of zero padding) and horizontal flip in training
     note: str = ""  # for readers of results: a substitute, a part of the published set, ...
     kind: str = CLASSIFICATION  # of the targets: see Samples
-    encode: Callable[[dict[str, list[Any]]], Inputs] | None = None  # columns of a further table as samples
+    # The columns of a further table as samples, and notes about them.
+    encode: Callable[[dict[str, list[Any]]], tuple[Inputs, list[str]]] | None = None
     groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
 
     @property

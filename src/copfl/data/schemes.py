@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from copfl.data.partition import Indices, Partition, Parts, count_by, distinct, generator
 from copfl.data.samples import CLASSIFICATION, Dataset, Samples
-from copfl.errors import DataError, UsageError, at_least, one_of
-
+from copfl.errors import DataError, UsageError, at_least, how_to_set, one_of
 
 
 class Assigned(NamedTuple):
@@ -190,7 +189,7 @@ def by_group(dataset: Dataset, clients: int, seed: int) -> Assigned:
     notes: list[str] = []
     if clients < len(present):
         notes.append(
-            f"{len(present)} groups are joined to {clients} clients; leave out --clients for one each"
+            f"{len(present)} groups are joined to {clients} clients; leave out the number of clients for one each"
         )
     for position, group in enumerate(present):
         members = range(position % clients, clients, len(present))  # may have other groups too
@@ -249,10 +248,11 @@ def _log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -
 
 def _needs_classes(dataset: Dataset, scheme: str) -> None:
     if dataset.kind != CLASSIFICATION:
-        others = "iid, quantity" + (", by_group" if dataset.groups else "")
+        others = ["iid", "quantity", *(["by_group"] if dataset.groups else [])]
+        choices = " or ".join(how_to_set("partition.name", other, "--partition") for other in others)
         raise DataError(
             f'the partition "{scheme}" assigns classes, but the targets of "{dataset.name}" are of the kind '
-            f"{dataset.kind}; use --partition {others.replace(', ', ' or ')}"
+            f"{dataset.kind}; use {choices}"
         )
 
 

@@ -6,7 +6,8 @@ standardised with the mean and deviation of the train rows, texts are categories
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from copfl.data import reading
 from copfl.data.arrays import from_splits
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
-from copfl.errors import DataError, library, one_of, raised_as, unknown
+from copfl.errors import DataError, how_to_set, library, one_of, raised_as, unknown
 
 Column = list[Any]  # texts or numbers; None where a value is missing
 Table = dict[str, Column]  # by name, all of one length
@@ -31,6 +32,7 @@ MOST_REPEATED = 4  # rows of one text, on average, in such a column
 LINES = "text"  # the only column of a .txt file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError)
+MOST_SHOWN = 5  # values in a note
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
@@ -77,10 +79,12 @@ def from_tables(
     one_of(("refuse", "fill", "drop"), missing=missing)
     known = list(tables[0])
     if kind == NEXT_TOKEN and (target or not text):
-        remedy = "leave out --target" if target else "name the column of the texts with --text"
+        column = how_to_set("data.text", "COLUMN", "--text")
+        remedy = f"leave out the target {target}" if target else f"name the column of the texts with {column}"
         raise DataError(f"next_token predicts each token of a text from those before it; {remedy}")
     if not target and kind != NEXT_TOKEN:
-        raise DataError(f"name the column to predict with --target; the columns are {', '.join(known)}")
+        column = how_to_set("data.target", "COLUMN", "--target")
+        raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
     targets, left_out = _columns(target, known), _columns(drop, known)
     clients, texts = _columns(client, known), _columns(text, known)
     as_categories = _columns(categories, known)
@@ -115,7 +119,8 @@ def from_tables(
         is_number = all(value.isdecimal() and str(int(value)) == value for part in origins for value in part)
         splits.append([np.array(part, np.int64 if is_number else np.str_) for part in origins])
     names = classes or (targets if labels[0].dtype.kind == "f" else None)
-    data = from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name)
+    called = f'the target column "{",".join(targets)}"'
+    data = from_splits(zip(*splits, strict=True), classes=names, kind=kind, name=name, called=called)
     sources = [tables[0], tables[-1]]
     chosen = [part.x[:, 0] for part in (data.train, data.test)]
     if texts:
@@ -130,6 +135,7 @@ def from_tables(
         features_of = [encoded(encoders, table) for table in tables]
         x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
         notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
+        notes += [f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)]
         data = replace(data, encode=partial(_further, encoders, missing))
     train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
@@ -166,16 +172,33 @@ def encoded(encoders: Sequence[Encoder], table: Table) -> NDArray[np.float32]:
     return np.concatenate([encoder.encoded(table[encoder.name]) for encoder in encoders], axis=1)
 
 
-def _further(encoders: Sequence[Encoder], missing: str, table: Table) -> NDArray[np.float32]:
-    """The features of another table with the same columns, encoded as the train rows were."""
+def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
+    """A note for each column with categories that the train rows do not have: how many cells, and which."""
+    notes = []
+    for encoder in encoders:
+        cells = [str(value) for value in table[encoder.name] if value is not None] if encoder.categories else []
+        new = Counter(cell for cell in cells if cell not in encoder.categories)
+        if new:
+            few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
+            more = f" and {len(new) - MOST_SHOWN} more" if len(new) > MOST_SHOWN else ""
+            notes.append(
+                f'column "{encoder.name}": {new.total():,} of {len(table[encoder.name]):,} values are categories '
+                f"that no train row has, and count as none: {few}{more}"
+            )
+    return notes
+
+
+def _further(encoders: Sequence[Encoder], missing: str, table: Table) -> tuple[NDArray[np.float32], list[str]]:
+    """The features of another table with the same columns, encoded as the train rows were; and notes."""
     if absent := [encoder.name for encoder in encoders if encoder.name not in table]:
         raise DataError(f'the table lacks the column "{absent[0]}"; it has {", ".join(table)}')
     if missing != "fill" and (empty := [encoder.name for encoder in encoders if None in table[encoder.name]]):
-        raise DataError(f'the column "{empty[0]}" lacks values; only a run with data.missing=fill fills them')
+        fill = how_to_set("data.missing", "fill")
+        raise DataError(f'the column "{empty[0]}" lacks values; only a run with {fill} fills them')
     for encoder in encoders:
         if not encoder.categories and not _are_numbers(encoder.name, table[encoder.name]):
             raise DataError(f'the column "{encoder.name}" has texts; it had numbers in training')
-    return encoded(encoders, table)
+    return encoded(encoders, table), unknown_categories(encoders, table)
 
 
 def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_category: bool) -> Encoder:
@@ -189,8 +212,9 @@ def encoder(name: str, columns: Sequence[Column], rows: NDArray[np.int64], is_ca
     if len(different) > MOST_CATEGORIES:
         raise DataError(
             f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
-            f"categories are accepted; leave it out with --set data.drop={name}, or if it is the text to "
-            f"learn from, or the client, name it with --text {name} or --client {name}"
+            f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the text "
+            f"to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
+            f"{how_to_set('data.client', name, '--client')}"
         )
     return Encoder(name, categories=different or ("",))
 
@@ -206,7 +230,7 @@ def _are_numbers(name: str, column: Column) -> bool:
             return False
         raise DataError(
             f'the column "{name}" has numbers, but {str(column[wrong[0]])[:40]!r} in row {wrong[0] + 1}; '
-            f"correct it (1.5, not 1,5), or if its values are categories: --set data.categories={name}"
+            f"correct it (1.5, not 1,5), or if its values are categories: {how_to_set('data.categories', name)}"
         ) from None
     if len(wrong := np.flatnonzero(np.abs(numbers) > LARGEST_NUMBER).tolist()):
         cell = str(column[wrong[0]])[:40]
@@ -260,8 +284,9 @@ def _identifiers(encoders: Sequence[Encoder], table: Table) -> list[str]:
         return len(np.unique(numbers)) == rows and bool((numbers == np.round(numbers)).all())
 
     found = [e.name for e in encoders if len(table[e.name]) >= FEWEST_ROWS and is_identifier(e)]
-    note = "{0}: values that few rows share; leave out identifiers and dates with --set data.drop={0}"
-    return [note.format(",".join(found))] if found else []
+    names = ",".join(found)
+    drop = how_to_set("data.drop", names)
+    return [f"{names}: values that few rows share; leave out identifiers and dates with {drop}"] if found else []
 
 
 # Targets and missing values
@@ -297,8 +322,8 @@ def _without_missing(
     if not found:
         return list(tables), []
     shown = ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:8])
-    fill = "--set data.missing=fill (the column's mean, no category)"
-    drop = "--set data.missing=drop (without those rows)"
+    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
+    drop = f"{how_to_set('data.missing', 'drop')} (without those rows)"
     if how == "fill" and not found.keys() & set(needed):
         return list(tables), [f"missing values filled: {shown}"]
     if how != "drop":
@@ -312,13 +337,18 @@ def _without_missing(
         kept.append({name: [column[n] for n in rows] for name, column in table.items()})
     sizes = [sum(len(table[columns[0]]) for table in some) for some in (tables, kept)]
     if not sizes[1]:
-        raise DataError(f"every row has a missing value: {shown}; use {fill} or --set data.drop=COLUMN")
+        raise DataError(f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}")
     return kept, [f"{sizes[0] - sizes[1]:,} of {sizes[0]:,} rows with missing values are left out: {shown}"]
+
+
+def names_of(given: str, known: Collection[str]) -> list[str]:
+    """The name of a known column, or several names separated by commas."""
+    return [given] if given in known else [part.strip() for part in given.split(",") if part.strip()]
 
 
 def _columns(given: str, known: Sequence[str]) -> list[str]:
     """The columns of a name, or of several separated by commas."""
-    names = [given] if given in known else [part.strip() for part in given.split(",") if part.strip()]
+    names = names_of(given, known)
     for name in names:
         if name not in known:
             raise DataError(str(unknown("column", name, known)))

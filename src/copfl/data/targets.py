@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, NEXT_TOKEN, REGRESSION
-from copfl.errors import DataError, one_of, raised_as
+from copfl.errors import DataError, how_to_set, one_of, raised_as
 
 MOST_CLASSES = 2**16  # more are taken for a mistake
 LARGEST_NUMBER = 1e30  # its square must fit into float64 and ten times it into float32
@@ -23,18 +23,23 @@ class Targets(NamedTuple):
     note: str = ""
 
 
-def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[str] | None) -> Targets:
+def targets_of(
+    given: Sequence[ArrayLike], kind: str | None, classes: Sequence[str] | None, called: str = "y"
+) -> Targets:
     """The targets of train, and of test if there are two, with their kind; without one, it is inferred.
 
     Whole numbers and texts [n] are classes, and so are rows with one 1 [n, k]; other rows of 0 and 1 are
-    labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens.
+    labels. Other floats [n] or [n, k] are values to predict, whole numbers [n, T] are tokens. Messages say
+    what the targets are `called`.
     """
     if kind is not None:
         one_of(KINDS, kind=kind)
-    parts = [as_array(part, "y" if n == 0 else "y_test") for n, part in enumerate(given)]
+    names_of_parts = (called, "y_test" if called == "y" else f"{called} of the test rows")
+    parts = [as_array(part, name) for name, part in zip(names_of_parts, given, strict=False)]
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError(
-            f"a target of y has shape {list(parts[0].shape[1:])}, of y_test {list(parts[1].shape[1:])}"
+            f"a target of {names_of_parts[0]} has shape {list(parts[0].shape[1:])}, of {names_of_parts[1]} "
+            f"{list(parts[1].shape[1:])}"
         )
     y, note = parts[0], ""
     kind = kind or _inferred(y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y)
@@ -46,20 +51,21 @@ def targets_of(given: Sequence[ArrayLike], kind: str | None, classes: Sequence[s
         found = numbered("label", parts, classes)
         return found._replace(note="; ".join(filter(None, (note, found.note))))
     if any(part.dtype.kind not in "biuf" for part in parts):
-        raise DataError(f"y has dtype {y.dtype}; {kind} needs numbers")
+        raise DataError(f"{called} has dtype {y.dtype}; {kind} needs numbers")
     if kind == NEXT_TOKEN:
         return _tokens(parts, classes)
-    for name, part in zip(("y", "y_test"), parts, strict=False):
+    for name, part in zip(names_of_parts, parts, strict=False):
         if not (finite := np.abs(part) <= LARGEST_NUMBER).all():
             first = int(np.argwhere(~finite)[0][0])
             raise DataError(f"{name} has NaN or infinity, first in sample {first}; all values must be finite")
         if kind == MULTILABEL and not (part.ndim == 2 and _is_binary(part)):
-            raise DataError(f"{name} has shape {list(part.shape)}; labels are 0 or 1 in an array [n, labels]")
+            several = "an array [n, labels]" if called == "y" else "a column for each label"
+            raise DataError(f"{name} has shape {list(part.shape)}; labels are 0 or 1 in {several}")
     exact = y.astype(np.float64)
     lost = np.abs(y.astype(np.float32) - exact).max(axis=0)
     if ((lost > 0.01 * exact.std(axis=0)) & (np.ptp(exact, axis=0) > 0)).any():  # it would change results
         raise DataError(
-            f"y has values up to {np.abs(exact).max():.4g} that differ by little: float32 rounds them by up "
+            f"{called} has values up to {np.abs(exact).max():.4g} that differ by little: float32 rounds them by up "
             f"to {lost.max():.2g}; subtract a constant from all of them, such as their mean"
         )
     outputs = y.shape[1] if y.ndim == 2 else 1
@@ -86,7 +92,7 @@ def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None 
         return _found(what, parts, tuple(str(name) for name in names), values)
     if len(values) > MOST_CLASSES:
         found = f"there are {len(values):,} different {what}s, at most {MOST_CLASSES:,} are accepted"
-        remedy = "; numbers to predict are kind=regression" if what == "label" else ""
+        remedy = f"; numbers to predict: {how_to_set('kind', 'regression', '--task')}" if what == "label" else ""
         raise DataError(f"{found}: is it the right array or column?{remedy}")
     numbers = [np.searchsorted(values, part).astype(np.int64) for part in parts]
     shown = tuple(str(value) for value in values.tolist())
@@ -134,7 +140,7 @@ def _inferred(y: NDArray[Any]) -> str:
         if len(different) <= MOST_AMBIGUOUS and (different == np.round(different)).all():
             raise DataError(
                 f"y has {len(different)} different whole numbers of dtype {y.dtype}: if they are classes, "
-                "use y.astype('int64'); if they are values to predict, set kind=regression"
+                f"use y.astype('int64'); if values to predict, {how_to_set('kind', 'regression', '--task')}"
             )
         return REGRESSION
     if _is_binary(y):

@@ -99,6 +99,8 @@ class RunFolder:
     def tables(self) -> Tables:
         """The content of run.toml, under today's names."""
         path = self.path / "run.toml"
+        if not self.path.is_dir():
+            raise no_folder(self.path)
         if not self.begun:
             raise RunError(
                 f"{self.path} is not a run folder: it has no run.toml. Start a run again that was stopped "
@@ -232,6 +234,14 @@ def fresh(parent: Path, title: str) -> Path:
     return path
 
 
+def no_folder(path: Path) -> RunError:
+    """The error for a run folder that does not exist."""
+    return RunError(
+        f"there is no folder {path}; a run folder was expected, as `copfl run --out FOLDER` writes it. "
+        f"Known runs: {_known(path.parent)}"
+    )
+
+
 @contextlib.contextmanager
 def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     """The folder, locked until the end; a new one in which no run began is removed again."""
@@ -239,7 +249,7 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     if new:
         _check_free(folder)
     elif not path.is_dir():
-        raise RunError(f"there is no folder {path}. Known runs: {_known(path.parent)}")
+        raise no_folder(path)
     with contextlib.ExitStack() as stack:
         if new:
             stack.callback(_remove_if_empty, path)

@@ -16,7 +16,7 @@ from copfl.core.task import Task
 from copfl.data.federation import Federation
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 from copfl.engine.rounds import Round
-from copfl.errors import RunError
+from copfl.errors import RunError, how_to_set
 from copfl.experiment import records
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs
@@ -24,7 +24,6 @@ USUAL, MUCH = 0.95, 1.4  # of sentences, and how much longer the longest must be
 SMALL, LARGE = 0.01, 20.0  # standard deviations; models and learning rates are made for about 1
 ROUNDS = 3  # a run ends after so many rounds without a finite update
 TRAINED = 10  # rounds before accuracy at chance is worth a warning
-REMEDY = "use a lower learning rate (--lr), or look for extreme values in the data"
 
 
 def hints(task: Task, dataset: Dataset) -> list[str]:
@@ -114,8 +113,13 @@ class DivergenceCheck:
         kept = f". {self.folder} has the rounds so far; resumed, it diverges again" if self.folder else ""
         raise RunError(
             f"training diverged: in {when}, no client had a finite model ({clients}){kept}. "
-            f"Start a new run: {REMEDY}"
+            f"Start a new run: {_remedy()}"
         )
+
+
+def _remedy() -> str:
+    lower = how_to_set("optimizer.lr", "RATE", "--lr")
+    return f"use a lower learning rate ({lower}), or look for extreme values in the data"
 
 
 def named(clients: Sequence[int]) -> str:
@@ -130,14 +134,15 @@ def warnings_of(lines: list[dict[str, Any]], federation: Federation) -> list[str
     found = []
     if diverged := _diverged(lines, federation):
         found.append(
-            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; {REMEDY}"
+            f"{named(diverged)} of {federation.clients} diverged: the last update was not finite; {_remedy()}"
         )
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         found.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class gives {constant}. "
-            "Try other learning rates (--lr), more rounds or another model, or test on more samples"
+            f"Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), more rounds or another "
+            "model, or test on more samples"
         )
     return found
 

@@ -23,7 +23,7 @@ from copfl.data.arrays import from_arrays, npz_content
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samples, by_name, each, shown
 from copfl.data.schemes import names_of_clients
-from copfl.data.targets import named
+from copfl.data.targets import named, targets_of
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least, raised_as
 from copfl.experiment import model_tables
@@ -44,7 +44,25 @@ class Predictions(NamedTuple):
 
     # Probabilities [n, classes] or [n, labels]; of a regression values [n, targets].
     outputs: NDArray[np.float64]
-    score: float | None  # the primary metric, if targets were given
+    score: float | None  # the primary metric of the samples with a target; None without any
+
+
+class Further(NamedTuple):
+    """The samples of a file that are predicted."""
+
+    x: Inputs
+    y: NDArray[Any]  # the targets of those that have one
+    has_target: NDArray[np.bool_]  # [n]
+    notes: list[str]  # what is unusual about them
+
+
+class Content(NamedTuple):
+    """What a file has, before it is checked."""
+
+    arrays: dict[str, Any]  # x; y of the samples with a target, if any; and what else an .npz file has
+    has_target: NDArray[np.bool_] | None = None  # [n]; None: all or none
+    notes: Sequence[str] = ()
+    target: str = "the array y"  # what the file would have
 
 
 class NewClient(NamedTuple):
@@ -116,8 +134,17 @@ class RunModels:
         down = message_to_new_client(algorithm, server, trained)
         return algorithm.personal_model(task, algorithm.client_init(task), down)
 
-    def predict(self, model: Personal, x: Inputs, y: NDArray[Any] | None = None) -> Predictions:
-        """The predictions of the model for raw samples, shaped as in the run's data."""
+    def predict(
+        self,
+        model: Personal,
+        x: Inputs,
+        y: NDArray[Any] | None = None,
+        has_target: NDArray[np.bool_] | None = None,
+    ) -> Predictions:
+        """The predictions of the model for raw samples, shaped as in the run's data.
+
+        `y` are targets, for the score: of all samples, or of those that `has_target` [n] names.
+        """
         task, size = self.experiment.task, len(next(iter(by_name(x).values())))
         if task.criterion.kind == NEXT_TOKEN:
             kind = "the run's model predicts the next token of a text"
@@ -129,7 +156,8 @@ class RunModels:
         with torch.no_grad():
             predictions = torch.cat([answers(start) for start in range(0, size, BATCH)])
         outputs, targets = on_host_arrays(task, predictions, torch.as_tensor(0 if y is None else y))
-        score = None if y is None else task.metrics[0].of(outputs, targets)
+        tested = outputs if has_target is None else outputs[has_target]
+        score = None if y is None or not len(y) else task.metrics[0].of(tested, targets)
         return Predictions(outputs.reshape(size, -1), score)
 
     def personalize(
@@ -183,54 +211,106 @@ class RunModels:
             starts[f"the model of client {closest}, the nearest"] = models[closest]
         return starts
 
-    def samples(self, path: Path, labelled: bool) -> tuple[Dataset, bool]:
-        """The samples of a file or folder, checked against the run's, and whether they have labels.
+    def samples(self, path: Path) -> Dataset:
+        """The labelled samples of a file, checked against the run's: an .npz file or a table.
 
-        An .npz file has the arrays x and y. Sentences are the lines of a .txt file, or a column of a table;
-        images are a file, or all files of a folder. A table of numbers is encoded as in the run.
+        An .npz file has the arrays x and y. Sentences are a column of a table; other tables are encoded as in
+        the run. A fifth is test, unless the file has x_test and y_test.
         """
-        arrays, known = self._content(path), self.experiment.federation.dataset
-        missing = [name for name in ("x", *(["y"] if labelled else [])) if name not in arrays]
-        if missing:
-            raise DataError(f"{path} lacks the array {missing[0]}; it has {', '.join(arrays) or 'none'}")
-        given = {name: named(y, known.classes) for name, y in arrays.items() if name in ("y", "y_test")}
-        if not labelled:  # all samples, not split into train and test
-            size = len(next(iter(by_name(arrays["x"]).values())))
-            y = given.get("y", known.train.y[np.zeros(size, np.int64)])
-            given = {"y": y, "x_test": arrays["x"], "y_test": y}
-            arrays = {name: array for name, array in arrays.items() if name in ("x", "y")}
-        dataset = from_arrays(**{**arrays, **given}, classes=known.classes, kind=known.kind, name=path.stem)
-        found, wanted = (shown(x) for x in (dataset.train.x, known.train.x))
-        if found != wanted and "input_ids" not in by_name(known.train.x):  # sentences may have any length
-            raise DataError(f"a sample of {path} is {found}, but one of the run is {wanted}")
-        return dataset, "y" in arrays
+        content, known = self._content(path), self.experiment.federation.dataset
+        if "y" not in content.arrays:
+            raise DataError(f"{path} lacks {content.target}; a model is trained on samples with their targets")
+        if content.has_target is not None and not content.has_target.all():
+            row = int(np.flatnonzero(~content.has_target)[0]) + 1
+            raise DataError(f"{path} has nothing in {content.target} in row {row}; complete it or remove the row")
+        targets = {name: named(content.arrays[name], known.classes) for name in ("y", "y_test") if name in content.arrays}
+        arrays = {**content.arrays, **targets}
+        return self._checked(path, from_arrays(**arrays, classes=known.classes, kind=known.kind, name=path.stem))
 
-    def _content(self, path: Path) -> dict[str, Any]:
-        """The arrays of a file, or x alone of sentences and images."""
+    def further(self, path: Path) -> Further:
+        """The samples of a file or folder to predict; all, some or none of them may have a target.
+
+        Sentences are the lines of a .txt file, or a column of a table; images are a file, or all files of a
+        folder. An .npz file and other tables are as in `samples`.
+        """
+        content, known = self._content(path), self.experiment.federation.dataset
+        x, y = content.arrays["x"], content.arrays.get("y")
+        size = len(next(iter(by_name(x).values())))
+        has_target = content.has_target
+        if has_target is None:
+            has_target = np.full(size, y is not None)
+        any_target = known.train.y[np.zeros(size, np.int64)]  # only x is checked
+        arrays = {"x": x, "y": any_target, "x_test": x, "y_test": any_target}
+        dataset = from_arrays(**arrays, classes=known.classes, kind=known.kind, name=path.stem)
+        targets = known.train.y[:0]
+        if y is not None and len(y):
+            if len(has_target) != size:
+                raise DataError(f"{path} has {size:,} samples and {len(has_target):,} targets")
+            targets = targets_of([named(y, known.classes)], known.kind, known.classes).parts[0]
+        return Further(self._checked(path, dataset).train.x, targets, has_target, list(content.notes))
+
+    def _checked(self, path: Path, dataset: Dataset) -> Dataset:
+        """The data set, if a sample has the form of the run's."""
+        known = self.experiment.federation.dataset.train.x
+        form, expected = shown(dataset.train.x), shown(known)
+        if form != expected and "input_ids" not in by_name(known):  # sentences may have any length
+            raise DataError(f"a sample of {path} is {form}, but one of the run is {expected}")
+        return dataset
+
+    def _content(self, path: Path) -> Content:
+        """The arrays of a file; of sentences and images without a table, x alone."""
         suffix = path.suffix.lower()
+        if not path.exists():
+            raise DataError(f"there is no file or folder {path}; name the samples: an .npz file, a table or images")
         if path.is_dir() or suffix in IMAGES:
-            return {"x": self.images(path)}
+            return Content({"x": self.images(path)}, target="targets")
         if suffix == ".txt":
             lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
-            return {"x": self.tokens([line for line in lines if line.strip()])}
-        if suffix not in tables.READERS:
-            return npz_content(path)
+            return Content({"x": self.tokens([line for line in lines if line.strip()])}, target="targets")
+        if suffix in tables.READERS:
+            return self._table(path)
+        arrays = npz_content(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
+        if "y" not in arrays or arrays["y"].dtype.kind != "f" or arrays["y"].ndim != 1:
+            return Content(arrays)
+        has_target = ~np.isnan(arrays["y"])
+        return Content({**arrays, "y": arrays["y"][has_target]}, has_target)
+
+    def _table(self, path: Path) -> Content:
+        """The rows of a table, as the run's were read. A row without a target is predicted, and not scored."""
         options, columns = self.experiment.tables["data"], tables.read_table(path)
-        text, usual = options.get("text", "text"), "target" if "target" in columns else "label"
-        target = options.get("target", usual)
         known = self.experiment.federation.dataset
+        usual = "target" if "target" in columns else "label"
+        names = tables.names_of(str(options.get("target", usual)), columns)
+        target = f"the column {' and '.join(names)} to predict"
         if known.encode is not None:
-            x = known.encode(columns)
-            if target not in columns:
-                return {"x": x}
-            labels_of = tables.words if known.kind == CLASSIFICATION else tables.floats
-            return {"x": x, "y": labels_of(columns[target])}
+            x, notes = known.encode(columns)
+        else:
+            x, notes = self._sentences(path, columns), []
+        if any(name not in columns for name in names):
+            return Content({"x": x}, notes=notes, target=target)
+        rows = list(zip(*(columns[name] for name in names), strict=True))
+        has_target = np.array([None not in row for row in rows])
+        kept = [row for row in rows if None not in row]
+        if not kept:
+            return Content({"x": x}, has_target, notes, target)
+        if known.kind == CLASSIFICATION:
+            y: NDArray[Any] = tables.words([row[0] for row in kept])
+        else:
+            with raised_as(DataError, f"{path}: {target} must have numbers: {{}}", ValueError, TypeError):
+                y = np.array(kept, np.float64)
+            y = y[:, 0] if known.train.y.ndim == 1 else y
+        return Content({"x": x, "y": y}, has_target, notes, target)
+
+    def _sentences(self, path: Path, columns: tables.Table) -> Inputs:
+        """The column of the texts, as the run's model takes them."""
+        text = self.experiment.tables["data"].get("text", "text")
         if text not in columns:
             raise DataError(f'{path} has no column "{text}" of sentences; it has {", ".join(columns)}')
         if None in columns[text]:
             raise DataError(f'{path} has no "{text}" in row {columns[text].index(None) + 1}; complete it')
-        labels = {"y": np.array([str(y) for y in columns[target]])} if target in columns else {}
-        return {"x": self.tokens([str(sentence) for sentence in columns[text]]), **labels}
+        return self.tokens([str(sentence) for sentence in columns[text]])
 
     def tokens(self, sentences: Sequence[str]) -> Inputs:
         """Sentences as the run's model takes them."""

@@ -14,7 +14,7 @@ from torch import nn
 from copfl import models
 from copfl.core.criteria import PADDING
 from copfl.data.samples import NEXT_TOKEN, Dataset
-from copfl.errors import UsageError, unknown
+from copfl.errors import UsageError, how_to_set, unknown
 from copfl.experiment import config, user_code
 from copfl.experiment.config import Component, Table, without
 from copfl.models import adapters, pretrained, text
@@ -147,11 +147,16 @@ def tokenizer_of(table: Mapping[str, Any]) -> text.Tokenizer | text.HashedWords 
     folder = Path(table["tokenizer"]) if "tokenizer" in table else model
     if folder is None:
         raise UsageError(
-            "the data set has sentences, and the model has no tokenizer; take --model embedding, a model of "
-            "transformers, such as --model hf:FOLDER, or name a folder with the tokenizer of yours: "
-            "--set model.tokenizer=FOLDER"
+            f"the data set has sentences, and the model has no tokenizer; take {_model('embedding')}, a model of "
+            f"transformers, such as {_model('hf:FOLDER')}, or name a folder with the tokenizer of yours: "
+            f"{how_to_set('model.tokenizer', 'FOLDER')}"
         )
     return text.Tokenizer(folder, table.get("max_length", 0), model)
+
+
+def _model(name: str) -> str:
+    """How the user names a model."""
+    return how_to_set("model.name", name, "--model")
 
 
 def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
@@ -166,8 +171,8 @@ def tokenized(dataset: Dataset, table: Mapping[str, Any]) -> Dataset:
     if dataset.kind == NEXT_TOKEN:
         if not hasattr(tokenizer, "vocabulary"):
             raise UsageError(
-                f"the model {table['name']} does not predict the next token; take --model causal_cnn, or a "
-                "causal language model of transformers, such as --model hf:FOLDER"
+                f"the model {table['name']} does not predict the next token; take {_model('causal_cnn')}, or a "
+                f"causal language model of transformers, such as {_model('hf:FOLDER')}"
             )
         ids, seen = arrays["input_ids"], arrays["attention_mask"]
         if ids.shape[1] < 2:

@@ -23,7 +23,7 @@ from copfl.engine import autotune, features, ranks, simulate
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import Round, State
 from copfl.engine.workers import Workers
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, how_to_set
 from copfl.experiment import components, gains, hints, model_tables, new_clients, presets, records, user_code
 from copfl.experiment import folder as run_folder
 from copfl.experiment.config import Tables
@@ -66,7 +66,8 @@ def prepare(
     device = device_of(settings.device)
     threads, workers = settings.threads, settings.workers
     if workers > 1 and device.type != "cpu":
-        raise UsageError(f"workers={workers} needs --device cpu; a GPU trains all clients in one process")
+        cpu = how_to_set("run.device", "cpu", "--device")
+        raise UsageError(f"workers={workers} needs {cpu}; a GPU trains all clients in one process")
     if workers > 1 and threads > 1:
         raise UsageError(f"workers={workers} have one thread each; leave out threads={threads}")
     if ranks.joined():

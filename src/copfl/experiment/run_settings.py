@@ -7,7 +7,7 @@ import torch
 from copfl.core.batches import participants, split_new
 from copfl.core.evaluation import EVAL_MODELS
 from copfl.engine.rounds import Ids
-from copfl.errors import UsageError, below_one, fraction_of, one_of, raised_as
+from copfl.errors import UsageError, below_one, fraction_of, how_to_set, one_of, raised_as
 
 CHOICES = {
     "engine": ("auto", "sequential", "vmap", "cuda_graph"),
@@ -106,5 +106,6 @@ def device_of(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f'device "{name}" is not supported; use cpu, cuda, cuda:N or auto')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f'device "{name}" needs a CUDA GPU and a CUDA build of PyTorch; use --device cpu')
+        cpu = how_to_set("run.device", "cpu", "--device")
+        raise UsageError(f'device "{name}" needs a CUDA GPU and a CUDA build of PyTorch; use {cpu}')
     return device

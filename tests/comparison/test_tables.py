@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def record(*accuracies: float, broken: int = 0) -> Record:
     clients = {name: [a / part for a in accuracies] for name, part in zip(ACCURACIES, (1, 2, 4), strict=True)}
     curve = [0.1, sum(accuracies) / len(accuracies)]
     cost = {"bytes_up": 1500.0, "bytes_down": 2.5e6, "seconds": 0.5, "broken": broken}
-    tables = {"partition": {"name": "iid"}, "run": {"clients": 2}}
+    tables: dict[str, dict[str, Any]] = {"partition": {"name": "iid"}, "run": {"clients": 2}}
     return Record(tables, 0.0, 5, [1, 2], {"accuracy": curve}, clients, cost)
 
 

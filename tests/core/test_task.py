@@ -392,7 +392,7 @@ def test_a_sequence_without_a_target_token_is_in_no_mean() -> None:
     for valid in (None, torch.tensor([True, True, True])):
         torch.testing.assert_close(of_tokens.objective(outputs, outputs, y, valid), mean.mean())
     blank = Data(x[2:], y[2:], torch.tensor(1))
-    assert int(of_tokens.scores(w, blank).count) == 0
+    assert int(of_tokens.scores(w, blank).counted) == 0
     accuracy = dataclasses.replace(of_tokens, metrics=(METRICS["accuracy"],))
     of_blank, of_all, of_two = primary_metrics(accuracy, w, [blank, with_blank, without])
     assert np.isnan(of_blank)

@@ -226,7 +226,8 @@ def test_corrupt_images_are_named_or_skipped_and_counted(tmp_path: Path) -> None
     whole = (tmp_path / "a" / "0.png").read_bytes()
     (tmp_path / "a" / "1.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
-        DataError, match=r"1\.png is not a readable .* leave such images out with data_options=\{'skip_corrupt': True\}"
+        DataError,
+        match=r"1\.png is not a readable .* leave such images out with data_options=\{'skip_corrupt': True\}",
     ):
         load(tmp_path)
     found = load(tmp_path, skip_corrupt=True)

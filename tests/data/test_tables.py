@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from copfl.data import datasets, tables
+from copfl.data import datasets, hub, tables
 from copfl.data.arrays import from_arrays
 from copfl.data.datasets import load
 from copfl.data.overview import overview
@@ -99,7 +100,9 @@ def test_a_further_table_is_filled_only_where_the_train_rows_were(tmp_path: Path
     assert strict.encode is not None
     assert filling.encode is not None
     assert filling.encode(more)[0][0].tolist() == [0, 0, 1]
-    with pytest.raises(DataError, match=r"age. lacks values; only a run with data_options=\{'missing': 'fill'\}"):
+    with pytest.raises(
+        DataError, match=r"age. lacks values; only a run with data_options=\{'missing': 'fill'\}"
+    ):
         strict.encode(more)
 
 
@@ -125,7 +128,9 @@ def test_the_kind_of_the_target(tmp_path: Path) -> None:
 def test_numbers_with_a_comma_are_no_categories(tmp_path: Path) -> None:
     rows = [{"dose": f"{n},5" if n % 4 else n, "ill": n % 2} for n in range(20)]
     path = write_csv(tmp_path / "t.csv", rows, ";")
-    with pytest.raises(DataError, match=r"has numbers, but '1,5' in row 2; correct it .*\{'categories': 'dose'\}"):
+    with pytest.raises(
+        DataError, match=r"has numbers, but '1,5' in row 2; correct it .*\{'categories': 'dose'\}"
+    ):
         load(path, target="ill")
     assert load(path, target="ill", categories="dose").train.x.shape == (16, 16)
 
@@ -141,7 +146,11 @@ def test_texts(tmp_path: Path) -> None:
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (ROWS, {"target": "il"}, 'no column "il"; did you mean "ill"'),
-    (ROWS, {}, r"name the column to predict with data_options=\{'target': 'COLUMN'\}; the columns are age, town, site, ill"),
+    (
+        ROWS,
+        {},
+        r"name the column to predict with data_options=\{'target': 'COLUMN'\}; the columns are age, town, site, ill",
+    ),
     (ROWS, {"target": "ill", "client": "hospital"}, 'no column "hospital"'),
     (
         [*ROWS, {**ROWS[0], "age": "old"}],
@@ -297,6 +306,15 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         load("hf:nobody/nothing")
 
 
+def test_images_of_the_hub_have_their_clients_and_the_most_frequent_size() -> None:
+    pictures = [Image.new("L", (6, 4))] + [Image.new("L", (4, 5))] * 9
+    part = {"image": pictures, "label": [0, 1] * 5, "site": ["north"] * 5 + ["south"] * 5}
+    found = hub._images([part], "scans", "image", "label", "site", ["ill", "well"], 0)
+    assert found.train.x.shape[1:] == (3, 5, 4)
+    assert (found.groups, found.natural) == (("north", "south"), True)
+    assert "1 of 10 images resized to 4 x 5" in found.note
+
+
 # What was understood
 
 
@@ -343,7 +361,7 @@ def test_messages_about_a_table_name_its_column(tmp_path: Path) -> None:
     with pytest.raises(DataError, match='the target column "price" has values up to'):
         load(path, target="price")
     path.write_text("\n".join(["size,old", *(f"{n},{n % 2}" for n in range(30))]))
-    with pytest.raises(DataError, match='the target column "old" has shape .* a column for each label'):
+    with pytest.raises(DataError, match=r'the target column "old" has shape .* a column for each label'):
         load(path, target="old", kind="multilabel")
     path.write_text("size,old\n1,a\n2,b\n")
     with pytest.raises(DataError, match="too few samples for a test part: five of one class") as raised:

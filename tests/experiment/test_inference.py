@@ -349,7 +349,9 @@ def found_notes(table: Path, new: Path) -> list[str]:
     return inference.load(table / "run").further(new).notes
 
 
-def test_a_new_client_s_table_needs_the_column_to_learn(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_client_s_table_needs_the_column_to_learn(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     new = table / "client.csv"
     new.write_text("age,town\n30,Bern\n40,Rome\n")
     answer = called(capsys, "personalize", table / "run", "--data", new)

@@ -381,7 +381,7 @@ class Scores(NamedTuple):
     loss: Tensor  # [], the mean
     score: Tensor  # [], higher is better: the fraction that is correct, or -loss where nothing is correct
     predictions: list[Tensor]  # of the samples, in parts
-    count: Tensor  # [], the samples in the means
+    counted: Tensor  # [], the number of samples in the means
 
 
 def task_of(

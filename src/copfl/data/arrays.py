@@ -273,7 +273,9 @@ def split_off(samples: Samples) -> tuple[Samples, Samples, str]:
         is_test = held_out_of_groups(samples.group, samples.strata)
         how = "a fifth of each group's samples is test"
     if not is_test.any():
-        raise DataError("too few samples for a test part: five of one class or client, or test samples, are needed")
+        raise DataError(
+            "too few samples for a test part: five of one class or client, or test samples, are needed"
+        )
     return samples.take(~is_test), samples.take(is_test), f"{how}: {int(is_test.sum()):,}"
 
 

@@ -1,13 +1,14 @@
 """Data sets of the Hugging Face hub, as `hf:NAME`, through the package `datasets`."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from copfl.data.arrays import from_arrays
+from copfl.data.arrays import from_splits
 from copfl.data.samples import Dataset
 from copfl.data.tables import Table, cell, from_tables
-from copfl.errors import DataError, how_to_set, library
+from copfl.errors import DataError, how_to_set, library, unknown
 
 PREFIX = "hf:"
 TEST_SPLITS = ("test", "validation", "valid", "dev")
@@ -44,13 +45,15 @@ def hub_dataset(
     if target not in kinds:
         column = how_to_set("data.target", "COLUMN", "--target")
         raise DataError(f"name the column to predict with {column}; the columns are {', '.join(kinds)}")
+    if client and client not in kinds:
+        raise DataError(str(unknown("column", client, kinds)))
     classes = list(features[target].names) if kinds[target] == "ClassLabel" else None
     test = next((splits[split] for split in TEST_SPLITS if split in splits), None)
     if test is not None and classes and -1 in test[target]:
         test = None  # the labels of a benchmark's test split may be withheld
     parts = [part for part in (splits["train"], test) if part is not None]
     if image := next((column for column, found in kinds.items() if found == "Image"), ""):
-        return _images(parts, short, image, target, classes, size)
+        return _images(parts, short, image, target, client, classes, size)
     strings = [column for column in kinds if getattr(features[column], "dtype", "") == "string"]
     texts = [column for column in strings if column not in (target, client)]
     text = text or (texts[0] if len(texts) == 1 and len(kinds) <= 3 else "")
@@ -63,12 +66,17 @@ def hub_dataset(
     )
 
 
-def _images(parts: list[Any], name: str, image: str, target: str, classes: Any, size: int) -> Dataset:
-    """The images at one size, by default that of the first."""
-    first = parts[0][0][image]
-    shape = (size, size) if size else first.size
-    arrays: list[Any] = []
-    for part in parts:
-        pictures = [picture.convert("RGB").resize(shape) for picture in part[image]]
-        arrays += [np.stack([np.asarray(picture) for picture in pictures]), np.array(part[target])]
-    return from_arrays(*arrays, name=name, classes=classes)
+def _images(
+    parts: list[Any], name: str, image: str, target: str, client: str, classes: Any, size: int
+) -> Dataset:
+    """The images at one size, by default the most frequent one."""
+    pictures = [list(part[image]) for part in parts]
+    sizes = Counter(picture.size for split in pictures for picture in split)
+    shape = (size, size) if size else sizes.most_common(1)[0][0]
+    splits = []
+    for part, split in zip(parts, pictures, strict=True):
+        x = np.stack([np.asarray(picture.convert("RGB").resize(shape)) for picture in split])
+        splits.append((x, np.array(part[target]), *([np.array(part[client])] if client else [])))
+    resized = sizes.total() - sizes[shape]
+    note = f"{resized:,} of {sizes.total():,} images resized to {shape[0]} x {shape[1]}" if resized else ""
+    return from_splits(splits, name=name, classes=classes, note=note)

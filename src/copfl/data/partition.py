@@ -115,7 +115,9 @@ class Partition:
                 found = f'the {name} part names sample {last}, but "{dataset.name}" has {len(split)} there'
                 raise DataError(f"{found}; the partition was made for another data set")
         if self.labels is not None and self.labels.shape[1] != len(dataset.classes):
-            counts = f'labels of {self.labels.shape[1]} classes, but "{dataset.name}" has {len(dataset.classes)}'
+            counts = (
+                f'labels of {self.labels.shape[1]} classes, but "{dataset.name}" has {len(dataset.classes)}'
+            )
             raise DataError(f"the partition has {counts}; it was made for another data set")
 
     def label_counts(self, dataset: Dataset) -> Indices:

@@ -135,7 +135,9 @@ def from_tables(
         features_of = [encoded(encoders, table) for table in tables]
         x = [features_of[0][chosen[0]], features_of[-1][chosen[1]]]
         notes += [_summary(encoders), *_identifiers(encoders, tables[0])]
-        notes += [f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)]
+        notes += [
+            f"test rows: {note}" for table in tables[1:] for note in unknown_categories(encoders, table)
+        ]
         data = replace(data, encode=partial(_further, encoders, missing))
     train, test = (replace(part, x=array) for part, array in zip((data.train, data.test), x, strict=True))
     note = "; ".join(filter(None, (data.note, *notes)))
@@ -176,7 +178,9 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
     """A note for each column with categories that the train rows do not have: how many cells, and which."""
     notes = []
     for encoder in encoders:
-        cells = [str(value) for value in table[encoder.name] if value is not None] if encoder.categories else []
+        cells = (
+            [str(value) for value in table[encoder.name] if value is not None] if encoder.categories else []
+        )
         new = Counter(cell for cell in cells if cell not in encoder.categories)
         if new:
             few = ", ".join(f'"{value[:40]}"' for value, _ in new.most_common(MOST_SHOWN))
@@ -188,7 +192,9 @@ def unknown_categories(encoders: Sequence[Encoder], table: Table) -> list[str]:
     return notes
 
 
-def _further(encoders: Sequence[Encoder], missing: str, table: Table) -> tuple[NDArray[np.float32], list[str]]:
+def _further(
+    encoders: Sequence[Encoder], missing: str, table: Table
+) -> tuple[NDArray[np.float32], list[str]]:
     """The features of another table with the same columns, encoded as the train rows were; and notes."""
     if absent := [encoder.name for encoder in encoders if encoder.name not in table]:
         raise DataError(f'the table lacks the column "{absent[0]}"; it has {", ".join(table)}')
@@ -286,7 +292,9 @@ def _identifiers(encoders: Sequence[Encoder], table: Table) -> list[str]:
     found = [e.name for e in encoders if len(table[e.name]) >= FEWEST_ROWS and is_identifier(e)]
     names = ",".join(found)
     drop = how_to_set("data.drop", names)
-    return [f"{names}: values that few rows share; leave out identifiers and dates with {drop}"] if found else []
+    return (
+        [f"{names}: values that few rows share; leave out identifiers and dates with {drop}"] if found else []
+    )
 
 
 # Targets and missing values
@@ -337,7 +345,9 @@ def _without_missing(
         kept.append({name: [column[n] for n in rows] for name, column in table.items()})
     sizes = [sum(len(table[columns[0]]) for table in some) for some in (tables, kept)]
     if not sizes[1]:
-        raise DataError(f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}")
+        raise DataError(
+            f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}"
+        )
     return kept, [f"{sizes[0] - sizes[1]:,} of {sizes[0]:,} rows with missing values are left out: {shown}"]
 
 

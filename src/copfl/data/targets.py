@@ -92,7 +92,9 @@ def numbered(what: str, given: Sequence[ArrayLike], names: Sequence[str] | None 
         return _found(what, parts, tuple(str(name) for name in names), values)
     if len(values) > MOST_CLASSES:
         found = f"there are {len(values):,} different {what}s, at most {MOST_CLASSES:,} are accepted"
-        remedy = f"; numbers to predict: {how_to_set('kind', 'regression', '--task')}" if what == "label" else ""
+        remedy = (
+            f"; numbers to predict: {how_to_set('kind', 'regression', '--task')}" if what == "label" else ""
+        )
         raise DataError(f"{found}: is it the right array or column?{remedy}")
     numbers = [np.searchsorted(values, part).astype(np.int64) for part in parts]
     shown = tuple(str(value) for value in values.tolist())

@@ -219,13 +219,19 @@ class RunModels:
         """
         content, known = self._content(path), self.experiment.federation.dataset
         if "y" not in content.arrays:
-            raise DataError(f"{path} lacks {content.target}; a model is trained on samples with their targets")
+            raise DataError(
+                f"{path} lacks {content.target}; a model is trained on samples with their targets"
+            )
         if content.has_target is not None and not content.has_target.all():
             row = int(np.flatnonzero(~content.has_target)[0]) + 1
-            raise DataError(f"{path} has nothing in {content.target} in row {row}; complete it or remove the row")
-        targets = {name: named(content.arrays[name], known.classes) for name in ("y", "y_test") if name in content.arrays}
-        arrays = {**content.arrays, **targets}
-        return self._checked(path, from_arrays(**arrays, classes=known.classes, kind=known.kind, name=path.stem))
+            raise DataError(
+                f"{path} has nothing in {content.target} in row {row}; complete it or remove the row"
+            )
+        arrays = dict(content.arrays)
+        for name in arrays.keys() & {"y", "y_test"}:
+            arrays[name] = named(arrays[name], known.classes)
+        dataset = from_arrays(**arrays, classes=known.classes, kind=known.kind, name=path.stem)
+        return self._checked(path, dataset)
 
     def further(self, path: Path) -> Further:
         """The samples of a file or folder to predict; all, some or none of them may have a target.
@@ -261,7 +267,9 @@ class RunModels:
         """The arrays of a file; of sentences and images without a table, x alone."""
         suffix = path.suffix.lower()
         if not path.exists():
-            raise DataError(f"there is no file or folder {path}; name the samples: an .npz file, a table or images")
+            raise DataError(
+                f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
+            )
         if path.is_dir() or suffix in IMAGES:
             return Content({"x": self.images(path)}, target="targets")
         if suffix == ".txt":

@@ -348,7 +348,9 @@ def per_class(runs: Runs) -> list[Table]:
             rows.append([str(name), has_it, samples, *accuracies])
         several = len(runs) > 1
         means = [f"accuracy{f', {other.label}' if several else ''}" for other in tested]
-        note = "Accuracy of the personal models, each on all test samples of its own client; at most 40 clients."
+        note = (
+            "Accuracy of the personal models, each on all test samples of its own client; at most 40 clients."
+        )
         title = "Classes" + (f": {', '.join(o.label for o in alike)}" if len(alike) < len(runs) else "")
         head = ["class", "clients that have it", "training samples", *means]
         tables.append(Table(title, head, rows, [note] if tested else []))

@@ -26,7 +26,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     cifar = datasets.load("cifar10", args.data)
     splits = (("", cifar.train, CIFAR_TRAIN), ("_test", cifar.test, CIFAR_TEST))
-    arrays = {f"{key}{end}": getattr(split, key)[:count] for end, split, count in splits for key in ("x", "y")}
+    arrays = {
+        f"{key}{end}": getattr(split, key)[:count] for end, split, count in splits for key in ("x", "y")
+    }
     np.savez(args.out / "cifar.npz", **arrays)
     banking = {}
     for end, name in (("", "train"), ("_test", "test")):
@@ -37,7 +39,10 @@ def main() -> None:
     parts = json.loads((args.data / "clinc150" / "data_full.json").read_text("utf-8"))
     clinc = {}
     for end, name in (("", "train"), ("_test", "test")):
-        clinc |= {f"x{end}": [text for text, _ in parts[name]], f"y{end}": [intent for _, intent in parts[name]]}
+        clinc |= {
+            f"x{end}": [text for text, _ in parts[name]],
+            f"y{end}": [intent for _, intent in parts[name]],
+        }
     (args.out / "clinc.json").write_text(json.dumps(clinc), "utf-8")
     if args.encoder:
         features = {}
@@ -56,7 +61,13 @@ def encoded(sentences: list[str], folder: Path) -> np.ndarray:
     parts = []
     with torch.inference_mode():
         for start in range(0, len(sentences), 256):
-            batch = tokenizer(sentences[start : start + 256], padding=True, truncation=True, max_length=32, return_tensors="pt")
+            batch = tokenizer(
+                sentences[start : start + 256],
+                padding=True,
+                truncation=True,
+                max_length=32,
+                return_tensors="pt",
+            )
             mask = batch["attention_mask"][..., None]
             hidden = model(**batch).last_hidden_state
             parts.append(((hidden * mask).sum(1) / mask.sum(1)).numpy())

@@ -57,7 +57,13 @@ SETTINGS: dict[str, Setting] = {
     "digits-dirichlet": Setting("digits", dirichlet(0.3), 10, 40, CNN),
     "digits-iid": Setting("digits", ("iid", {}), 10, 20, CNN),
     "digits-unequal": Setting("digits", ("quantity", {"alpha": 0.5}), 15, 20, CNN),
-    "digits-shift": Setting("digits", ("concept_shift", {"per_client": 4, "train_per_class": 10, "test_per_class": 20}), 20, 40, CNN),
+    "digits-shift": Setting(
+        "digits",
+        ("concept_shift", {"per_client": 4, "train_per_class": 10, "test_per_class": 20}),
+        20,
+        40,
+        CNN,
+    ),
     "tumours": Setting("tumours", ("by_group", {}), 0, 20, TABLE),
     "table-shift": Setting("table", ("by_group", {}), 0, 40, TABLE),
     "signals": Setting("signals", ("by_group", {}), 0, 40, SIGNAL),
@@ -143,7 +149,10 @@ def clinc(folder: Path) -> dict[str, Any]:
 def features(folder: Path) -> dict[str, Any]:
     """Sentence embeddings of Banking77 by MiniLM, from FOLDER/features.npz, see prepare.py."""
     with np.load(folder / "features.npz") as arrays:
-        return {name: array.astype(np.float32) if name.startswith("x") else array for name, array in arrays.items()}
+        return {
+            name: array.astype(np.float32) if name.startswith("x") else array
+            for name, array in arrays.items()
+        }
 
 
 @lru_cache

@@ -63,24 +63,37 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
-    algorithm = with_server_optimizer(CLASSES[job.algorithm](optimizer=Adam(lr=job.lr)), SERVER_STEPS[job.server]())
+    algorithm = with_server_optimizer(
+        CLASSES[job.algorithm](optimizer=Adam(lr=job.lr)), SERVER_STEPS[job.server]()
+    )
     scheme, options = setting.partition
     model, model_options = setting.model
-    run = {"rounds": setting.rounds, "seed": job.seed, "device": device, "threads": 1, "workers": 1, "eval_models": "final"}
+    run = {
+        "rounds": setting.rounds,
+        "seed": job.seed,
+        "device": device,
+        "threads": 1,
+        "workers": 1,
+        "eval_models": "final",
+    }
     layers = {
         "run": run | ({"clients": setting.clients} if setting.clients else {}),
         "partition": {"name": scheme, **options},
         "model": {"name": model, **model_options},
         **setting.extra,
     }
-    experiment = prepare([layers], algorithm=algorithm, data=arrays(setting.data, folder), validation=VALIDATION)
+    experiment = prepare(
+        [layers], algorithm=algorithm, data=arrays(setting.data, folder), validation=VALIDATION
+    )
     result = execute(experiment, None)
     accuracy = np.asarray(result.accuracy)
     last = accuracy[-max(1, min(5, len(accuracy) // 3)) :].mean(0)
     return {
         **job._asdict(),
         "accuracy": [round(float(value), 5) for value in last],
-        "curve": [round(float(value), 4) for value in np.nanmean(accuracy, 1)[:: max(1, len(accuracy) // 20)]],
+        "curve": [
+            round(float(value), 4) for value in np.nanmean(accuracy, 1)[:: max(1, len(accuracy) // 20)]
+        ],
         "seconds": round(time.monotonic() - started, 2),
     }
 
@@ -110,10 +123,17 @@ def main() -> None:
     if args.out.exists():
         lines = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()]
         done = {Job(*(line[name] for name in Job._fields)) for line in lines if "error" not in line}
-    waiting = [job for job in jobs(args.settings.split(","), [int(s) for s in args.seeds.split(",")]) if job not in done]
+    waiting = [
+        job
+        for job in jobs(args.settings.split(","), [int(s) for s in args.seeds.split(",")])
+        if job not in done
+    ]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(maxsize=args.processes), context.Queue()
-    processes = [context.Process(target=work, args=(queue, results, args.data, args.device)) for _ in range(args.processes)]
+    processes = [
+        context.Process(target=work, args=(queue, results, args.data, args.device))
+        for _ in range(args.processes)
+    ]
     for process in processes:
         process.start()
     started, finished = time.monotonic(), 0

@@ -62,12 +62,15 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--dataset t.csv", "name the column to predict with --target; the columns are age, town, site, ill"),
+        (
+            "--dataset t.csv",
+            "name the column to predict with --target COLUMN; the columns are age, town, site, ill",
+        ),
         ("--dataset t.csv --target il", 'no column "il"; did you mean "ill"'),
         ("--dataset t.csv --target town -s data.kind=regression", "'Rome'; regression needs numbers"),
         (
             "--dataset t.csv --target age",
-            'the partition "classes" assigns classes, .* --partition iid or quantity',
+            'the partition "classes" assigns classes, .* --partition iid or --partition quantity',
         ),
         ("--dataset bad.csv --target ill --client site", 'group "h9" has 1 train samples and no test sample'),
         ("--dataset inf.csv --target ill", '"age" has inf in row 1; all numbers must be finite'),

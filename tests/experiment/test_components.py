@@ -23,11 +23,10 @@ from copfl.experiment.components import (
     WRAPPERS,
     build_algorithm,
     default_rate,
-    partition_text,
     resolve,
     resolve_algorithm,
 )
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.run_settings import RunSettings
 from copfl.parts.mamo import Mamo
 

@@ -139,7 +139,9 @@ def test_a_run_is_not_written_over(run: Path) -> None:
 
 
 def test_what_is_no_run_cannot_go_on(run: Path) -> None:
-    with pytest.raises(RunError, match=r"there is no folder .*gone\. Known runs: run"):
+    with pytest.raises(
+        RunError, match=r"there is no folder .*gone; a run folder was expected, .* Known runs: run"
+    ):
         copfl.resume(run.parent / "gone")
     (run.parent / "empty").mkdir()
     with pytest.raises(RunError, match=r"is not a run folder: it has no run\.toml.* Known runs: run"):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -169,3 +170,13 @@ def test_a_finished_run_is_not_started_again(
     assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")
     assert called(capsys, "federate", "resume", tmp_path, "--rounds", 3).code == 0
     assert len(started) == 1
+
+
+def test_natural_clients_are_the_nodes(tmp_path: Path) -> None:
+    x, group = np.arange(60, dtype=np.float32)[:, None], np.repeat(["north", "south", "west"], 20)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(60) % 2, group=group)
+    configs = local.partition_nodes(tmp_path, str(tmp_path / "mine.npz"), 3, None, 0)
+    for client, config in enumerate(configs):
+        with np.load(config["data"]) as arrays:
+            samples = np.concatenate([arrays["x"], arrays["x_test"]])[:, 0]
+        assert sorted(samples.tolist()) == list(range(20 * client, 20 * client + 20))

@@ -35,8 +35,8 @@ from copfl.comparison.runner import Log, all_done
 from copfl.comparison.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
-from copfl.experiment.components import partition_text, resolve
-from copfl.experiment.config import Tables
+from copfl.experiment.components import resolve
+from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.run import Experiment, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings

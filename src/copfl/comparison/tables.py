@@ -16,7 +16,8 @@ from copfl.comparison.jobs import accuracies
 from copfl.comparison.results import Record, Tuned
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import new_clients
-from copfl.experiment.components import optimizer_text, partition_text
+from copfl.experiment.components import optimizer_text
+from copfl.experiment.config import partition_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
 from copfl.stats import LEVEL, Difference, Spread, difference, mean_of_known, spread_of

@@ -123,18 +123,6 @@ def optimizer_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{table['name']} {table['lr']:g}" if "name" in table and "lr" in table else ""
 
 
-def partition_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Such as "10 clients, partition classes (per_client=2)", or "(natural clients)" of by_group."""
-    table, clients = tables["partition"], tables["run"]["clients"]
-    if "value" in table:
-        return f"{clients} clients, {table['value']}"
-    options = without(table, "name").items()
-    shown = [f"{key}={value}" for key, value in options if value is not False]
-    shown += ["natural clients"] if table["name"] == "by_group" else []
-    in_brackets = f" ({', '.join(shown)})" if shown else ""
-    return f"{clients} clients, partition {table['name']}{in_brackets}"
-
-
 def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) -> Tables:
     """The tables of an algorithm and of its optimizer, which without a name is the algorithm's own."""
     resolved = ALGORITHM.resolve(table)

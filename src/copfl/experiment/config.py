@@ -215,3 +215,15 @@ def read_toml(content: bytes, source: str) -> Tables:
         if not isinstance(table, dict):
             raise UsageError(f'{source}: "{name}" is outside any table; a run file has tables such as [run]')
     return migrated(tables)
+
+
+def partition_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Such as "10 clients, partition classes (per_client=2)", or "(natural clients)" of by_group."""
+    table, clients = tables["partition"], tables["run"]["clients"]
+    if "value" in table:
+        return f"{clients} clients, {table['value']}"
+    options = without(table, "name").items()
+    shown = [f"{key}={value}" for key, value in options if value is not False]
+    shown += ["natural clients"] if table["name"] == "by_group" else []
+    in_brackets = f" ({', '.join(shown)})" if shown else ""
+    return f"{clients} clients, partition {table['name']}{in_brackets}"

@@ -22,8 +22,7 @@ from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
-from copfl.experiment.components import partition_text
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
 from copfl.experiment.identity import settings_digest

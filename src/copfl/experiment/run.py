@@ -26,7 +26,7 @@ from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError, how_to_set
 from copfl.experiment import components, gains, hints, model_tables, new_clients, presets, records, user_code
 from copfl.experiment import folder as run_folder
-from copfl.experiment.config import Tables
+from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
 from copfl.experiment.progress import expected
@@ -143,7 +143,7 @@ def prepare(
         workers = autotune.processes(load, engine, states, seconds)
         estimate = expected(seconds / workers, settings.rounds, workers, settings.local_baseline)
         if estimate or device.type != "cpu":  # of a short run, the table at its end has it
-            tell(components.partition_text(tables))
+            tell(partition_text(tables))
         tell(estimate)
     settings = dataclasses.replace(
         settings,

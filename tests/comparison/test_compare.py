@@ -22,6 +22,7 @@ from copfl.errors import CopflError, UsageError
 from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
+from copfl.report import comparison_page
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
 from tests.slow import slow
@@ -57,6 +58,23 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
     )
     assert "4 of 9 runs are there already" in said
     assert more.rows[0].per_seed()["accuracy"][:2] == first.rows[0].per_seed()["accuracy"]
+
+
+def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path: Path, data: Path) -> None:
+    found = untuned(["fedavg", "local"], [0, 1], base(data, rounds=6), tmp_path / "a")
+    alone = [[run.curves["accuracy"] for run in row.outcomes] for row in found.rows]
+    expected = [np.mean([curve[-2:] for curve in curves]) for curves in alone]
+    assert [row.metrics()["accuracy"].mean for row in found.rows] == pytest.approx(expected)
+    text = str(found).replace("\n", " ")
+    assert "of the last third of each client's evaluations, at most 5 (rounds 5 to 6)." in text
+    assert any(note.startswith("Two seeds give intervals") for note in found.notes)
+    page = comparison_page.document_of(tmp_path / "a")
+    assert "the last third of each client's evaluations" in page.tables[0].notes[0]
+    three = untuned(["fedavg", "local"], [0, 1, 2], base(data, rounds=1), tmp_path / "a")
+    assert not any("seed" in note for note in three.notes)
+    asked = untuned(["fedavg", "local"], [0], base(data, rounds=6), tmp_path / "a", last=6)
+    assert "of the last 6 evaluations of each client (rounds 1 to 6)" in str(asked).replace("\n", " ")
+    assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
@@ -140,7 +158,7 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
         assert row.tuned.trials[1].accuracy == best
     plain = untuned(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
-    assert found.notes == [
+    assert found.notes[1:] == [
         "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
     ]
 
@@ -205,7 +223,7 @@ def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data
     fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.outcomes] for row in found.rows)
     expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
     assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
-    assert "gain: the share of clients" in str(found)
+    assert "gain: the share of clients" in str(found).replace("\n", " ")
     assert tables.gaining(untuned(["fedavg"], [0, 1], base(data, clients=4), tmp_path / "a")) == {}
 
 

@@ -200,6 +200,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
     rows.append(row("local", [0.9, 0.7], (-0.05, -0.4, 0.3)))
     content = {
         "title": "digits",
+        "averaged": "the last evaluation",
         "seeds": [0, 1],
         "reference": "copfl",
         "over": {},

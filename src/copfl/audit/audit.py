@@ -21,10 +21,9 @@ from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rou
 from copfl.files import write_bytes
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
-from copfl.stats import Numbers, mean_of_known
+from copfl.stats import Numbers, averaged, mean_of_known
 from copfl.tables import Table, as_markdown, interval, number, plain
 
-LAST = 5  # evaluations that a metric is the mean of
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
 
@@ -67,7 +66,8 @@ def metrics_of(result: Result) -> Metrics:
     """The primary metric of a run's last evaluations, and the scores of every round."""
 
     def last(table: Numbers) -> Numbers:
-        return mean_of_known(table[~np.isnan(table).all(1)][-LAST:])
+        known = table[~np.isnan(table).all(1)]
+        return mean_of_known(known[-averaged(len(known)) :])
 
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}

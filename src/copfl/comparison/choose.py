@@ -28,7 +28,7 @@ import numpy as np
 
 from copfl.comparison import entries as reading
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
-from copfl.comparison.jobs import LAST, Job, finished
+from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, paired, record_of
 from copfl.comparison.runner import Log, all_done
@@ -283,11 +283,9 @@ class Race:
 
     def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
         """Trains the candidates up to this round with the first seeds; those that cannot run are left out."""
-        every = int(candidates[0].jobs[0].tables["run"]["eval_every"])
-        last = max(1, min(LAST, until // (3 * every)))  # a third of the evaluations
         stop = 0 if until >= self.rounds else until
         runs = {
-            one.label: [job._replace(until=stop, last=last) for job in one.jobs[:seeds]] for one in candidates
+            one.label: [job._replace(until=stop) for job in one.jobs[:seeds]] for one in candidates
         }
         self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
         try:

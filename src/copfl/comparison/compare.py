@@ -16,7 +16,7 @@ from typing import Any
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
-from copfl.comparison.jobs import LAST, Job, Starts, accuracies
+from copfl.comparison.jobs import Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
@@ -30,6 +30,7 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.stats import Difference
 
+ENOUGH_SEEDS = 3  # fewer give a warning
 TRIALS = 20  # of a search, in each row
 NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
@@ -46,7 +47,7 @@ def compare(
     tune_seeds: Sequence[int] | None = None,
     validation: float = VALIDATION,
     reference: str | None = None,
-    last: int = LAST,
+    last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
@@ -61,6 +62,7 @@ def compare(
     every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has
     the values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
     With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches; every row has the same number of `trials`.
+    A value is the mean of the last third of a client's evaluations, at most five, or of the `last` ones.
     With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
     With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that its workers share.
     """
@@ -132,7 +134,7 @@ def compare(
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
         for entry, own, best in zip(rows, records, found, strict=True)
     ]
-    notes = left_out + _notes(table) + _tuning_notes(table, spaces)
+    notes = left_out + few_seeds(seeds) + _notes(table) + _tuning_notes(table, spaces)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
     write(result, out)
@@ -146,7 +148,7 @@ def sweep(
     out: str | Path = "runs/sweep",
     *,
     algorithm: str = "copfl",
-    last: int = LAST,
+    last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
@@ -175,7 +177,7 @@ def sweep(
     records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
-    result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
+    result = Comparison(title, table, seeds, last, over=grid, notes=few_seeds(seeds) + _notes(table))
     write(result, Path(out))
     return result
 
@@ -207,9 +209,9 @@ def _default_grid(entry: Entry, base: Base) -> Space:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int, jobs: int) -> None:
+def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
-    at_least(1, last=last, jobs=jobs)
+    at_least(1, last=1 if last is None else last, jobs=jobs)
     labels = [row.label for row in rows]
     twice = [label for label in labels if labels.count(label) > 1]
     if not rows:
@@ -277,6 +279,16 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
         counts[0] += f" ({run['new_clients']:.0%} of them new)"
     word = "seeds" if len(seeds) > 1 else "seed"
     return ", ".join([Path(str(data.get("name"))).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+
+
+def few_seeds(seeds: Sequence[int]) -> list[str]:
+    """A warning where the interval over seeds cannot tell much."""
+    if len(seeds) >= ENOUGH_SEEDS:
+        return []
+    little = "One seed says nothing about the next: no difference is distinguishable"
+    if len(seeds) > 1:
+        little = "Two seeds give intervals so wide that only large differences are distinguishable"
+    return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.jobs import LAST, Job, placed
+from copfl.comparison.jobs import Job, placed
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.experiment import config
 from copfl.experiment.components import OPTIMIZERS, resolve
@@ -260,7 +260,7 @@ def job_of(
     seed: int,
     *,
     validation: float = 0.0,
-    last: int = LAST,
+    last: int | None = None,
 ) -> Job:
     """The run of these layers of settings and this seed."""
     tables = resolve([*layers, {"run": {"seed": seed}}], {})

@@ -19,7 +19,7 @@ from copfl.experiment import new_clients
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
-from copfl.stats import LEVEL, Difference, Spread, difference, mean_of_known, spread_of
+from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
 from copfl.tables import Table, plain
 
 
@@ -73,7 +73,7 @@ class Comparison:
     title: str
     rows: list[Row]
     seeds: list[int]
-    last: int
+    last: int | None  # evaluations that the user asked for
     reference: str | None = None
     over: Grid = field(default_factory=dict)  # of a sweep
     notes: list[str] = field(default_factory=list)
@@ -81,6 +81,19 @@ class Comparison:
     @property
     def metric(self) -> MetricInfo:
         return self.rows[0].metric
+
+    @property
+    def averaged(self) -> str:
+        """Which evaluations a value is the mean of, such as "the last third of each client's evaluations"."""
+        rule = f"last third of each client's evaluations, at most {LAST}"
+        if self.last is not None:
+            rule = f"last {self.last} evaluations of each client"
+        rounds = {run.counted for row in self.rows for run in row.outcomes}
+        everyone = all(run.tables.get("run", {}).get("participation", 1) == 1 for run in self.rows[0].outcomes)
+        if len(rounds) > 1 or not everyone:
+            return f"the {rule}"
+        first, last = rounds.pop()
+        return f"the {rule} (round{f's {first} to' if first < last else ''} {last})"
 
     def __str__(self) -> str:
         return as_text(self)
@@ -144,7 +157,7 @@ def _metrics(comparison: Comparison) -> Table:
         rows.append([row.title, *cells])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
-        f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
+        f"Mean{spread}, of {comparison.averaged}. after: right after local "
         "training; before: the same model before local training; global: the global model; worst 10 %: the "
         "mean over the worst tenth of the clients, after; best round: the "
         f"{'highest' if metric.higher_is_better else 'lowest'} mean over clients, a round chosen on test. "
@@ -170,8 +183,6 @@ def _differences(comparison: Comparison) -> Table:
         "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
         "row by row; the interval over clients takes these seeds as given."
     )
-    if len(comparison.seeds) < 2:
-        note += " One seed says nothing about the next: nothing is distinguishable."
     head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
     what = f"personal {metric.title} after local training{metric.points}"
     title = f"Difference to {comparison.reference}, {what}"
@@ -291,7 +302,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "title": comparison.title,
         "metrics": [metric.as_json() for metric in comparison.rows[0].outcomes[0].metrics],
         "seeds": comparison.seeds,
-        "last": comparison.last,
+        "averaged": comparison.averaged,
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
         "notes": comparison.notes,

@@ -52,7 +52,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
         tiles=[
             (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "") for row in rows[:8]
         ],
-        tables=[_metrics(rows, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
+        tables=[_metrics(content, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
         notes=content["notes"],
         facts=None,
         sections=[section for section in sections if section.charts],
@@ -108,14 +108,15 @@ def _cost(rows: list[Row]) -> str:
 # Tables
 
 
-def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
+def _metrics(content: Mapping[str, Any], metric: MetricInfo) -> Table:
     names = {metric.name + of: title for of, title in MODELS.items()} | {"worst": "worst tenth"}
     cells = [
         [row["label"], *(metric.text(_mean(row, name), _mean(row, name, "spread")) for name in names)]
-        for row in rows
+        for row in content["rows"]
     ]
     title = f"{capital(metric.in_unit)}: mean ± standard deviation over seeds"
-    return Table(title, ["row", *names.values()], cells)
+    note = f"A value is the mean of {content['averaged']}"
+    return Table(title, ["row", *names.values()], cells, [note])
 
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
@@ -141,7 +142,7 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
     series = series_of({f"seed {seed}": own for seed, own in zip(content["seeds"], values.T, strict=True)})
     labels = [row["label"] for row in rows]
-    about = "The mean over the clients of each seed."
+    about = f"The mean over the clients of each seed, of {content['averaged']}."
     dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")
     return [curves, dots, *_map(content, metric)]
 

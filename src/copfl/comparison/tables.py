@@ -89,7 +89,9 @@ class Comparison:
         if self.last is not None:
             rule = f"last {self.last} evaluations of each client"
         rounds = {run.counted for row in self.rows for run in row.outcomes}
-        everyone = all(run.tables.get("run", {}).get("participation", 1) == 1 for run in self.rows[0].outcomes)
+        everyone = all(
+            run.tables.get("run", {}).get("participation", 1) == 1 for run in self.rows[0].outcomes
+        )
         if len(rounds) > 1 or not everyone:
             return f"the {rule}"
         first, last = rounds.pop()

@@ -87,6 +87,11 @@ def test_a_value_is_the_mean_of_the_last_third_of_the_evaluations_at_most_five()
     assert [averaged(count) for count in (1, 2, 5, 6, 12, 14, 15, 200)] == [1, 1, 1, 2, 4, 4, 5, 5]
 
 
+def test_one_client_has_no_interval() -> None:
+    assert over_clients([np.array([-0.022])]) == (-math.inf, math.inf)
+    assert over_clients([np.array([0.1, 0.2]), np.array([0.3])]) == (-math.inf, math.inf)
+
+
 def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:
     gains = [np.random.default_rng(seed).normal(0.1 * seed, 1, 2000) for seed in range(2)]
     error = math.sqrt(sum(gain.var() / len(gain) for gain in gains)) / 2

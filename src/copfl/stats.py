@@ -133,7 +133,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DRAWS) -> Interval:
-    """The bootstrap interval of the mean when each seed's clients are resampled with replacement."""
+    """The bootstrap interval of the mean when each seed's clients are resampled with replacement.
+
+    Unbounded where a seed has one client: resampling it gives the same client again.
+    """
+    if any(len(gain) < 2 for gain in gains):
+        return Interval(-math.inf, math.inf)
     rng = np.random.default_rng(0)  # fixed, so that the same table has the same interval
     means = np.zeros(draws)
     for gain in gains:

@@ -13,6 +13,7 @@ from copfl import __version__, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
@@ -213,7 +214,8 @@ def audit(
             work = partial(replay.without, e, [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
         found.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
-    clients = list(names) or [f"client {client}" for client in range(first.clients)]
+    data, partition = first.federation.dataset, first.federation.partition
+    clients = list(names) or client_titles(names_of_clients(data, partition))
     metric = MetricInfo(**first.task.metrics[0].as_json())
     return Audit(title or first.title, rounds, clients, sampling, found, metric)
 

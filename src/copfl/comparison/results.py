@@ -37,6 +37,7 @@ class Record(NamedTuple):
     best: Mapping[str, list[float]] = {}
     new: NewClients | None = None  # the clients that did not train
     metrics: tuple[MetricInfo, ...] = (ACCURACY,)  # the first is primary
+    names: Sequence[str] = ()  # of the clients, their numbers where they have none
 
     @property
     def metric(self) -> MetricInfo:
@@ -160,6 +161,7 @@ def record_of(job: Job) -> Record:
         | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
         new=new_clients.read(job.path),
         metrics=metrics,
+        names=environment.get("client_names", ()),
     )
 
 

@@ -308,6 +308,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
         "notes": comparison.notes,
+        "client_names": [list(run.names) for run in comparison.rows[0].outcomes],  # of each seed
         "share_that_gains": gaining(comparison),
         "rows": [plain(_row(row)) for row in comparison.rows],
     }

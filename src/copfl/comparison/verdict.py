@@ -7,7 +7,7 @@ from typing import NamedTuple
 from copfl.comparison.convergence import relevant
 from copfl.core.metrics import MetricInfo
 from copfl.stats import Difference, Interval
-from copfl.tables import capital
+from copfl.tables import capital, listed
 
 FEDERATE, NO_GAIN, UNDECIDED = "federate", "no relevant gain", "not enough evidence"
 ENOUGH_SEEDS = 2
@@ -113,9 +113,8 @@ def _open_questions(
 def _rising(rises: Mapping[str, float], metric: MetricInfo) -> str:
     """Such as "in the last third of the evaluations fedavg still gained 3.2 points"."""
     unit = " points" if metric.fraction else ""
-    named = [f"{label} still gained {metric.text(rise)}{unit}" for label, rise in list(rises.items())[:NAMED]]
-    more = f" and {len(rises) - NAMED} more did" if len(rises) > NAMED else ""
-    return f"in the last third of the evaluations {', '.join(named)}{more}"
+    named = [f"{label} still gained {metric.text(rise)}{unit}" for label, rise in rises.items()]
+    return f"in the last third of the evaluations {listed(named, NAMED)}"
 
 
 def _seeds(count: int) -> str:

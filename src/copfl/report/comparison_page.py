@@ -15,6 +15,7 @@ from copfl.report.document import Document, Section
 from copfl.tables import Table, capital, size
 
 FILE = "table.json"
+TILES = 8  # rows that have one
 MODELS = {"": "after training", "_before": "before training", "_global": "global model"}
 Row = Mapping[str, Any]
 
@@ -50,7 +51,11 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             _cost(rows),
         ],
         tiles=[
-            (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "") for row in rows[:8]
+            *(
+                (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "")
+                for row in rows[:TILES]
+            ),
+            *([(f"and {len(rows) - TILES} more", "", "in the table")] if len(rows) > TILES else []),
         ],
         tables=[_metrics(content, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
         notes=content["notes"],

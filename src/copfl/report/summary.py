@@ -33,13 +33,14 @@ ROWS = 30  # of more clients than this, only the worst are shown
 
 def as_json(result: Result) -> dict[str, Any]:
     """The last evaluation of every client, the means, and the folder of the run."""
-    last, malicious = _last(result), _malicious(result)
+    last, malicious, federation = _last(result), _malicious(result), result.experiment.federation
     content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: mean_of_known(values) for name, values in last.items()},
         "warnings": result.warnings,
+        "client_names": names_of_clients(federation.dataset, federation.partition),
     }
     if malicious.any():
         content["honest"] = {name: mean_of_known(values[~malicious]) for name, values in last.items()}
@@ -145,9 +146,12 @@ def conclusion(gains: Gains) -> str:
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
+    brackets = "In brackets: 95 % intervals over the clients of this run."
+    if known < 2:
+        brackets = "That is one client, so there is no interval over clients."
     return (
         f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
-        f"{known} clients gain over training alone. In brackets: 95 % intervals over the clients of this run."
+        f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 
 
@@ -158,6 +162,8 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
         return ""
     mean, bounds = float(known.mean()), over_clients([known])
     unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
+    if len(known) < 2:
+        return f"{metric.text(abs(mean))}{unit} {'better' if mean > 0 else 'worse'} than {other}"
     if not bounds.without_zero:
         return f"not distinguishable from {other} ({metric.text(mean, sign='+')}{unit} {brackets})"
     return f"{metric.text(abs(mean))}{unit} {brackets} {'better' if mean > 0 else 'worse'} than {other}"

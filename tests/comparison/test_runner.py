@@ -206,6 +206,20 @@ def load():
     assert other.error is None  # a job that kills its process does not stop the others
 
 
+def test_a_failure_of_several_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise UsageError("it does not work")
+
+    monkeypatch.setattr(runner, "execute", broken)
+    said = list[str]()
+    with pytest.raises(RunError) as error:
+        all_done([job(tmp_path, text) for text in ("fedavg", "local")], 1, said.append)
+    assert str(error.value) == (
+        "2 of 2 runs failed, the others are there. fedavg, seed 0; local, seed 0: it does not work"
+    )
+    assert said[0] == "[1/2 runs] fedavg, seed 0: failed: it does not work"
+
+
 def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, rounds=10**6) for name in ("local", "fedavg")]
     begin = time.monotonic()

@@ -70,7 +70,7 @@ def test_markdown_has_the_same_grids() -> None:
     text = as_markdown(comparison())
     assert "| copfl | 65.0 ± 7.1 | 32.5 ± 3.5 |" in text
     assert "| local | -7.5 | [-39.3, +24.3] | [-10.0, -5.0] | not distinguishable |" in text
-    assert text.count("| --- |") == 3
+    assert text.count("| --- |") == 4
 
 
 def test_csv_has_every_number_as_it_is() -> None:

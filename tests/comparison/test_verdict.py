@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from copfl.comparison.convergence import gained, rises
 from copfl.comparison.verdict import FEDERATE, NO_GAIN, UNDECIDED, Against, Verdict, verdict
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.experiment.convergence import common_value, gained, rises, rounds_to, still_rises
 from copfl.stats import Difference, Interval
 
 RMSE = MetricInfo("rmse", higher_is_better=False, fraction=False)
@@ -91,3 +92,21 @@ def test_what_the_last_third_gained_by_hand() -> None:
     assert gained([0.5], ACCURACY) != gained([0.5], ACCURACY)  # nan
     assert rises([[0.1, 0.2, 0.3], [0.1, 0.3, 0.2]], ACCURACY) == 0
     assert rises([[0.1, 0.2, 0.3], [0.1, 0.2, 0.25]], ACCURACY) == pytest.approx(0.075)
+
+
+def test_rounds_to_a_common_value_by_hand() -> None:
+    fast, slow = [0.2, 0.7, 0.8], [0.1, 0.3, 0.6]
+    assert common_value([fast, slow], ACCURACY) == 0.6
+    assert (rounds_to(0.6, [2, 4, 6], fast, ACCURACY), rounds_to(0.6, [2, 4, 6], slow, ACCURACY)) == (4, 6)
+    assert rounds_to(0.9, [2, 4, 6], fast, ACCURACY) is None
+    assert common_value([[9.0, 4.0], [8.0, 5.0]], RMSE) == 5.0
+    assert rounds_to(5.0, [1, 2], [9.0, 4.0], RMSE) == 2
+
+
+def test_a_run_says_that_it_still_rises() -> None:
+    table = np.array([[0.1, 0.3], [np.nan, np.nan], [0.4, 0.6], [0.5, 0.7]])  # three evaluations
+    assert still_rises(table, ACCURACY) == (
+        "in the last third of the evaluations the mean over clients still gained 10.0 points, so more rounds "
+        "may do better"
+    )
+    assert still_rises(table[2:3], ACCURACY) == still_rises(table[1:2], ACCURACY) == ""

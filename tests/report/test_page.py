@@ -193,6 +193,10 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
             "per_seed": {"accuracy": accuracy},
             "curves": [{"round": [1, 2], "accuracy": [own / 2, own]} for own in accuracy],
             "differences": over,
+            "gained": 0.02,
+            "rises": True,
+            "rounds": 2,
+            "bytes": 1500.0,
         }
 
     rows = [row("copfl", [0.9, 0.8], None), row("fedavg", [0.5, 0.6], (-0.3, -0.5, -0.1))]
@@ -200,6 +204,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
     content = {
         "title": "digits",
         "averaged": "the last evaluation",
+        "common_value": 0.5,
         "seeds": [0, 1],
         "reference": "copfl",
         "over": {},
@@ -324,10 +329,15 @@ def test_the_tiles_of_a_comparison_say_how_many_rows_have_none() -> None:
         "per_seed": {"accuracy": [0.5]},
         "curves": [{"round": [1], "accuracy": [0.5]}],
         "differences": {},
+        "gained": None,
+        "rises": False,
+        "rounds": None,
+        "bytes": None,
     }
     content = {
         "title": "digits",
         "averaged": "the last evaluation",
+        "common_value": 0.5,
         "seeds": [0],
         "reference": None,
         "over": {},

@@ -30,7 +30,6 @@ import numpy as np
 
 from copfl.comparison import entries as reading
 from copfl.comparison import verdict as judging
-from copfl.comparison.convergence import rises
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
 from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
@@ -43,6 +42,7 @@ from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables
+from copfl.experiment.convergence import rises
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.progress import span
 from copfl.experiment.run import Experiment, prepare, reopen, train
@@ -309,8 +309,8 @@ class Race:
 
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
         """Every entry with every value of the grid that concerns it."""
-        grid = reading.grid_of(tune, "--tune")
-        reading.check_own("--tune", grid)
+        grid = reading.grid_of(tune, "tune")
+        reading.check_own("tune", grid)
         candidates = []
         for entry in sorted(rows, key=lambda row: row.name != LOCAL):  # others are compared with it
             concerned = {

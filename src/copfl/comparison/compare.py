@@ -21,7 +21,7 @@ from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
-from copfl.comparison.tables import Comparison, Row, write
+from copfl.comparison.tables import Comparison, Row, still_rising, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables, without
@@ -68,10 +68,10 @@ def compare(
     """
     rows = reading.entries_of(entries)
     base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
-    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "--tune")
-    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
+    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "tune")
+    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _checked(rows, base, tried, last, jobs)
-    reading.check_own("--tune", tried)
+    reading.check_own("tune", tried)
     searching = _is_search(tried, trials)
 
     def space(entry: Entry) -> Space:
@@ -137,6 +137,7 @@ def compare(
     notes = left_out + few_seeds(seeds) + _notes(table) + _tuning_notes(table, spaces)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
+    result.notes.extend(still_rising(result))
     write(result, out)
     return result
 
@@ -154,15 +155,15 @@ def sweep(
     log: Log | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
-    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "--over")
+    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
     own = base.pop("algorithm", {})
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}
     if not grid:
-        raise UsageError("there is nothing to sweep over; name values, such as --over copfl.rate=0.05,0.25")
+        raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
-        raise UsageError("--over run.seed: name the seeds with --seeds; the table is of means over them")
+        raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
     reading.checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
@@ -178,6 +179,7 @@ def sweep(
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
     result = Comparison(title, table, seeds, last, over=grid, notes=few_seeds(seeds) + _notes(table))
+    result.notes.extend(still_rising(result))
     write(result, Path(out))
     return result
 
@@ -215,13 +217,11 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
     labels = [row.label for row in rows]
     twice = [label for label in labels if labels.count(label) > 1]
     if not rows:
-        raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
+        raise UsageError("there is nothing to compare; name some algorithms, such as copfl, fedavg and local")
     if "name" in base.get("algorithm", {}):
-        raise UsageError(
-            "algorithm.name is for one run; name the algorithms with --algorithms or as [[entry]]"
-        )
+        raise UsageError("algorithm.name is for one run; the algorithms of a comparison are its rows")
     if "seed" in base.get("run", {}):
-        raise UsageError("run.seed is for one run; name the seeds with --seeds")
+        raise UsageError("run.seed is for one run; the seeds of a comparison are named apart (seeds)")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
     for title in [*base, *(table for table, _ in space)]:
@@ -234,8 +234,8 @@ def _is_search(space: Space, trials: int | None) -> bool:
     """Whether there is a range to search in; an error if the rest does not fit that."""
     if not any(isinstance(values, Range) for values in space.values()):
         if trials is not None:
-            example = "--tune lr=log:1e-4..1e-1"
-            raise UsageError(f"--trials are those of a search; name a range to search in, such as {example}")
+            example = "lr=log:1e-4..1e-1"
+            raise UsageError(f"trials are those of a search; name a range to tune in, such as {example}")
         return False
     at_least(1, trials=TRIALS if trials is None else trials)
     search.optuna_module()

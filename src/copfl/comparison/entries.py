@@ -109,7 +109,7 @@ def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
     """Nothing, if none of these keys is one that all rows must have in common."""
     for table, key in places:
         if table in COMMON and key in (COMMON[table] or key):
-            advice = f"use --set {table}.{key}=..., or `copfl sweep --over {table}.{key}=...`"
+            advice = "set it for all of them, or sweep over it"
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
 
 
@@ -139,7 +139,7 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
     for place, found in space_of(values, option).items():
         if isinstance(found, Range):
             raise UsageError(
-                f"{option} {'.'.join(place)}={found} is a range, which is for --tune; name values"
+                f"{option} {'.'.join(place)}={found} is a range, which only tuning searches; name values"
             )
         grid[place] = found
     return grid
@@ -218,7 +218,7 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     return check_seeds(seeds, option)
 
 
-def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
+def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
     if not seeds:
         raise UsageError(f"{option} names no seed; name one at least, better three or more: 0,1,2")

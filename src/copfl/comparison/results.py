@@ -133,7 +133,7 @@ def record_of(job: Job) -> Record:
     if undefined and not len(shown):
         raise DataError(
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
-            "client has one class; name another metric with --metrics, or use another partition"
+            "client has one class; name another metric, or use another partition"
         )
     train_losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
     best = np.fmax if metrics[0].higher_is_better else np.fmin

@@ -85,7 +85,7 @@ def all_done(
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
-    problems, clock, count, total = list[str](), time.monotonic(), 0, len(left)
+    problems, clock, count, total = dict[str, list[str]](), time.monotonic(), 0, len(left)
     while left:
         parallel = executor is None and min(processes, len(left)) > 1
         runner = Runner(log, end, executor=executor)
@@ -100,9 +100,9 @@ def all_done(
                 remaining = (time.monotonic() - clock) / count * (total - count)
                 how = f"done, about {span(remaining)} left"
                 if error is not None:
-                    text = str(error)
-                    problems.append(text if job.label in text else f"{job.title}: {text}")
-                    how = f"failed: {problems[-1]}"
+                    reason = str(error).removeprefix(f"{job.title}: ")
+                    problems.setdefault(reason, []).append(job.title)
+                    how = f"failed: {reason}"
                 log(f"[{count}/{total} {what}] {job.title}: {how}")
         left = [job for job in left if job.path.absolute() in busy]
         if left:
@@ -112,8 +112,9 @@ def all_done(
                     raise TimeIsUp
                 time.sleep(POLL)
     if problems:
-        failed = f"{len(problems)} of {len(distinct)} {what} failed"
-        raise RunError(f"{failed}, the others are there. {'; '.join(problems)}")
+        failed = f"{sum(map(len, problems.values()))} of {len(distinct)} {what} failed"
+        named = [f"{'; '.join(titles)}: {reason}" for reason, titles in problems.items()]
+        raise RunError(f"{failed}, the others are there. {'; '.join(named)}")
 
 
 # In this process

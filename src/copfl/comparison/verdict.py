@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from copfl.comparison.convergence import relevant
 from copfl.core.metrics import MetricInfo
+from copfl.experiment.convergence import relevant, rising_text
 from copfl.stats import Difference, Interval
-from copfl.tables import capital, listed
+from copfl.tables import capital
 
 FEDERATE, NO_GAIN, UNDECIDED = "federate", "no relevant gain", "not enough evidence"
 ENOUGH_SEEDS = 2
-NAMED = 3  # methods that a sentence names
 
 
 class Against(NamedTuple):
@@ -66,7 +65,7 @@ def verdict(
         shown += " (no interval: too few clients)"
     if best.rounds == rounds and bounds.low > alone_rises:
         later = (
-            f" {capital(_rising({best.label: best.rises}, metric))}: the difference may change."
+            f" {capital(rising_text({best.label: best.rises}, metric))}: the difference may change."
             if best.rises
             else ""
         )
@@ -100,7 +99,7 @@ def _open_questions(
         rising = {"training alone": alone_rises, **rising}
     found = []
     if rising:
-        found.append(f"more rounds ({_rising(rising, metric)})")
+        found.append(f"more rounds ({rising_text(rising, metric)})")
     elif methods[0].rounds < rounds:
         found.append(f"all {rounds} rounds")
     if not tuned:
@@ -108,13 +107,6 @@ def _open_questions(
     if methods[0].seeds < ENOUGH_SEEDS:
         found.append(f"{ENOUGH_SEEDS} seeds or more")
     return found
-
-
-def _rising(rises: Mapping[str, float], metric: MetricInfo) -> str:
-    """Such as "in the last third of the evaluations fedavg still gained 3.2 points"."""
-    unit = " points" if metric.fraction else ""
-    named = [f"{label} still gained {metric.text(rise)}{unit}" for label, rise in rises.items()]
-    return f"in the last third of the evaluations {listed(named, NAMED)}"
 
 
 def _seeds(count: int) -> str:

@@ -12,7 +12,7 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
 from copfl.report.document import Document, Section
-from copfl.tables import Table, capital, size
+from copfl.tables import NONE, Table, capital, number, size
 
 FILE = "table.json"
 TILES = 8  # rows that have one
@@ -57,7 +57,11 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             ),
             *([(f"and {len(rows) - TILES} more", "", "in the table")] if len(rows) > TILES else []),
         ],
-        tables=[_metrics(content, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
+        tables=[
+            _metrics(content, metric),
+            _convergence(content, metric),
+            *([_verdicts(compared, reference, metric)] if compared else []),
+        ],
         notes=content["notes"],
         facts=None,
         sections=[section for section in sections if section.charts],
@@ -122,6 +126,23 @@ def _metrics(content: Mapping[str, Any], metric: MetricInfo) -> Table:
     title = f"{capital(metric.in_unit)}: mean ± standard deviation over seeds"
     note = f"A value is the mean of {content['averaged']}"
     return Table(title, ["row", *names.values()], cells, [note])
+
+
+def _convergence(content: Mapping[str, Any], metric: MetricInfo) -> Table:
+    level = f"{metric.text(content['common_value'])}{metric.unit}"
+    cells = [
+        [
+            row["label"],
+            metric.text(_mean(row, metric.name)),
+            metric.text(row["gained"], sign="+") + (", still rises" if row["rises"] else ""),
+            number(row["rounds"], ".0f"),
+            NONE if row["bytes"] is None else size(row["bytes"]),
+        ]
+        for row in content["rows"]
+    ]
+    head = ["row", "final", "gained in the last third", f"rounds to {level}", f"bytes to {level}"]
+    note = f"{level} is the best {metric.title} that every row reaches; bytes are those of one client"
+    return Table(f"Convergence: {metric.in_unit} after training", head, cells, [note])
 
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:

@@ -13,6 +13,7 @@ import numpy as np
 
 from copfl.charts import Chart
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.experiment.convergence import still_rises
 from copfl.experiment.gains import EQUAL
 from copfl.experiment.progress import span
 from copfl.report import run_charts
@@ -241,6 +242,8 @@ def _notes(run: RunData) -> list[str]:
         notes.append(
             f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
         )
+    if run.has(run.primary.name):
+        notes.append(still_rises(run.metric(run.primary.name), run.primary))
     return list(filter(None, notes))
 
 

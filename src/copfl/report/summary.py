@@ -11,10 +11,11 @@ import numpy as np
 
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import names_of_clients
+from copfl.experiment.convergence import still_rises
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, mean_of_known, over_clients
-from copfl.tables import RULE, Table, as_text, number, plain
+from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
     from copfl.data.federation import Federation
@@ -74,6 +75,9 @@ def show(result: Result, out: IO[str]) -> None:
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
     notes += _others(result)
+    honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
+    if text := still_rises(honest, result.primary):
+        notes.append(f"{capital(text)}.")
     if epsilons := _epsilons(result):
         delta = experiment.tables.get("privacy", {}).get("delta")
         notes.append(

@@ -240,10 +240,10 @@ def _convergence(comparison: Comparison) -> Table:
     for row in comparison.rows:
         own, metrics = found[row.label], row.metrics()
         reached = [number(own.rounds, ".0f"), tables.NONE if own.rounds is None else tables.size(own.bytes)]
-        last = [metric.text(metrics[metric.name].mean), metric.text(own.gained, sign="+")]
-        rows.append([row.title, *last, "still rises" if own.rises else "", *reached])
+        gain = metric.text(own.gained, sign="+") + (", still rises" if own.rises else "")
+        rows.append([row.title, metric.text(metrics[metric.name].mean), gain, *reached])
     level = f"{metric.text(common)}{metric.unit}"
-    head = ["", "final", "last third", "", f"rounds to {level}", f"bytes to {level}"]
+    head = ["", "final", "last third", f"rounds to {level}", f"bytes to {level}"]
     note = (
         f"last third: what the mean curve gained in the last third of its evaluations{metric.points}, better "
         f"is positive. {level}: the best {metric.title} that every row reaches; the rounds until a row has it, "

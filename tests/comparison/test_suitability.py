@@ -39,7 +39,7 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     assert {row.name for row in rows} == ALGORITHMS.keys()
     experiment = prepare([*layers(rows[0], tables), suitability.CHECK])
     found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
-    classes = {"fedpac", "ktpfl"} if tables else set()
+    classes = {"fedpac", "fedrod", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
 
 

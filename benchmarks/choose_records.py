@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from copfl.comparison.choose import cost, plan
+from copfl.stats import averaged
 
 RACED, TESTED = (0, 1, 2), (3, 4)
 LEAST = 6  # candidates of a setting
@@ -53,10 +55,10 @@ def settings(folder: Path) -> dict[str, Curves]:
     return {place: curves for place, curves in whole.items() if len(curves) >= LEAST}
 
 
-def value(curve: Curve, rounds: int, most: int = 5) -> float:
+def value(curve: Curve, rounds: float = math.inf) -> float:
     """The mean of the last third of the evaluations up to this round, at most five."""
     values = [accuracy for number, accuracy in curve if number <= rounds] or [curve[0][1]]
-    return fmean(values[-max(1, min(most, len(values) // 3)) :])
+    return fmean(values[-averaged(len(values)) :])
 
 
 def raced(curves: Curves, rounds: int, seeds: tuple[int, ...]) -> tuple[str, float]:
@@ -83,7 +85,7 @@ def main() -> None:
     all_regrets, all_costs = [], []
     for place, curves in settings(Path(sys.argv[1])).items():
         data, partition, attack, clients, rounds = json.loads(place)
-        tested = {name: fmean(_last(own[seed]) for seed in TESTED) for name, own in curves.items()}
+        tested = {name: fmean(value(own[seed]) for seed in TESTED) for name, own in curves.items()}
         best = max(tested, key=lambda name: tested[name])
         orders = [RACED[first:] + RACED[:first] for first in range(len(RACED))]
         races = [raced(curves, rounds, order) for order in orders]
@@ -97,11 +99,6 @@ def main() -> None:
         numbers = f"{described(best)} | {tested[best]:.2f} | {chosen} | {regret:.2f} | {price:.2f}"
         print(f"| {title} | {len(curves)} | {numbers} |", flush=True)
     print(f"| mean | | | | | {fmean(all_regrets):.2f} | {fmean(all_costs):.2f} |")
-
-
-def _last(curve: Curve) -> float:
-    """As a comparison reports it: the mean of the last five evaluations."""
-    return fmean(accuracy for _, accuracy in curve[-5:])
 
 
 if __name__ == "__main__":

@@ -289,7 +289,7 @@ def result(folder: Path) -> dict[str, bytes]:
 def lost(folder: Path) -> int:
     """Number of recorded rounds that are not in the checkpoint."""
     state = folder / "checkpoint" / "state.safetensors"
-    done = int(checkpoint.peek(state, "")[1]["round"]) if state.exists() else 0
+    done = int(checkpoint.peek(state)[1]["round"]) if state.exists() else 0
     return len(records.read(folder / "rounds.jsonl")) - done
 
 

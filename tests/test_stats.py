@@ -12,6 +12,7 @@ from copfl.stats import (
     Interval,
     Numbers,
     agreement,
+    averaged,
     correlation,
     difference,
     holm,
@@ -80,6 +81,15 @@ def test_a_client_that_never_took_part_says_nothing() -> None:
 def test_verdicts(shift: float, verdict: str) -> None:
     reference = [np.array([0.5, 0.6]), np.array([0.4, 0.5]), np.array([0.3, 0.4])]
     assert difference([values + shift for values in reference], reference).verdict == verdict
+
+
+def test_a_value_is_the_mean_of_the_last_third_of_the_evaluations_at_most_five() -> None:
+    assert [averaged(count) for count in (1, 2, 5, 6, 12, 14, 15, 200)] == [1, 1, 1, 2, 4, 4, 5, 5]
+
+
+def test_one_client_has_no_interval() -> None:
+    assert over_clients([np.array([-0.022])]) == (-math.inf, math.inf)
+    assert over_clients([np.array([0.1, 0.2]), np.array([0.3])]) == (-math.inf, math.inf)
 
 
 def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:

@@ -70,3 +70,8 @@ def test_json_has_no_number_that_is_not_finite() -> None:
         "a": [[1.0, None]],
         "b": [None, 2, None, "x"],
     }
+
+
+def test_a_list_says_how_many_names_are_left_out() -> None:
+    assert tables.listed(["a", "b", "c"], 3) == "a, b, c"
+    assert tables.listed(list("abcde"), 2) == "a, b and 3 more"

@@ -40,6 +40,7 @@ class Line(NamedTuple):
     remarks: Sequence[str] = ()
     colour: int = 0
     dash: int = 0
+    symbol: int | None = None  # of dots; None: that of its place among the series
     x: Sequence[float] = ()  # of a curve; () for the x of its chart
 
 
@@ -117,9 +118,9 @@ def percent(fractions: Any) -> list[Value]:
 
 
 def series_of(values: Mapping[str, Any], factor: float = 1.0, first: int = 0) -> list[Line]:
-    """A series per name, with the colours from `first` on."""
+    """A series per name, with the colours and symbols from `first` on."""
     named = enumerate(values.items(), first)
-    return [Line(name, values_of(factor * own), colour=colour) for colour, (name, own) in named]
+    return [Line(name, values_of(factor * own), colour=style, symbol=style) for style, (name, own) in named]
 
 
 def mean_curve(name: str, curves: Sequence[Mapping[int, Value]], place: int, factor: float = 1.0) -> Line:
@@ -225,8 +226,9 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
     if isinstance(chart, Dots):
         heights = np.arange(len(chart.rows))
         for place, series in enumerate(chart.series):
-            colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)]
-            fill = "none" if place else "full"
+            style_of = place if series.symbol is None else series.symbol
+            colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[style_of % len(SYMBOLS)]
+            fill = "none" if style_of else "full"
             style: Any = {"color": colour, "markersize": 5, "fillstyle": fill, "label": series.name}
             axes.plot(_numbers(series.y), heights, symbol, **style)
             if series.low:

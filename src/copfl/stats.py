@@ -19,6 +19,7 @@ Measure = Callable[[Numbers, Numbers], Numbers]
 
 LEVEL = 0.95
 WORST = 0.1  # fraction of the clients
+LAST = 5  # evaluations that a value is the mean of, where a run has enough of them
 DRAWS = 10_000  # of the bootstrap over clients
 RANK_DRAWS = 2000  # of the bootstrap of a rank correlation
 
@@ -60,6 +61,14 @@ class Correlation(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def averaged(evaluations: int) -> int:
+    """How many of a run's evaluations its value is the mean of: the last third, at most LAST.
+
+    Five of a short run would be all of it, from the first round on.
+    """
+    return max(1, min(LAST, evaluations // 3))
 
 
 def spread_of(values: Sequence[float] | Numbers) -> Spread:
@@ -124,7 +133,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def over_clients(gains: Sequence[Numbers], level: float = LEVEL, draws: int = DRAWS) -> Interval:
-    """The bootstrap interval of the mean when each seed's clients are resampled with replacement."""
+    """The bootstrap interval of the mean when each seed's clients are resampled with replacement.
+
+    Unbounded where a seed has one client: resampling it gives the same client again.
+    """
+    if any(len(gain) < 2 for gain in gains):
+        return Interval(-math.inf, math.inf)
     rng = np.random.default_rng(0)  # fixed, so that the same table has the same interval
     means = np.zeros(draws)
     for gain in gains:

@@ -71,6 +71,12 @@ def capital(title: str) -> str:
     return title[:1].upper() + title[1:]
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """Such as "a, b and 3 more": the first names, and how many are left out."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def number(value: float | None, digits: str = ".1f") -> str:
     """Such as "65.0"; "-" where nothing was measured. `digits` is a format, "+.1f" shows the sign."""
     return NONE if value is None or math.isnan(value) else f"{value:{digits}}"

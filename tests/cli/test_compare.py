@@ -75,7 +75,7 @@ def test_sweep_prints_a_map(tmp_path: Path, data: Path, capsys: Capture) -> None
     answer = called(capsys, *words, "--seeds", "0", "--jobs", "1")
     assert answer.code == 0
     assert "copfl.rate down, copfl.budget across" in answer.out
-    assert answer.out.count("rate=0.1 budget=0.3") == 1
+    assert answer.out.count("rate=0.1 budget=0.3") == 2  # in the table, and in that of convergence
     assert answer.err.count("done") == 4
 
 

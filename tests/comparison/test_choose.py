@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 
 import copfl
 from copfl.comparison import choose as racing
-from copfl.comparison.choose import Limit, Rung, Standing, cost, limit_of, plan
+from copfl.comparison.choose import Limit, Rung, Speed, Standing, affordable, cost, limit_of, plan
 from copfl.comparison.entries import Entry
 from copfl.comparison.jobs import Job
 from copfl.comparison.results import Record, record_of
-from copfl.comparison.runner import all_done
+from copfl.comparison.runner import TimeIsUp, all_done
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from tests.commands import called
@@ -91,6 +92,74 @@ def test_budgets_that_are_none(text: str) -> None:
         limit_of(text, 7.0)
 
 
+def test_a_budget_of_rounds_is_a_limit_by_hand() -> None:
+    """Two seeds of 40 rounds are too many for 100 rounds, and all rounds for 30."""
+    assert affordable(40, 2, 2, 160) == [Rung(40, 2, 2)]
+    assert affordable(40, 2, 2, 100) == [Rung(40, 1, 2)]
+    assert affordable(40, 2, 2, 30) == [Rung(15, 1, 2)]  # 40 * 0.9^9 = 15.5, 40 * 0.9^10 = 13.9
+    assert affordable(40, 2, 9, 8) == []
+
+
+def test_what_a_stage_takes_by_hand() -> None:
+    """Two processes, two seconds a round, five of a stage's own."""
+    speed = Speed(2.0, 5.0, 2)
+    assert speed.seconds([Rung(8, 1, 4)]) == 5 + 4 * 8 * 2 / 2
+    assert speed.seconds([Rung(8, 1, 4), Rung(12, 1, 2)], done=8) == 5 + 2 * 4 * 2 / 2
+    assert Speed(2.0, 5.0, 16).seconds([Rung(12, 2, 2)], done=12) == 5 + 12 * 2  # rounds are in a row
+
+
+def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    append = RunFolder.append
+
+    def waited(folder: RunFolder, record: dict[str, Any], taken: float) -> None:
+        time.sleep(seconds)
+        append(folder, record, seconds)
+
+    monkeypatch.setattr(RunFolder, "append", waited)
+
+
+def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race of all rounds would take two minutes; what is left out is said before it begins."""
+    slow_rounds(monkeypatch, 0.4)
+    said, begin = list[str](), time.monotonic()
+    base = {**BASE, "run": {**BASE["run"], "rounds": 60}}
+    found = copfl.choose(
+        ["fedavg", "fedper"], "8s", base_tables=base, out=tmp_path, seeds=(0, 1), log=said.append
+    )
+    assert time.monotonic() - begin < 30  # imports and pictures included, on a busy machine
+    assert found.ranking[0].rounds < 60
+    assert {row.label for row in found.ranking} == {"local", "fedavg", "fedper"}
+    assert any(note.startswith("The choice is not trained on all training samples") for note in found.notes)
+    (shorter,) = (note for note in found.notes if "a race of all rounds takes about" in note)
+    later = [line for line in said if " candidates to round " in line][1:]
+    assert all(said.index(shorter) < said.index(line) for line in later)
+    assert not (tmp_path / "chosen").exists()
+    assert found.verdict.kind == "not enough evidence"
+    assert "of 60 rounds" in found.verdict.text
+
+
+def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = racing.Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, 1, print)
+    race.rounds = 6
+    candidates = race.candidates(racing._entries(["fedavg"]), {})
+    first = race.stage(candidates, 1)
+    race.end = time.monotonic()
+    with pytest.raises(TimeIsUp):
+        race.stage(candidates, 4)
+    assert race.stages == [first]
+    assert race.last["local"].rounds == 1
+
+
+def test_a_time_that_ends_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the time was up before any candidate"):
+        copfl.choose(["fedavg"], "0.001s", seeds=(0,), base_tables=BASE, out=tmp_path)
+
+
+def test_a_budget_of_too_few_rounds(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too small for 3 candidates; the shortest race has 3"):
+        copfl.choose(["fedavg", "fedper"], 2, seeds=(0,), base_tables=BASE, out=tmp_path)
+
+
 def uninterrupted(job: Job, tmp_path: Path) -> bytes:
     all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], 1, lambda line: None)
     return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
@@ -105,9 +174,9 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trained.append(folder.path.parent.name)
         append(folder, record, seconds)
 
-    def seen(some: list[Job], *options: Any) -> None:
+    def seen(some: list[Job], *options: Any, **more: Any) -> None:
         jobs.extend(some)
-        all_done(some, *options)
+        all_done(some, *options, **more)
 
     monkeypatch.setattr(RunFolder, "append", counted)
     monkeypatch.setattr(racing, "all_done", seen)
@@ -171,7 +240,7 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     row = next(row for row in found.ranking if row.label == "fedpac")
     assert row.status == "could not run"
     assert np.isnan(row.value)
-    assert found.notes[1].startswith("These cannot train on the task: fedpac (fedpac aligns")
+    assert found.notes[1].startswith("These cannot train on the task: fedpac (aligns")
     with pytest.raises(RunError, match="no candidate could run"):
         racing.Race(tmp_path, base, [0], 0.2, 1, print).run(
             racing.Race(tmp_path, base, [0], 0.2, 1, print).candidates(racing._entries(["fedpac"])[:1], {}),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from copfl.errors import CopflError, UsageError
 from copfl.experiment import new_clients
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.run import prepare
+from copfl.report import comparison_page
 from tests.commands import command, environment
 from tests.comparison.small import base, clouds, line, numbers
 from tests.slow import slow
@@ -57,6 +59,49 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
     )
     assert "4 of 9 runs are there already" in said
     assert more.rows[0].per_seed()["accuracy"][:2] == first.rows[0].per_seed()["accuracy"]
+
+
+def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path: Path, data: Path) -> None:
+    found = untuned(["fedavg", "local"], [0, 1], base(data, rounds=6), tmp_path / "a")
+    alone = [[run.curves["accuracy"] for run in row.outcomes] for row in found.rows]
+    expected = [np.mean([curve[-2:] for curve in curves]) for curves in alone]
+    assert [row.metrics()["accuracy"].mean for row in found.rows] == pytest.approx(expected)
+    text = str(found).replace("\n", " ")
+    assert "of the last third of each client's evaluations, at most 5 (rounds 5 to 6)." in text
+    assert any(note.startswith("Two seeds give intervals") for note in found.notes)
+    page = comparison_page.document_of(tmp_path / "a")
+    assert "the last third of each client's evaluations" in page.tables[0].notes[0]
+    three = untuned(["fedavg", "local"], [0, 1, 2], base(data, rounds=1), tmp_path / "a")
+    assert not any("seed" in note for note in three.notes)
+    asked = untuned(["fedavg", "local"], [0], base(data, rounds=6), tmp_path / "a", last=6)
+    assert "of the last 6 evaluations of each client (rounds 1 to 6)" in str(asked).replace("\n", " ")
+    assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
+
+
+def test_curves_that_still_rise_are_named_and_rows_are_compared_at_a_common_accuracy(
+    tmp_path: Path, data: Path
+) -> None:
+    found = untuned(["fedavg", "local"], [0, 1, 2], base(data, rounds=6), tmp_path / "a")
+    curves = {
+        row.label: np.mean([run.curves["accuracy"] for run in row.outcomes], axis=0) for row in found.rows
+    }
+    common, rows = tables.convergence(found)
+    assert common == pytest.approx(min(curve.max() for curve in curves.values()))
+    for label, curve in curves.items():
+        assert rows[label].rounds == 1 + int(np.argmax(curve >= common))
+        assert rows[label].gained == pytest.approx(curve[4:].mean() - curve[2:4].mean())
+        assert rows[label].rises == (rows[label].gained >= 0.01)
+    traffic = sum(found.rows[0].metrics()[way].mean for way in ("bytes_up", "bytes_down"))
+    assert rows["fedavg"].bytes == pytest.approx(traffic * (rows["fedavg"].rounds or 0))
+    assert "Convergence, after local training" in str(found)
+    rising = [label for label, own in rows.items() if own.rises]
+    warned = [note for note in found.notes if "may be others" in note]
+    assert bool(warned) == bool(rising)
+    assert all(label in warned[0] for label in rising)
+    content = json.loads((tmp_path / "a" / "table.json").read_text())
+    assert content["rows"][0]["rounds"] == rows["fedavg"].rounds
+    page = comparison_page.document_of(tmp_path / "a")
+    assert page.tables[1].rows[0][3] == str(rows["fedavg"].rounds)
 
 
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
@@ -140,7 +185,7 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
         assert row.tuned.trials[1].accuracy == best
     plain = untuned(["fedavg:lr=0.3", "local:lr=0.3"], [0], base(data, rounds=12), tmp_path / "a", last=1)
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
-    assert found.notes == [
+    assert found.notes[1:] == [
         "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
     ]
 
@@ -205,7 +250,7 @@ def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data
     fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.outcomes] for row in found.rows)
     expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
     assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
-    assert "gain: the share of clients" in str(found)
+    assert "gain: the share of clients" in str(found).replace("\n", " ")
     assert tables.gaining(untuned(["fedavg"], [0, 1], base(data, clients=4), tmp_path / "a")) == {}
 
 
@@ -276,7 +321,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         ),
         (["copfl"], {"tune": {"optimzer.lr": [1, 2]}}, 'no table "optimzer"; did you mean "optimizer"?'),
         (["copfl"], {"tune": {"run.seed": [1, 2]}}, "run.seed is the same for every row"),
-        (["copfl"], {"tune": {"lr": [0.1]}, "tune_seeds": []}, "--tune-seeds names no seed"),
+        (["copfl"], {"tune": {"lr": [0.1]}, "tune_seeds": []}, "tune_seeds names no seed"),
         (
             ["copfl"],
             {"tune": {"lr": [0.1]}, "validation": 1.5},
@@ -285,7 +330,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (["copfl"], {"last": 0}, "last=0 must be"),
         (["copfl"], {"jobs": 0}, "jobs=0 must be"),
         (["copfl"], {"base_tables": {"algorithm": {"name": "local"}}}, "algorithm.name is for one run"),
-        (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "name the seeds with --seeds"),
+        (["copfl"], {"base_tables": {"run": {"seed": 1}}}, "named apart"),
         (["copfl"], {"base_tables": {"data": {"name": "nothing.npz"}}}, "nothing.npz"),
     ],
 )
@@ -293,8 +338,9 @@ def test_what_cannot_be_run_is_said_before_the_first_run(
     tmp_path: Path, data: Path, entries: list[str], options: dict[str, object], message: str
 ) -> None:
     given: dict[str, object] = {"seeds": [0], "base_tables": base(data), "out": tmp_path / "a", **options}
-    with pytest.raises(CopflError, match=message):
+    with pytest.raises(CopflError, match=message) as error:
         compare(entries, **given)  # type: ignore[arg-type]
+    assert "--" not in str(error.value)  # in Python there are no options of the command line
     assert not (tmp_path / "a" / "runs").exists()
 
 
@@ -302,7 +348,7 @@ def test_what_cannot_be_run_is_said_before_the_first_run(
     ("over", "message"),
     [
         ({}, "nothing to sweep over"),
-        ({"run.seed": [1, 2]}, "name the seeds with --seeds"),
+        ({"run.seed": [1, 2]}, "named apart"),
         ({"fedavg.epochs": [1, 2]}, 'settings of "fedavg" are for no entry'),
         ({"copfl.raet": [1, 2]}, 'did you mean "rate"'),
     ],
@@ -310,8 +356,9 @@ def test_what_cannot_be_run_is_said_before_the_first_run(
 def test_sweeps_that_are_not_allowed(
     tmp_path: Path, data: Path, over: dict[str, list[object]], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as error:
         sweep(over, [0], base(data), tmp_path / "a")
+    assert "--" not in str(error.value)
 
 
 def wait_for_free(out: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.comparison.jobs import LAST, Job
+from copfl.comparison.jobs import Job
 from copfl.comparison.results import last_evaluations, record_of
 from copfl.data.partition import Partition
 from copfl.errors import DataError, RunError
@@ -17,7 +17,7 @@ nan = np.nan
 
 
 def run(
-    path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 1, 1), last: int = LAST
+    path: Path, rounds: list[dict[str, Any]], tested: tuple[int, ...] = (1, 1, 1), last: int | None = None
 ) -> Job:
     """The folder of a run with these rounds, each given as its clients and their metrics."""
     path.mkdir()
@@ -87,6 +87,21 @@ def test_the_worst_tenth() -> None:
     assert worst_of(values) == pytest.approx((0.05 + 0.10) / 2)
     assert worst_of(np.append(values, nan)) == worst_of(values)
     assert worst_of(np.append(values, 1.0)) == pytest.approx(0.3 / 3)  # 2.1 clients are three
+
+
+def test_a_short_run_counts_the_last_third_of_its_evaluations(tmp_path: Path) -> None:
+    """Five rounds from 10 to 50 %: the value is the last one, and not the mean of the whole run."""
+    rising = [evaluated(*[0.1 * k] * 3) for k in range(1, 6)]
+    found = record_of(run(tmp_path / "five", rising))
+    assert found.mean() == pytest.approx(0.5)
+    assert (found.last, found.counted) == (1, (5, 5))
+    assert record_of(run(tmp_path / "asked", rising, last=5)).mean() == pytest.approx(0.3)
+
+
+def test_a_client_that_is_seldom_selected_counts_the_last_third_of_its_own_evaluations() -> None:
+    values = np.full((15, 2), nan)
+    values[:, 0], values[::5, 1] = np.arange(15), [1, 2, 3]
+    assert last_evaluations(values).tolist() == [12, 3]
 
 
 def test_last_evaluations_of_fewer_than_asked() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 
 from copfl.comparison import runner
 from copfl.comparison.entries import entry_of, job_of, layers
-from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished
-from copfl.comparison.runner import all_done, in_processes
+from copfl.comparison.jobs import Job, LeanFolder, Starts, environment_of, finished, locked_folder
+from copfl.comparison.runner import TimeIsUp, all_done, in_processes
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.run import execute, prepare
@@ -203,3 +204,35 @@ def load():
     killed, other = in_processes([fragile("always"), job(tmp_path, "fedavg")], 1)
     assert "its process was killed, perhaps for lack of memory" in str(killed.error)
     assert other.error is None  # a job that kills its process does not stop the others
+
+
+def test_a_failure_of_several_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise UsageError("it does not work")
+
+    monkeypatch.setattr(runner, "execute", broken)
+    said = list[str]()
+    with pytest.raises(RunError) as error:
+        all_done([job(tmp_path, text) for text in ("fedavg", "local")], 1, said.append)
+    assert str(error.value) == (
+        "2 of 2 runs failed, the others are there. fedavg, seed 0; local, seed 0: it does not work"
+    )
+    assert said[0] == "[1/2 runs] fedavg, seed 0: failed: it does not work"
+
+
+def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, name, rounds=10**6) for name in ("local", "fedavg")]
+    begin = time.monotonic()
+    with pytest.raises(TimeIsUp):
+        all_done(jobs, 2, lambda line: None, end=begin + 2)
+    assert time.monotonic() - begin < 20
+    for one in jobs:
+        with locked_folder(one.path):  # no process has it any more
+            assert not finished(one)
+
+
+def test_at_the_end_of_the_time_a_run_in_this_process_is_stopped(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with pytest.raises(TimeIsUp):
+        all_done([job(tmp_path, rounds=10**6)], 1, lambda line: None, end=begin + 2)
+    assert time.monotonic() - begin < 10

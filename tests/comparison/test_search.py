@@ -212,7 +212,7 @@ def test_a_comparison_with_a_search(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tune": {"lr": [0.1, 0.01]}, "trials": 5}, "--trials are those of a search; name a range"),
+        ({"tune": {"lr": [0.1, 0.01]}, "trials": 5}, "trials are those of a search; name a range"),
         ({"tune": {"lr": "log:1e-4..1e-1"}, "trials": 0}, "trials=0 must be a number of at least 1"),
         ({"tune": {"lr": "log:1e-1..1e-4"}}, "must be LOW..HIGH"),
         ({"tune": {"copfl.rate": "0.1..2.5"}}, "rate"),
@@ -225,7 +225,7 @@ def test_a_search_that_cannot_be_is_refused_before_a_run(
     data = clouds(tmp_path / "clouds.npz")
     with pytest.raises(UsageError, match=message):
         compare(["copfl"], [0], base(data), tmp_path / "a", **given)
-    with pytest.raises(UsageError, match="is a range, which is for --tune"):
+    with pytest.raises(UsageError, match="is a range, which only tuning searches"):
         sweep({"lr": ["log:1e-4..1e-1"]}, [0], base(data), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 

@@ -10,6 +10,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison import suitability
 from copfl.comparison.compare import compare
 from copfl.comparison.entries import entries_of, layers
+from copfl.comparison.suitability import reasons
 from copfl.errors import UsageError
 from copfl.experiment.config import Tables
 from copfl.experiment.run import prepare
@@ -25,8 +26,8 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
         compare(rows, [0], DIABETES, tmp_path / "a", tune={})
     assert str(error.value) == (
         "these rows cannot train on this task; leave them out: "
-        "fedpac (fedpac aligns the features of classes; this task is regression. Choose another algorithm); "
-        "ktpfl epochs=2 (ktpfl exchanges probabilities of classes; this task is regression. Choose another "
+        "fedpac (aligns the features of classes; this task is regression. Choose another algorithm); "
+        "ktpfl epochs=2 (exchanges probabilities of classes; this task is regression. Choose another "
         "algorithm)"
     )
     assert not (tmp_path / "a").exists()
@@ -38,7 +39,7 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     assert {row.name for row in rows} == ALGORITHMS.keys()
     experiment = prepare([*layers(rows[0], tables), suitability.CHECK])
     found = suitability.refusals(rows, lambda entry: layers(entry, tables), experiment)
-    classes = {"fedpac", "ktpfl"} if tables else set()
+    classes = {"fedpac", "fedrod", "ktpfl"} if tables else set()
     assert found.keys() == ADAPTERS | classes
 
 
@@ -50,9 +51,9 @@ def test_what_is_left_out_of_all_is_one_line_and_a_note(
     said = list[str]()
     found = compare(["all"], [0], DIABETES, tmp_path / "a", tune={}, log=said.append)
     assert [row.label for row in found.rows] == ["fedavg"]
-    assert said[0].startswith("Left out, as they cannot train on this task: fedpac (fedpac aligns")
+    assert said[0].startswith("Left out, as they cannot train on this task: fedpac (aligns")
     assert "ffa_lora (" in said[0]
-    assert found.notes == [said[0]]
+    assert found.notes[0] == said[0]
     with pytest.raises(UsageError, match='no row to be the reference: "fedpac"'):
         compare(["all"], [0], DIABETES, tmp_path / "a", tune={}, reference="fedpac")
 
@@ -62,3 +63,12 @@ def test_a_row_with_a_model_of_its_own_is_checked_with_it(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"leave them out: copfl model.width=0 \(.*width"):
         compare(["local", "copfl:model.width=0"], [0], base(data), tmp_path / "a", tune={})
     assert not (tmp_path / "a").exists()
+
+
+def test_a_reason_that_several_rows_have_is_said_once() -> None:
+    refused = {
+        "ffa_lora": "ffa_lora needs LoRA",
+        "fedsa_lora lr=1": "fedsa_lora needs LoRA",
+        "x": "no classes",
+    }
+    assert reasons(refused) == "ffa_lora, fedsa_lora lr=1 (needs LoRA); x (no classes)"

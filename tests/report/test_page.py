@@ -14,8 +14,9 @@ import pytest
 
 from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
+from copfl.core.metrics import ACCURACY
 from copfl.experiment.gains import Analysis, Cross
-from copfl.report import document, page, run_data
+from copfl.report import comparison_page, document, page, run_charts, run_data
 from tests.commands import called
 
 
@@ -52,9 +53,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     first, who, cost = page.of_runs([measured])
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
-    assert (
-        who == "Largest gains: client 0 (+10.0), client 1 (+5.0). No gain: client 3 (-2.0), client 2 (+0.0)."
-    )
+    assert who == "Largest gains: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0."
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
     html = document.render(page.document_of([measured]))
     assert html.index('id="part-conclusion"') < html.index('class="plot"')
@@ -194,12 +193,18 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
             "per_seed": {"accuracy": accuracy},
             "curves": [{"round": [1, 2], "accuracy": [own / 2, own]} for own in accuracy],
             "differences": over,
+            "gained": 0.02,
+            "rises": True,
+            "rounds": 2,
+            "bytes": 1500.0,
         }
 
     rows = [row("copfl", [0.9, 0.8], None), row("fedavg", [0.5, 0.6], (-0.3, -0.5, -0.1))]
     rows.append(row("local", [0.9, 0.7], (-0.05, -0.4, 0.3)))
     content = {
         "title": "digits",
+        "averaged": "the last evaluation",
+        "common_value": 0.5,
         "seeds": [0, 1],
         "reference": "copfl",
         "over": {},
@@ -231,3 +236,117 @@ def test_help_waits_for_no_large_library() -> None:
     code = f"import sys, copfl.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def styles(chart: Dots | Lines) -> dict[str, tuple[int, int | None]]:
+    """By name, the colour and the symbol of each series of dots; curves have no symbols."""
+    if isinstance(chart, Lines):
+        return {line.name: (line.colour, line.colour) for line in chart.lines}
+    return {line.name: (line.colour, line.symbol) for line in chart.series}
+
+
+def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) -> None:
+    copfl_run, local = run_data.read_all([runs["copfl"], runs["local"]])
+    cross = Cross([0], np.ones((1, 1)))
+    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.last("accuracy"), cross))
+    (clients,) = run_charts.clients(measured, [measured, local])
+    (gain,) = run_charts.gain(measured)
+    curves = run_charts.accuracy([measured])[0]
+    assert isinstance(clients, Dots)
+    assert isinstance(gain, Dots)
+    assert isinstance(curves, Lines)
+    by_client, by_gain, by_round = styles(clients), styles(gain), styles(curves)
+    assert by_client["global model"] == by_gain["global model"] == by_round["global model"]
+    assert by_client["local training only"] == by_gain["alone"]
+    assert by_client["after training"] == by_gain["personal model, after training"]
+    assert by_client["after training"] == by_round["after training"]
+    assert len(set(by_client.values())) == 4
+    drawn = data_of(document.render(page.document_of([measured])))["figures"]
+    assert [line["symbol"] for line in drawn["gain"]["series"]] == [0, 2, 3]
+
+
+def test_a_curve_has_its_colour_where_another_model_was_not_evaluated(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["fedavg"]])
+    records = [
+        {**record, "per_client": {k: v for k, v in record["per_client"].items() if k != "accuracy_before"}}
+        for record in run.records
+    ]
+    curves = run_charts.accuracy([dataclasses.replace(run, records=records)])[0]
+    assert isinstance(curves, Lines)
+    assert styles(curves) == {"after training": (0, 0), "global model": (2, 2)}
+
+
+def test_the_share_of_personal_parameters_is_not_called_as_an_accuracy(runs: dict[str, Path]) -> None:
+    found = page.document_of(run_data.read_all([runs["copfl"]]))
+    names = [name for name, *_ in found.tiles]
+    assert "personal parameters" in names
+    assert "personal" not in names
+
+
+def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
+    (run,) = run_data.read_all([runs["copfl"]])
+    alone = np.full(4, np.nan)
+    alone[1] = run.last("accuracy")[1] + 0.022
+    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1)))))
+    first = page.of_runs([measured])[0]
+    assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
+    assert "no gain is distinguishable" in first
+
+
+def test_clients_have_their_names_in_the_page_and_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, names = np.random.default_rng(0), ["north", "south", "west"]
+    arrays: dict[str, Any] = {}
+    for part in ("", "_test"):
+        arrays |= {f"x{part}": rng.normal(size=(30, 4)).astype(np.float32), f"y{part}": np.arange(30) % 2}
+        arrays[f"group{part}"] = np.repeat(names, 10)
+    np.savez(tmp_path / "regions.npz", **arrays)
+    line = (
+        f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set mlp.width=4 --rounds 2"
+    )
+    answer = called(capsys, "run", "-a", "copfl", *line.split(), "--out", tmp_path / "run", "--json")
+    assert json.loads(answer.out)["client_names"] == names
+    (run,) = run_data.read_all([tmp_path / "run"])
+    assert run.client_names == ["client 0 (north)", "client 1 (south)", "client 2 (west)"]
+    found = page.document_of([run])
+    assert any("(north)" in note or "(south)" in note or "(west)" in note for *_, note in found.tiles)
+    charts_of = {chart.name: chart for section in found.sections for chart in section.charts}
+    for name in ("clients", "gain", "weight", "cross", "data"):
+        chart = charts_of[name]
+        assert isinstance(chart, Dots | Heat)
+        assert set(chart.rows) == set(run.client_names)
+    assert isinstance(where := charts_of["where"], Heat)
+    assert where.columns == ["0 (north)", "1 (south)", "2 (west)"]
+    options = ["-a", "fedavg,local", "--seeds", "0", "--no-tune", "--no-plots", "--jobs", "1", "--json"]
+    answer = called(capsys, "compare", *options, *line.split(), "--out", tmp_path / "compared")
+    assert json.loads(answer.out)["client_names"] == [names]
+
+
+def test_the_tiles_of_a_comparison_say_how_many_rows_have_none() -> None:
+    names = ("accuracy", "bytes_up", "bytes_down", "seconds")
+    row = {
+        "mean": dict.fromkeys(names, 0.5),
+        "spread": dict.fromkeys(names, 0.1),
+        "per_seed": {"accuracy": [0.5]},
+        "curves": [{"round": [1], "accuracy": [0.5]}],
+        "differences": {},
+        "gained": None,
+        "rises": False,
+        "rounds": None,
+        "bytes": None,
+    }
+    content = {
+        "title": "digits",
+        "averaged": "the last evaluation",
+        "common_value": 0.5,
+        "seeds": [0],
+        "reference": None,
+        "over": {},
+        "notes": [],
+        "share_that_gains": {},
+        "rows": [{**row, "label": f"row {n}"} for n in range(11)],
+    }
+    tiles = comparison_page._document(content, ACCURACY).tiles
+    assert len(tiles) == 9
+    assert tiles[-1] == ("and 3 more", "", "in the table")

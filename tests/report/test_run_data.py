@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import copfl
 from copfl.errors import RunError, UsageError
 from copfl.report import document, page, run_data
 
@@ -44,6 +45,18 @@ def test_the_masks_by_layer_are_those_of_the_checkpoint(runs: dict[str, Path]) -
     assert np.allclose(run.masks.fraction[:, 0], first.double().mean(1))
     assert run.masks.shared_by_all[0] == pytest.approx(float((~first.any(0)).double().mean()))
     assert not torch.equal(first[0], first[1])
+
+
+def test_the_masks_of_a_run_with_add_ons_are_found(tmp_path: Path) -> None:
+    """An add-on that adds to the client's record has the algorithm's own one inside."""
+    copfl.run(
+        "copfl", clients=3, rounds=2, model="mlp", mlp={"width": 8}, addons={"ema": 0.9}, out=tmp_path / "run"
+    )
+    (run,) = run_data.read_all([tmp_path / "run"])
+    assert run.masks is not None
+    whole = (run.masks.fraction * run.masks.sizes).sum(1) / sum(run.masks.sizes)
+    assert np.allclose(whole, run.last("personal_fraction"), atol=1e-6)
+    assert not any("no checkpoint" in note for note in page.document_of([run]).notes)
 
 
 def test_an_algorithm_without_masks_has_none(runs: dict[str, Path]) -> None:

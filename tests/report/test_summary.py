@@ -155,6 +155,10 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
     assert "10.0 points [-10.0, -10.0] worse than training" in summary.conclusion(
         Gains(personal, alone, alone)
     )
+    one = summary.conclusion(Gains(np.array([0.7]), np.array([0.6]), np.array([0.678])))
+    assert "are 2.2 points worse than training alone" in one
+    assert "That is one client, so there is no interval over clients." in one
+    assert "[" not in one
     unknown = np.full(4, np.nan)
     assert summary.conclusion(Gains(unknown, alone, personal)) == ""
     assert "global" not in summary.conclusion(Gains(alone, unknown, personal))

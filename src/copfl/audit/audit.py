@@ -13,6 +13,7 @@ from copfl import __version__, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.data.schemes import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
@@ -21,10 +22,9 @@ from copfl.experiment.run import Experiment, OnRound, Result, prepare, train_rou
 from copfl.files import write_bytes
 from copfl.report.run_charts import CONTRIBUTIONS
 from copfl.report.run_data import AUDIT_FORMAT
-from copfl.stats import Numbers, mean_of_known
+from copfl.stats import Numbers, averaged, mean_of_known
 from copfl.tables import Table, as_markdown, interval, number, plain
 
-LAST = 5  # evaluations that a metric is the mean of
 SCORES = {"weight": "weight", "gradient_score": "gradient part", "prediction_score": "prediction part"}
 MEASURES = {"Spearman": stats.spearman, "Kendall": stats.kendall}
 
@@ -67,7 +67,8 @@ def metrics_of(result: Result) -> Metrics:
     """The primary metric of a run's last evaluations, and the scores of every round."""
 
     def last(table: Numbers) -> Numbers:
-        return mean_of_known(table[~np.isnan(table).all(1)][-LAST:])
+        known = table[~np.isnan(table).all(1)]
+        return mean_of_known(known[-averaged(len(known)) :])
 
     names = [name for name in result.records[-1]["per_client"] if name == "weight" or name.endswith("_score")]
     scores = {name: result.metric(name) for name in sorted(names, reverse=True)}
@@ -213,7 +214,8 @@ def audit(
             work = partial(replay.without, e, [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
         found.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
-    clients = list(names) or [f"client {client}" for client in range(first.clients)]
+    data, partition = first.federation.dataset, first.federation.partition
+    clients = list(names) or client_titles(names_of_clients(data, partition))
     metric = MetricInfo(**first.task.metrics[0].as_json())
     return Audit(title or first.title, rounds, clients, sampling, found, metric)
 

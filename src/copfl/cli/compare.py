@@ -24,6 +24,8 @@ def compare(given: options.Given, tables: options.Tables) -> None:
         raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
     file = entries.File([], {}, {}) if given.config is None else entries.read_file(given.config)
     rows = file.entries if not given.algorithms else entries.entries_of(given.algorithms)
+    if not rows:
+        raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
     how = file.options | given.only("trials validation reference last")
     for name in ("seeds", "tune_seeds"):
         if (text := getattr(given, name)) is not None:
@@ -39,11 +41,13 @@ def sweep(given: options.Given, tables: options.Tables) -> None:
     from copfl.comparison import compare as comparing
     from copfl.comparison import entries
 
+    if not given.over:
+        raise UsageError("there is nothing to sweep over; name values, such as --over copfl.rate=0.05,0.25")
     file = {} if given.config is None else config.read_file(given.config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     named = {} if given.algorithm is None else {"algorithm": {"name": given.algorithm}}
     how = given.only("last") | ({} if given.seeds is None else {"seeds": entries.seeds_of(given.seeds)})
-    run = partial(comparing.sweep, entries.values_of(given.over or [], "--over"), **how)
+    run = partial(comparing.sweep, entries.values_of(given.over, "--over"), **how)
     _carry_out("sweep", run, _merged(file, _merged(tables, named)), given)
 
 

@@ -4,7 +4,8 @@ Every candidate trains for most of the rounds with the first seed. Those beyond 
 dropped. The others train for all rounds, and the last two with a second seed. So the budget is spent on
 rounds, as the order after few rounds is not that after all of them. From half of the rounds on, what is
 distinguishably worse than the best is dropped too. A run continues from its checkpoint. Test samples
-never enter the race. Local training is always in it.
+never enter the race. Local training is always in it. A budget is a limit: what does not fit is not begun,
+and what is running when the time is up is stopped.
 
 OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
     ranking.txt, .md, .json
@@ -18,7 +19,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,21 +29,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.comparison import entries as reading
+from copfl.comparison import verdict as judging
 from copfl.comparison.entries import VALIDATION, Base, Entry, cells, check_seeds, described, layers_of
-from copfl.comparison.jobs import LAST, Job, finished
+from copfl.comparison.jobs import Job, finished
 from copfl.comparison.ranking import ALIKE, CHOSEN, LOCAL, Choice, Ranked, write
 from copfl.comparison.results import Record, paired, record_of
-from copfl.comparison.runner import Log, all_done
+from copfl.comparison.runner import Log, TimeIsUp, all_done
 from copfl.comparison.suitability import reasons, refusals
+from copfl.comparison.verdict import Against, Verdict
 from copfl.core.metrics import MetricInfo
+from copfl.engine.rounds import Round
 from copfl.errors import RunError, UsageError
 from copfl.experiment.components import resolve
 from copfl.experiment.config import Tables, partition_text
+from copfl.experiment.convergence import rises
 from copfl.experiment.folder import RunFolder, claimed
+from copfl.experiment.progress import span
 from copfl.experiment.run import Experiment, prepare, reopen, train
 from copfl.experiment.run_settings import RunSettings
 from copfl.stats import LEVEL, Difference
 
+SHORTER = 0.9  # by which a race is made shorter until it fits its budget
+WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
+RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
 FINALISTS = 2  # are trained for all rounds, with this many seeds or more
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
 
@@ -52,6 +62,10 @@ class Rung(NamedTuple):
     rounds: int  # that each run has at its end
     seeds: int  # runs of each candidate
     candidates: int  # that take part
+
+    def beyond(self, standing: Standing) -> bool:
+        """Whether it trains further than that stage did."""
+        return self.rounds * self.seeds > standing.rounds * standing.seeds
 
 
 class Candidate(NamedTuple):
@@ -86,15 +100,17 @@ def choose(
     >>> found = copfl.choose(["fedavg", "fedper", "copfl"], budget=300, out="runs/mine")  # doctest: +SKIP
     >>> print(found.chosen, found)  # doctest: +SKIP
 
-    `budget` is a number of rounds of all runs together, or a time such as "10m"; by default, a third of what
-    the full comparison takes. `tune` has values such as {"lr": [0.1, 0.01]}: each method races with each of
-    them. With `addons` the last candidates also race with the training add-ons. The choice is trained again
-    on all training samples, in `out`/chosen, unless `retrain` is off. Finished runs in `out` are used again.
+    `budget` is a number of rounds of all runs together, or a time such as "10m", in which all of it ends; by
+    default, a third of what the full comparison takes. `tune` has values such as {"lr": [0.1, 0.01]}: each
+    method races with each of them. With `addons` the last candidates also race with the training add-ons.
+    The choice is trained again on all training samples, in `out`/chosen, unless `retrain` is off or a time
+    as budget is too short for it. Finished runs in `out` are used again.
     """
+    begin = time.monotonic()
     out, log = Path(out), log or (lambda line: None)
-    given = base_tables or {}
+    common = base_tables or {}
     every = {"checkpoint_every": 1}  # a rung may end after any round
-    base = reading.with_optimizer({**given, "run": {**given.get("run", {}), **every}})
+    base = reading.with_optimizer({**common, "run": {**common.get("run", {}), **every}})
     seeds = check_seeds(seeds)
     race = Race(out, base, seeds, validation, jobs, log)
     candidates = race.candidates(_entries(entries), tune or {})
@@ -103,53 +119,101 @@ def choose(
     candidates = race.suitable(candidates, experiment)
     rounds = int(candidates[0].jobs[0].tables["run"]["rounds"])
     limit = limit_of(budget, rounds * len(seeds) * len(candidates) / 3)
+    usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
+    if limit.seconds:
+        race.end = begin + (1 - WRITING) * limit.amount
+        trained_twice = bool(resolve([*local.layers, {"run": usual}], {})["run"]["local_baseline"])
+        race.passes = (1 + trained_twice) * retrain
     standing = race.run(candidates, rounds, limit, addons)
     best = standing.best
     settings = best.jobs[0].tables
+    race.notes.insert(0, f"Clients: {partition_text(settings)}.")
     result = Choice(
         f"{Path(str(settings['data'].get('name'))).name}, {settings['run']['clients']} clients",
         best.label,
         race.ranking(standing),
+        race.verdict(standing),
         standing.metric,
         race.spent,
-        [f"Clients: {partition_text(settings)}.", *race.notes],
+        race.notes,
         out,
     )
-    usual = {"seed": seeds[0], "checkpoint_every": RunSettings.checkpoint_every}
     tables = resolve([*best.layers, {"run": usual}], {})
-    write(result, {label: at.records[label] for label, at in race.last.items()}, tables)
-    if retrain:
-        log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
-        begun = RunFolder(out / "chosen").begun  # one that was stopped continues
+    curves = {label: at.records[label] for label, at in race.last.items()}
+    write(result, curves, tables)
+    if not retrain or (limit.seconds and not race.passes):
+        return result
+    log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
+    begun = RunFolder(out / "chosen").begun  # one that was stopped continues
+
+    def watch(round: Round, seconds: float) -> None:
+        if time.monotonic() > begin + limit.amount:
+            raise TimeIsUp
+
+    on_round = watch if limit.seconds else None
+    try:
         with claimed(out / "chosen", new=not begun) as folder:
-            tested = train(reopen(folder) if begun else prepare([tables]), folder)
-        return dataclasses.replace(result, tested=str(tested))
-    return result
+            experiment = reopen(folder) if begun else prepare([tables])
+            tested = train(experiment, folder, on_round, on_round)
+    except TimeIsUp:
+        race.note(
+            f"The time was up before {best.label} was trained on all training samples; the same again "
+            "continues it."
+        )
+        write(result, curves, tables)
+        return result
+    return dataclasses.replace(result, tested=str(tested))
 
 
 def limit_of(budget: str | int, usual: float) -> Limit:
     """A number of rounds, or a time such as 90s, 10m or 2h."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
     if not str(budget).strip():
         return Limit(usual, usual=True)
-    if found is None or not float(found[1]):
+    parts = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", str(budget))
+    if parts is None or not float(parts[1]):
         raise UsageError(
-            f'--budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
+            f'the budget "{budget}" is neither a number of rounds, such as 300, nor a time, such as 10m'
         )
-    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[found[2]]
-    return Limit(float(found[1]) * (seconds or 1), bool(seconds))
+    seconds = {"": 0, "s": 1, "m": 60, "h": 3600}[parts[2]]
+    return Limit(float(parts[1]) * (seconds or 1), bool(seconds))
 
 
 class Limit(NamedTuple):
     """What the race may cost."""
 
     amount: float
-    seconds: bool = False  # of training, or else rounds
+    seconds: bool = False  # from the beginning to the end, or else rounds
     usual: bool = False  # not the user's
 
 
-def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
-    """The stages of the race, whose cost is within the limit, in rounds.
+Price = Callable[[Sequence[Rung]], float]  # what stages cost, in the unit of the limit
+
+
+def cost(rungs: Sequence[Rung]) -> int:
+    """The rounds of all runs, each of which continues where the stage before ended."""
+    before = [0, *(rung.rounds * rung.seeds for rung in rungs)]
+    return sum(
+        rung.candidates * (rung.rounds * rung.seeds - done) for rung, done in zip(rungs, before, strict=False)
+    )
+
+
+def affordable(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
+    """The stages of the longest race within the limit: with one seed, then with fewer rounds; else none."""
+    lengths = [max(1, round(rounds * SHORTER**step)) for step in range(1 + _steps(rounds))]
+    for length, count in [(rounds, seeds), *((length, 1) for length in lengths)]:
+        stages = plan(length, count, candidates, limit, price)
+        if price(stages) <= limit:
+            return stages
+    return []
+
+
+def _steps(rounds: int) -> int:
+    """How often a race is made shorter until it has one round."""
+    return math.ceil(math.log(rounds) / -math.log(SHORTER))
+
+
+def plan(rounds: int, seeds: int, candidates: int, limit: float, price: Price = cost) -> list[Rung]:
+    """The stages of the race, whose cost is within the limit if the shortest one's is.
 
     Each stage keeps a third of the candidates, until there are FINALISTS. The runs of a candidate are in a
     row: the rounds of the first seed, then those of the second. What a candidate has of them grows in
@@ -169,16 +233,27 @@ def plan(rounds: int, seeds: int, candidates: int, limit: float) -> list[Rung]:
     least = min(seeds, FINALISTS)
     lengths = [(first, least) for first in range(1, rounds + 1)]
     more = [(rounds, last) for last in range(least + 1, seeds + 1)]
-    fitting = [pair for pair in lengths + more if cost(stages(*pair)) <= limit]
+    fitting = [pair for pair in lengths + more if price(stages(*pair)) <= limit]
     return stages(*max(fitting, default=(1, least)))
 
 
-def cost(rungs: Sequence[Rung]) -> int:
-    """The rounds of all runs, each of which continues where the stage before ended."""
-    before = [0, *(rung.rounds * rung.seeds for rung in rungs)]
-    return sum(
-        rung.candidates * (rung.rounds * rung.seeds - done) for rung, done in zip(rungs, before, strict=False)
-    )
+class Speed(NamedTuple):
+    """What a stage takes, as measured in the stages before."""
+
+    round: float  # seconds of a round of one run
+    overhead: float  # seconds of a stage: processes that start, data that are loaded, first rounds
+    processes: int
+
+    def seconds(self, rungs: Sequence[Rung], done: int = 0) -> float:
+        """The time of these stages, of candidates of which each has `done` rounds."""
+        total = 0.0
+        for rung in rungs:
+            new = rung.rounds * rung.seeds - done  # of each candidate
+            if new > 0:
+                longest = min(new, rung.rounds)  # of a run: seeds train in parallel, rounds do not
+                rounds = max(rung.candidates * new / self.processes, longest)
+                total, done = total + self.overhead + rounds * self.round, done + new
+        return total
 
 
 class Standing(NamedTuple):
@@ -210,8 +285,7 @@ class Standing(NamedTuple):
     def worse(self, label: str) -> bool:
         """Whether it is distinguishably worse than the best, corrected for the number of candidates."""
         level = 1 - (1 - LEVEL) / max(1, len(self.order) - 1)
-        found = self.gap(label, self.best.label, level).clients
-        return found.high < 0 if self.metric.higher_is_better else found.low > 0
+        return judging.gain(self.gap(label, self.best.label, level).clients, self.metric).high < 0
 
 
 @dataclass(eq=False)
@@ -222,29 +296,41 @@ class Race:
     validation: float
     processes: int
     log: Log
+    end: float = math.inf  # of the race, by the monotonic clock
+    passes: int = 0  # trainings of the choice that must end before that: the choice and its baseline
 
     def __post_init__(self) -> None:
         self.spent, self.notes, self.rounds = 0.0, list[str](), 0
+        self.stages: list[Standing] = []  # those that were finished
+        self.algorithms: dict[str, str] = {}  # by label
+        self.rates: dict[str, list[float]] = {}  # by algorithm, the learning rates that it races with
         self.left: dict[str, str] = {}  # by label, when and why a candidate was dropped
         self.last: dict[str, Standing] = {}  # by label, the last stage that it took part in
         self.trained: dict[str, int] = {}  # by label, the rounds of all runs
 
     def candidates(self, rows: Sequence[Entry], tune: Mapping[str, Sequence[Any]]) -> list[Candidate]:
         """Every entry with every value of the grid that concerns it."""
-        grid = reading.grid_of(tune, "--tune")
-        reading.check_own("--tune", grid)
-        found = []
-        for entry in rows:
-            own = {at: values for at, values in grid.items() if reading.concerns(entry, self.base, at[0])}
-            for cell in cells(own):
+        grid = reading.grid_of(tune, "tune")
+        reading.check_own("tune", grid)
+        candidates = []
+        for entry in sorted(rows, key=lambda row: row.name != LOCAL):  # others are compared with it
+            concerned = {
+                at: values for at, values in grid.items() if reading.concerns(entry, self.base, at[0])
+            }
+            for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', entry.name)}".strip()
-                found.append(self.candidate(entry._replace(label=label), cell))
-        return found
+                candidates.append(self.candidate(entry._replace(label=label), cell))
+        return candidates
 
     def candidate(self, entry: Entry, more: Tables) -> Candidate:
         layers = [*layers_of(entry, self.base), more]
         make = partial(reading.job_of, self.out / "race", entry.label, layers, validation=self.validation)
-        return Candidate(entry, layers, [make(seed) for seed in self.seeds])
+        jobs = [make(seed) for seed in self.seeds]
+        self.algorithms[entry.label] = entry.name
+        rates, rate = self.rates.setdefault(entry.name, []), jobs[0].tables.get("optimizer", {}).get("lr")
+        if rate is not None and rate not in rates:
+            rates.append(float(rate))
+        return Candidate(entry, layers, jobs)
 
     def suitable(self, candidates: list[Candidate], experiment: Experiment) -> list[Candidate]:
         """Those that can train on the task; the others are named."""
@@ -256,45 +342,130 @@ class Race:
         return [one for one in candidates if one.label not in refused]
 
     def run(self, candidates: list[Candidate], rounds: int, limit: Limit, addons: bool) -> Standing:
-        """The stages of the race, up to all rounds."""
+        """The stages of the race, up to all rounds or to what the limit allows; the last finished one."""
         self.rounds = rounds
+        if limit.seconds:
+            return self.run_timed(candidates, addons)
         extra = FINALISTS * rounds * len(self.seeds) if addons else 0
-        amount = limit.amount
-        if limit.seconds:  # the first rounds tell what a round costs
-            first = self.stage(candidates, max(1, rounds // 16))
-            candidates = first.order
-            seconds = np.mean([run.cost["seconds"] for runs in first.records.values() for run in runs])
-            amount = amount / max(float(seconds), 1e-6)
-        stages = plan(rounds, len(self.seeds), len(candidates), amount - extra)
-        total = cost(stages) + extra
-        if total > amount and not limit.usual:
-            self.note(f"The budget is {amount:,.0f} rounds; the shortest race has {total:,}, and is run.")
+        stages = plan(rounds, len(self.seeds), len(candidates), limit.amount - extra)
+        if not limit.usual and cost(stages) + extra > limit.amount:
+            wanted = cost(stages) + extra
+            stages = affordable(rounds, len(self.seeds), len(candidates), limit.amount - extra)
+            if not stages:
+                raise UsageError(
+                    f"a budget of {limit.amount:,.0f} rounds is too small for {len(candidates)} candidates"
+                    f"{' with add-ons' if addons else ''}; the shortest race has {len(candidates) + extra:,}"
+                )
+            self.note(self.shortened(stages[-1], f"a budget of {limit.amount:,.0f} rounds", f"{wanted:,}"))
         for place, rung in enumerate(stages):
             standing = self.stage(candidates, rung.rounds, rung.seeds)
             if place + 1 < len(stages):
                 candidates = self.kept(standing, stages[place + 1].candidates)
-        if addons:
-            candidates = list(standing.order)
-            for one in standing.order[:FINALISTS]:
-                entry = one.entry._replace(label=f"{one.label} + add-ons")
-                candidates.append(self.candidate(entry, {**one.layers[-1], **ADDONS}))
-            standing = self.stage(candidates, rounds, len(self.seeds))
-        return standing
+        return self.with_addons(standing) if addons else standing
+
+    def run_timed(self, candidates: list[Candidate], addons: bool) -> Standing:
+        """The same in a time: the first rounds tell what a round costs, and each stage tells it again."""
+        begin, spent = time.monotonic(), self.spent
+        first = min(self.rounds, max(2, self.rounds // 16))  # a first round warms up
+        standing = self.stage(candidates, first)
+        candidates, left = standing.order, self.end - time.monotonic()
+        speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
+        again = self.passes * self.rounds * speed.round
+        if again > RETRAINED * left:
+            self.passes, again = 0, 0.0
+            self.note(
+                f"The choice is not trained on all training samples: that would take about "
+                f"{span(self.rounds * speed.round)} or more of {span(max(0.0, left))} that are left. "
+                f"{self.out / 'run.toml'} has its settings."
+            )
+        self.end -= again
+        last = Rung(self.rounds, len(self.seeds), FINALISTS)
+        extra = speed.seconds([last]) if addons else 0.0
+
+        def price(rungs: Sequence[Rung]) -> float:
+            return speed.seconds(rungs, first)
+
+        left = self.end - time.monotonic()
+        stages = affordable(self.rounds, len(self.seeds), len(candidates), left - extra, price)
+        if addons and not stages:
+            self.note(f"The add-ons do not race: that would take about {span(extra)}.")
+            addons, stages = False, affordable(self.rounds, len(self.seeds), len(candidates), left, price)
+        least = min(len(self.seeds), FINALISTS)
+        if not stages or stages[-1].rounds < self.rounds or stages[-1].seeds < least:
+            whole = price(plan(self.rounds, len(self.seeds), len(candidates), 0.0))
+            reached = stages[-1] if stages else Rung(first, 1, len(candidates))
+            limit = f"the time that is left ({span(max(0.0, left))})"
+            self.note(self.shortened(reached, limit, f"about {span(whole)}"))
+        try:
+            while stages := [rung for rung in stages if rung.beyond(standing)]:
+                begin, spent = time.monotonic(), self.spent
+                rung, left = stages.pop(0), self.end - begin
+                expected = speed.seconds([rung], standing.rounds * standing.seeds)
+                if expected > left:
+                    self.note(
+                        f"The rounds are slower than at first: the stage to round {rung.rounds} would take "
+                        f"about {span(expected)} of {span(max(0.0, left))} that are left, and is not begun."
+                    )
+                    return standing
+                standing = self.stage(self.kept(standing, rung.candidates), rung.rounds, rung.seeds)
+                speed = self.speed(standing, time.monotonic() - begin, self.spent - spent)
+                if not stages:  # the rounds may be faster than at first
+                    done, left = standing.rounds * standing.seeds, self.end - time.monotonic() - extra
+                    further = partial(speed.seconds, done=done)
+                    stages = affordable(self.rounds, len(self.seeds), len(standing.order), left, further)
+            return self.with_addons(standing) if addons else standing
+        except TimeIsUp:
+            self.note(
+                "The time was up in a stage, which does not count: the ranking is that after round "
+                f"{standing.rounds}."
+            )
+            return standing
+
+    def shortened(self, last: Rung, limit: str, wanted: str) -> str:
+        """What is said before a race that cannot have all rounds and seeds."""
+        return (
+            f"With {limit} the race ends after {last.rounds} of {self.rounds} rounds with {last.seeds} "
+            f"seed{'s' * (last.seeds > 1)}; a race of all rounds takes {wanted}."
+        )
+
+    def speed(self, standing: Standing, seconds: float, rounds: float) -> Speed:
+        """What a round takes, by the timing of the runs, and what the stage took beside its rounds."""
+        each = float(np.mean([run.cost["seconds"] for runs in standing.records.values() for run in runs]))
+        processes = max(1, self.processes)
+        parallel = min(processes, len(standing.order) * standing.seeds)
+        return Speed(each, max(0.0, seconds - rounds * each / parallel), processes)
+
+    def with_addons(self, standing: Standing) -> Standing:
+        """All rounds of the last candidates, and of the best of them with add-ons."""
+        candidates = list(standing.order)
+        for one in standing.order[:FINALISTS]:
+            entry = one.entry._replace(label=f"{one.label} + add-ons")
+            candidates.append(self.candidate(entry, {**one.layers[-1], **ADDONS}))
+        return self.stage(candidates, self.rounds, len(self.seeds))
 
     def stage(self, candidates: Sequence[Candidate], until: int, seeds: int = 1) -> Standing:
-        """Trains the candidates up to this round with the first seeds; those that cannot run are left out."""
-        every = int(candidates[0].jobs[0].tables["run"]["eval_every"])
-        last = max(1, min(LAST, until // (3 * every)))  # a third of the evaluations
+        """Trains the candidates up to this round with the first seeds; those that cannot run are left out.
+
+        TimeIsUp where the time ends in it; in the first stage, what was reached until then is its result.
+        """
         stop = 0 if until >= self.rounds else until
-        runs = {
-            one.label: [job._replace(until=stop, last=last) for job in one.jobs[:seeds]] for one in candidates
-        }
+        runs = {one.label: [job._replace(until=stop) for job in one.jobs[:seeds]] for one in candidates}
         self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
+        missing = "could not run"
         try:
-            all_done([job for jobs in runs.values() for job in jobs], self.processes, self.log)
+            jobs = [job for jobs in runs.values() for job in jobs]
+            all_done(jobs, self.processes, self.log, end=self.end)
         except RunError as error:
             self.note(str(error))
+        except TimeIsUp:
+            if self.stages:
+                raise
+            missing = "not reached in the time"
         ready = [one for one in candidates if all(finished(job) for job in runs[one.label])]
+        if not ready and missing != "could not run":
+            raise RunError(
+                f"the time was up before any candidate had trained {until} rounds; allow more time"
+            )
         if not ready:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
         records = {one.label: [record_of(job) for job in runs[one.label]] for one in ready}
@@ -304,12 +475,13 @@ class Race:
             self.spent += self.trained[one.label] - before
         for one in candidates:
             if one not in ready:
-                self.left[one.label] = "could not run"
+                self.left[one.label] = missing
         standing = Standing(ready, records, until)
         score = standing.metric.score
         order = sorted(ready, key=lambda one: -score(standing.value(one.label)))
         standing = standing._replace(order=order)
         self.last |= {one.label: standing for one in ready}
+        self.stages.append(standing)
         return standing
 
     def kept(self, standing: Standing, most: int) -> list[Candidate]:
@@ -338,6 +510,28 @@ class Race:
             rows.append(Ranked(label, at.rounds, at.seeds, at.value(label), gap, self.left[label]))
         unable = [label for label in self.left if label not in self.last]
         return rows + [Ranked(label, 0, 0, math.nan, None, self.left[label]) for label in unable]
+
+    def verdict(self, final: Standing) -> Verdict:
+        """Whether it pays to federate: every other method against training alone, in their last common stage."""
+        ranked = [row.label for row in self.ranking(final) if row.label in self.last]
+        alone = next((label for label in ranked if self.algorithms[label] == LOCAL), "")
+        methods = [label for label in ranked if self.algorithms[label] != LOCAL]
+        level = 1 - (1 - LEVEL) / max(1, len(methods))
+        compared = []
+        for label in methods:
+            common = [at for at in self.stages if {label, alone} <= at.records.keys()]
+            if common:
+                at, metric = common[-1], final.metric
+                curves = [run.curves[metric.name] for run in at.records[label]]
+                gap = at.gap(label, alone, level)
+                compared.append(Against(label, gap, at.rounds, at.seeds, rises(curves, metric)))
+        value, alone_rises = math.nan, 0.0
+        if alone:
+            at = self.last[alone]
+            value = at.value(alone)
+            alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
+        rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
+        return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates)
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -16,12 +16,12 @@ from typing import Any
 from copfl.comparison import entries as reading
 from copfl.comparison import search, suitability
 from copfl.comparison.entries import VALIDATION, Base, Entry, Grid, Range, Space, cells, described, layers_of
-from copfl.comparison.jobs import LAST, Job, Starts, accuracies
+from copfl.comparison.jobs import Job, Starts, accuracies
 from copfl.comparison.results import Record, Trial, Tuned, paired, record_of
 from copfl.comparison.runner import Log, all_done
 from copfl.comparison.search import Candidate, Search
 from copfl.comparison.suitability import reasons
-from copfl.comparison.tables import Comparison, Row, write
+from copfl.comparison.tables import Comparison, Row, still_rising, write
 from copfl.errors import UsageError, at_least, unknown
 from copfl.experiment.components import default_rate, resolve
 from copfl.experiment.config import Tables, without
@@ -30,6 +30,7 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.run import prepare
 from copfl.stats import Difference
 
+ENOUGH_SEEDS = 3  # fewer give a warning
 TRIALS = 20  # of a search, in each row
 NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
@@ -46,7 +47,7 @@ def compare(
     tune_seeds: Sequence[int] | None = None,
     validation: float = VALIDATION,
     reference: str | None = None,
-    last: int = LAST,
+    last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
@@ -61,15 +62,16 @@ def compare(
     every run, as in run.toml. Every row has the same optimizer, Adam unless one is named there. `tune` has
     the values to try, such as {"lr": [0.1, 0.01]}; by default three learning rates, with {} nothing is tuned.
     With a range, {"lr": "log:1e-4..1e-1"}, Optuna searches; every row has the same number of `trials`.
+    A value is the mean of the last third of a client's evaluations, at most five, or of the `last` ones.
     With several `jobs`, runs have processes of their own, so a script needs `if __name__ == "__main__":`.
     With an `executor`, any of `concurrent.futures`, it trains the runs, in a folder that its workers share.
     """
     rows = reading.entries_of(entries)
     base, out, log = reading.with_optimizer(base_tables or {}), Path(out), log or (lambda line: None)
-    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "--tune")
-    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "--tune-seeds")
+    seeds, tried = reading.check_seeds(seeds), reading.space_of(tune or {}, "tune")
+    tune_seeds = reading.check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _checked(rows, base, tried, last, jobs)
-    reading.check_own("--tune", tried)
+    reading.check_own("tune", tried)
     searching = _is_search(tried, trials)
 
     def space(entry: Entry) -> Space:
@@ -132,9 +134,10 @@ def compare(
         Row(entry, own, best, {} if entry.label == chosen else _differences(own, against))
         for entry, own, best in zip(rows, records, found, strict=True)
     ]
-    notes = left_out + _notes(table) + _tuning_notes(table, spaces)
+    notes = left_out + few_seeds(seeds) + _notes(table) + _tuning_notes(table, spaces)
     title = "; ".join([_title(final[0][0], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes)
+    result.notes.extend(still_rising(result))
     write(result, out)
     return result
 
@@ -146,21 +149,21 @@ def sweep(
     out: str | Path = "runs/sweep",
     *,
     algorithm: str = "copfl",
-    last: int = LAST,
+    last: int | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     log: Log | None = None,
 ) -> Comparison:
     """One algorithm in every cell of a grid, such as {"copfl.rate": [0.01, 0.25], "run.batch": [8, 32]}."""
-    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "--over")
+    seeds, grid = reading.check_seeds(seeds), reading.grid_of(over, "over")
     base = {title: dict(table) for title, table in (base_tables or {}).items()}
     own = base.pop("algorithm", {})
     name = str(own.pop("name", algorithm))
     base[name] = {**own, **base.get(name, {})}
     if not grid:
-        raise UsageError("there is nothing to sweep over; name values, such as --over copfl.rate=0.05,0.25")
+        raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
     if ("run", "seed") in grid:
-        raise UsageError("--over run.seed: name the seeds with --seeds; the table is of means over them")
+        raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "optimizer"), cell) for cell in cells(grid)]
     reading.checked(Entry(name, name, {}))
     _checked(rows, base, grid, last, jobs)
@@ -175,7 +178,8 @@ def sweep(
     records = _records(final, run)
     table = [Row(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{name} on {_title(final[0][0], seeds, grid)}"
-    result = Comparison(title, table, seeds, last, over=grid, notes=_notes(table))
+    result = Comparison(title, table, seeds, last, over=grid, notes=few_seeds(seeds) + _notes(table))
+    result.notes.extend(still_rising(result))
     write(result, Path(out))
     return result
 
@@ -207,19 +211,17 @@ def _default_grid(entry: Entry, base: Base) -> Space:
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 
-def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int, jobs: int) -> None:
+def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
-    at_least(1, last=last, jobs=jobs)
+    at_least(1, last=1 if last is None else last, jobs=jobs)
     labels = [row.label for row in rows]
     twice = [label for label in labels if labels.count(label) > 1]
     if not rows:
-        raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
+        raise UsageError("there is nothing to compare; name some algorithms, such as copfl, fedavg and local")
     if "name" in base.get("algorithm", {}):
-        raise UsageError(
-            "algorithm.name is for one run; name the algorithms with --algorithms or as [[entry]]"
-        )
+        raise UsageError("algorithm.name is for one run; the algorithms of a comparison are its rows")
     if "seed" in base.get("run", {}):
-        raise UsageError("run.seed is for one run; name the seeds with --seeds")
+        raise UsageError("run.seed is for one run; the seeds of a comparison are named apart (seeds)")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
     for title in [*base, *(table for table, _ in space)]:
@@ -232,8 +234,8 @@ def _is_search(space: Space, trials: int | None) -> bool:
     """Whether there is a range to search in; an error if the rest does not fit that."""
     if not any(isinstance(values, Range) for values in space.values()):
         if trials is not None:
-            example = "--tune lr=log:1e-4..1e-1"
-            raise UsageError(f"--trials are those of a search; name a range to search in, such as {example}")
+            example = "lr=log:1e-4..1e-1"
+            raise UsageError(f"trials are those of a search; name a range to tune in, such as {example}")
         return False
     at_least(1, trials=TRIALS if trials is None else trials)
     search.optuna_module()
@@ -277,6 +279,16 @@ def _title(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
         counts[0] += f" ({run['new_clients']:.0%} of them new)"
     word = "seeds" if len(seeds) > 1 else "seed"
     return ", ".join([Path(str(data.get("name"))).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+
+
+def few_seeds(seeds: Sequence[int]) -> list[str]:
+    """A warning where the interval over seeds cannot tell much."""
+    if len(seeds) >= ENOUGH_SEEDS:
+        return []
+    little = "One seed says nothing about the next: no difference is distinguishable"
+    if len(seeds) > 1:
+        little = "Two seeds give intervals so wide that only large differences are distinguishable"
+    return [f"{little}. Use {ENOUGH_SEEDS} seeds or more."]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

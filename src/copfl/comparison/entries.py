@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.jobs import LAST, Job, placed
+from copfl.comparison.jobs import Job, placed
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.experiment import config
 from copfl.experiment.components import OPTIMIZERS, resolve
@@ -109,7 +109,7 @@ def check_own(who: str, places: Iterable[tuple[str, str]]) -> None:
     """Nothing, if none of these keys is one that all rows must have in common."""
     for table, key in places:
         if table in COMMON and key in (COMMON[table] or key):
-            advice = f"use --set {table}.{key}=..., or `copfl sweep --over {table}.{key}=...`"
+            advice = "set it for all of them, or sweep over it"
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
 
 
@@ -139,7 +139,7 @@ def grid_of(values: Mapping[str, Sequence[Any]], option: str) -> Grid:
     for place, found in space_of(values, option).items():
         if isinstance(found, Range):
             raise UsageError(
-                f"{option} {'.'.join(place)}={found} is a range, which is for --tune; name values"
+                f"{option} {'.'.join(place)}={found} is a range, which only tuning searches; name values"
             )
         grid[place] = found
     return grid
@@ -218,7 +218,7 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
     return check_seeds(seeds, option)
 
 
-def check_seeds(seeds: Sequence[int], option: str = "--seeds") -> list[int]:
+def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
     """The seeds, if there are any and none is there twice."""
     if not seeds:
         raise UsageError(f"{option} names no seed; name one at least, better three or more: 0,1,2")
@@ -260,7 +260,7 @@ def job_of(
     seed: int,
     *,
     validation: float = 0.0,
-    last: int = LAST,
+    last: int | None = None,
 ) -> Job:
     """The run of these layers of settings and this seed."""
     tables = resolve([*layers, {"run": {"seed": seed}}], {})

@@ -25,7 +25,6 @@ from copfl.experiment.identity import essential, identity
 from copfl.files import Busy
 
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
-LAST = 5  # evaluations that a value is the mean of
 Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
 
 
@@ -42,7 +41,7 @@ class Job(NamedTuple):
     tables: Tables  # all of them, with every default
     path: Path = Path()
     validation: float = 0.0  # fraction of the training samples that it is tested on; 0: on the test samples
-    last: int = LAST
+    last: int | None = None  # evaluations that a value is the mean of; None: see `stats.averaged`
     until: int = 0  # the round after which it stops, with a checkpoint to go on from; 0: the last one
 
     @property

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from copfl import charts
 from copfl.comparison.results import Record
+from copfl.comparison.verdict import Verdict
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import config
 from copfl.experiment.config import Tables
 from copfl.files import write_bytes
-from copfl.stats import Difference
+from copfl.stats import LAST, Difference
 from copfl.tables import Table, as_markdown, as_text, plain
 
 LOCAL = "local"
@@ -35,6 +36,7 @@ class Choice:
     title: str
     chosen: str
     ranking: list[Ranked]
+    verdict: Verdict  # whether it pays to federate
     metric: MetricInfo
     spent: float  # rounds of training, of all runs of the race
     notes: list[str]
@@ -55,16 +57,10 @@ def table_of(found: Choice) -> Table:
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
     alike = [row.label for row in found.ranking if row.status == ALIKE]
     equal = f" Not distinguishable from it: {', '.join(alike)}." if alike else ""
-    notes = [f"{found.chosen} is chosen.{equal}"]
-    local = next((row for row in found.ranking if row.label.split()[0] == LOCAL), None)
-    if found.chosen.split()[0] == LOCAL:
-        notes.append("No method does better than training alone: do not federate these clients.")
-    elif local is not None and local.status == ALIKE:
-        notes.append(
-            "Training alone is not distinguishable from it: the race does not show that to federate pays."
-        )
+    notes = [f"{found.chosen} is chosen.{equal}", found.verdict.text]
     notes.append(
-        f"On validation samples of each client, no test sample; {found.spent:,.0f} rounds in all. to the "
+        f"On validation samples of each client, no test sample; {found.spent:,.0f} rounds in all. A value is "
+        f"the mean of the last third of the evaluations, at most {LAST}. to the "
         "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
         "worse if its interval excludes 0 when corrected for the number of candidates."
     )
@@ -77,6 +73,7 @@ def write(found: Choice, curves: Mapping[str, list[Record]], tables: Tables) -> 
     content = {
         "chosen": found.chosen,
         "metric": found.metric.as_json(),
+        "verdict": found.verdict._asdict(),
         "spent": found.spent,
         "ranking": [row._asdict() for row in found.ranking],
         "curves": {

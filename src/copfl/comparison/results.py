@@ -15,7 +15,7 @@ from copfl.experiment.config import Tables
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.identity import essential
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import LEVEL, Difference, Numbers, difference, mean_of_known, worst_of
+from copfl.stats import LEVEL, Difference, Numbers, averaged, difference, mean_of_known, worst_of
 
 WHERE = ("copfl", "python", "torch", "numpy", "device")  # of environment.json, for the record
 
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     tables: Tables  # the essential settings
     validation: float
-    last: int
+    last: int  # evaluations that its values are the mean of, of a client with all of them
     rounds: list[int]  # those with an evaluation, from 1
     curves: dict[str, list[float]]  # by metric, its mean over the clients at each evaluation
     clients: dict[str, list[float]]  # by metric, each client's mean over its last evaluations
@@ -37,6 +37,7 @@ class Record(NamedTuple):
     best: Mapping[str, list[float]] = {}
     new: NewClients | None = None  # the clients that did not train
     metrics: tuple[MetricInfo, ...] = (ACCURACY,)  # the first is primary
+    names: Sequence[str] = ()  # of the clients, their numbers where they have none
 
     @property
     def metric(self) -> MetricInfo:
@@ -88,7 +89,8 @@ class Record(NamedTuple):
     def serves(self, job: Job) -> bool:
         """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
         wanted = accuracies(job.tables["run"]["eval_models"], self.metric.name)
-        return self.last == job.last and self.evaluated().issuperset(wanted)
+        last = averaged(len(self.rounds)) if job.last is None else job.last
+        return self.last == last and self.evaluated().issuperset(wanted)
 
     def evaluated(self) -> set[str]:
         return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
@@ -131,7 +133,7 @@ def record_of(job: Job) -> Record:
     if undefined and not len(shown):
         raise DataError(
             f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
-            "client has one class; name another metric with --metrics, or use another partition"
+            "client has one class; name another metric, or use another partition"
         )
     train_losses = [evaluations[place]["mean"].get("loss", math.nan) for place in shown]
     best = np.fmax if metrics[0].higher_is_better else np.fmin
@@ -140,7 +142,7 @@ def record_of(job: Job) -> Record:
     return Record(
         tables=essential(job.tables),
         validation=job.validation,
-        last=job.last,
+        last=averaged(len(shown)) if job.last is None else job.last,
         rounds=[evaluations[place]["round"] for place in shown],
         curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
         | {"loss": train_losses},
@@ -159,16 +161,20 @@ def record_of(job: Job) -> Record:
         | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
         new=new_clients.read(job.path),
         metrics=metrics,
+        names=environment.get("client_names", ()),
     )
 
 
-def last_evaluations(values: Numbers, last: int) -> Numbers:
-    """The mean of each client's last evaluations, of values [evaluations, clients] with nan for none."""
+def last_evaluations(values: Numbers, last: int | None = None) -> Numbers:
+    """The mean of each client's last evaluations, of values [evaluations, clients] with nan for none.
+
+    Without a number, the last third of those that the client has: one that is seldom selected has few.
+    """
     result = np.full(values.shape[1], math.nan)
     for client, column in enumerate(values.T):
-        known = column[~np.isnan(column)][-last:]
+        known = column[~np.isnan(column)]
         if len(known):
-            result[client] = known.mean()
+            result[client] = known[-(averaged(len(known)) if last is None else last) :].mean()
     return result
 
 

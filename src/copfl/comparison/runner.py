@@ -69,18 +69,27 @@ class Done(NamedTuple):
 
 
 def all_done(
-    jobs: Sequence[Job], processes: int, log: Log, what: str = "runs", executor: Executor | None = None
+    jobs: Sequence[Job],
+    processes: int,
+    log: Log,
+    what: str = "runs",
+    executor: Executor | None = None,
+    end: float = math.inf,
 ) -> None:
-    """Runs every job that is not finished. A failure does not stop the others; a RunError names each."""
+    """Runs every job that is not finished. A failure does not stop the others; a RunError names each.
+
+    At `end`, by the monotonic clock, the runs are stopped with TimeIsUp: those in other processes at once,
+    one in this process after its round.
+    """
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
         log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
-    problems, clock, count, total = list[str](), time.monotonic(), 0, len(left)
+    problems, clock, count, total = dict[str, list[str]](), time.monotonic(), 0, len(left)
     while left:
         parallel = executor is None and min(processes, len(left)) > 1
-        runner = Runner(log, executor=executor)
-        ended = in_processes(left, processes, log) if parallel else runner.run(left)
+        runner = Runner(log, end, executor=executor)
+        ended = in_processes(left, processes, log, end) if parallel else runner.run(left)
         with contextlib.closing(ended):  # ends the processes whatever happens here
             busy = list[Path]()
             for job, error, _ in ended:
@@ -91,18 +100,21 @@ def all_done(
                 remaining = (time.monotonic() - clock) / count * (total - count)
                 how = f"done, about {span(remaining)} left"
                 if error is not None:
-                    text = str(error)
-                    problems.append(text if job.label in text else f"{job.title}: {text}")
-                    how = f"failed: {problems[-1]}"
+                    reason = str(error).removeprefix(f"{job.title}: ")
+                    problems.setdefault(reason, []).append(job.title)
+                    how = f"failed: {reason}"
                 log(f"[{count}/{total} {what}] {job.title}: {how}")
         left = [job for job in left if job.path.absolute() in busy]
         if left:
             log(f"{len(left)} {what} are in the hands of another process; waiting for it: {left[0].path}")
             while all(held(job.path) for job in left):
+                if time.monotonic() > end:
+                    raise TimeIsUp
                 time.sleep(POLL)
     if problems:
-        failed = f"{len(problems)} of {len(distinct)} {what} failed"
-        raise RunError(f"{failed}, the others are there. {'; '.join(problems)}")
+        failed = f"{sum(map(len, problems.values()))} of {len(distinct)} {what} failed"
+        named = [f"{'; '.join(titles)}: {reason}" for reason, titles in problems.items()]
+        raise RunError(f"{failed}, the others are there. {'; '.join(named)}")
 
 
 # In this process
@@ -336,24 +348,26 @@ def _progress(jobs: Sequence[Job]) -> str:
     return "; ".join([*running[:SHOWN], *more, f"{len(jobs) - len(running)} waiting"])
 
 
-def in_processes(jobs: Sequence[Job], processes: int, log: Log = print) -> Generator[Done]:
+def in_processes(
+    jobs: Sequence[Job], processes: int, log: Log = print, end: float = math.inf
+) -> Generator[Done]:
     """Every job as it ends, from processes that import torch once and run one job after another.
 
     A killed process, perhaps for lack of memory, ends its pool; what is left is tried again sequentially.
     """
-    for job in (yield from _pool(jobs, processes, log)):
-        if (yield from _pool([job], 1, log)):
-            advice = "perhaps for lack of memory; run the same command again with --jobs 1"
+    for job in (yield from _pool(jobs, processes, log, end)):
+        if (yield from _pool([job], 1, log, end)):
+            advice = "perhaps for lack of memory; run the same again with one process (jobs 1)"
             yield Done(job, RunError(f"{job.title}: its process was killed, {advice}"), 0.0)
 
 
-def _pool(jobs: Sequence[Job], processes: int, log: Log) -> Generator[Done, None, list[Job]]:
+def _pool(jobs: Sequence[Job], processes: int, log: Log, end: float) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
     context = get_context("spawn")  # a forked torch may hang in its thread pool
     pool = futures.ProcessPoolExecutor(min(processes, len(jobs)), context, _init_worker)
     complete = False
     try:
-        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log)
+        left = yield from submitted([[job] for job in jobs], pool, _run_in_worker, log, end)
         complete = not left
     finally:
         for process in list((pool._processes or {}).values()) if not complete else ():

@@ -108,7 +108,7 @@ def measured(search: Search, candidates: Sequence[Candidate], fraction: float) -
 
 def optuna_module() -> Any:
     """Optuna; a UsageError if it is not installed."""
-    optuna = library("optuna", "a range of --tune, unlike values such as lr=0.1,0.01,")
+    optuna = library("optuna", "a range to tune in, unlike values such as lr=0.1,0.01,")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

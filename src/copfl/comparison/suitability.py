@@ -25,7 +25,11 @@ def refusals(
 
 
 def reasons(refused: Mapping[str, str]) -> str:
-    return "; ".join(f"{label} ({reason})" for label, reason in refused.items())
+    """The labels with their reasons, each reason once: "fedpac, ktpfl (needs classes)"."""
+    labels: dict[str, list[str]] = {}
+    for label, reason in refused.items():
+        labels.setdefault(reason.removeprefix(f"{label.partition(' ')[0]} "), []).append(label)
+    return "; ".join(f"{', '.join(alike)} ({reason})" for reason, alike in labels.items())
 
 
 def _refusal(layers: list[Tables], e: Experiment) -> str | None:

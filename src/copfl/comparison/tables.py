@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from copfl.comparison.entries import Entry, Grid, described
 from copfl.comparison.jobs import accuracies
 from copfl.comparison.results import Record, Tuned
 from copfl.core.metrics import MetricInfo
+from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients
 from copfl.experiment.components import optimizer_text
 from copfl.experiment.config import partition_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
-from copfl.stats import LEVEL, Difference, Spread, difference, mean_of_known, spread_of
-from copfl.tables import Table, plain
+from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
+from copfl.tables import Table, capital, number, plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class Comparison:
     title: str
     rows: list[Row]
     seeds: list[int]
-    last: int
+    last: int | None  # evaluations that the user asked for
     reference: str | None = None
     over: Grid = field(default_factory=dict)  # of a sweep
     notes: list[str] = field(default_factory=list)
@@ -82,6 +83,21 @@ class Comparison:
     @property
     def metric(self) -> MetricInfo:
         return self.rows[0].metric
+
+    @property
+    def averaged(self) -> str:
+        """Which evaluations a value is the mean of, such as "the last third of each client's evaluations"."""
+        rule = f"last third of each client's evaluations, at most {LAST}"
+        if self.last is not None:
+            rule = f"last {self.last} evaluations of each client"
+        rounds = {run.counted for row in self.rows for run in row.outcomes}
+        everyone = all(
+            run.tables.get("run", {}).get("participation", 1) == 1 for run in self.rows[0].outcomes
+        )
+        if len(rounds) > 1 or not everyone:
+            return f"the {rule}"
+        first, last = rounds.pop()
+        return f"the {rule} (round{f's {first} to' if first < last else ''} {last})"
 
     def __str__(self) -> str:
         return as_text(self)
@@ -111,6 +127,7 @@ def all_tables(comparison: Comparison) -> list[Table]:
     parts = [_metrics(comparison)]
     if comparison.reference is not None and len(comparison.rows) > 1:
         parts.append(_differences(comparison))
+    parts.append(_convergence(comparison))
     if all(run.new is not None for row in comparison.rows for run in row.outcomes):
         parts.append(_new_clients(comparison))
     if any(row.tuned.trials for row in comparison.rows):
@@ -145,7 +162,7 @@ def _metrics(comparison: Comparison) -> Table:
         rows.append([row.title, *cells])
     spread = " ± standard deviation over seeds" if len(comparison.seeds) > 1 else ""
     note = (
-        f"Mean{spread}, of each client's last {comparison.last} evaluations. after: right after local "
+        f"Mean{spread}, of {comparison.averaged}. after: right after local "
         "training; before: the same model before local training; global: the global model; worst 10 %: the "
         "mean over the worst tenth of the clients, after; best round: the "
         f"{'highest' if metric.higher_is_better else 'lowest'} mean over clients, a round chosen on test. "
@@ -176,12 +193,69 @@ def _differences(comparison: Comparison) -> Table:
         "Paired: the same client of the same seed under both. The verdict is by the t interval over seeds, "
         "row by row; the interval over clients takes these seeds as given."
     )
-    if len(comparison.seeds) < 2:
-        note += " One seed says nothing about the next: nothing is distinguishable."
     head = ["", "difference", f"{level} over seeds", f"{level} over clients", "verdict"]
     what = f"personal {metric.title} after local training{metric.points}"
     title = f"Difference to {comparison.reference}, {what}"
     return Table(title, head, rows, [note])
+
+
+class Convergence(NamedTuple):
+    """How a row came to its value."""
+
+    gained: float  # in the last third of the evaluations, positive where it is better
+    rises: bool  # whether that is relevant
+    rounds: int | None  # to the common value; None where the mean curve never has it
+    bytes: float  # up and down of one client until then
+
+
+def convergence(comparison: Comparison) -> tuple[float, dict[str, Convergence]]:
+    """The best value that the mean curves of all rows reach, and how each of them came there, by label."""
+    metric, curves = comparison.metric, dict[str, dict[int, float]]()
+    for row in comparison.rows:
+        by_round = [dict(zip(run.rounds, run.curves[metric.name], strict=True)) for run in row.outcomes]
+        rounds = sorted(set.intersection(*(set(own) for own in by_round)))
+        curves[row.label] = {r: float(np.mean([own[r] for own in by_round])) for r in rounds}
+    common = converging.common_value([list(curve.values()) for curve in curves.values()], metric)
+    result = {}
+    for row in comparison.rows:
+        curve, metrics = curves[row.label], row.metrics()
+        rounds_needed = converging.rounds_to(common, list(curve), list(curve.values()), metric)
+        traffic = metrics["bytes_up"].mean + metrics["bytes_down"].mean
+        result[row.label] = Convergence(
+            gained=converging.gained(list(curve.values()), metric),
+            rises=converging.rises([list(curve.values())], metric) > 0,
+            rounds=rounds_needed,
+            bytes=math.nan if rounds_needed is None else rounds_needed * traffic,
+        )
+    return common, result
+
+
+def still_rising(comparison: Comparison) -> list[str]:
+    """A warning where the order of the rows may be another one after more rounds."""
+    rows = {label: own.gained for label, own in convergence(comparison)[1].items() if own.rises}
+    if not rows:
+        return []
+    text = capital(converging.rising_text(rows, comparison.metric))
+    return [f"{text}. With more rounds the differences may be others."]
+
+
+def _convergence(comparison: Comparison) -> Table:
+    metric = comparison.metric
+    common, found = convergence(comparison)
+    rows = []
+    for row in comparison.rows:
+        own, metrics = found[row.label], row.metrics()
+        reached = [number(own.rounds, ".0f"), tables.NONE if own.rounds is None else tables.size(own.bytes)]
+        gain = metric.text(own.gained, sign="+") + (", still rises" if own.rises else "")
+        rows.append([row.title, metric.text(metrics[metric.name].mean), gain, *reached])
+    level = f"{metric.text(common)}{metric.unit}"
+    head = ["", "final", "last third", f"rounds to {level}", f"bytes to {level}"]
+    note = (
+        f"last third: what the mean curve gained in the last third of its evaluations{metric.points}, better "
+        f"is positive. {level}: the best {metric.title} that every row reaches; the rounds until a row has it, "
+        "and the bytes that one client sends and receives until then."
+    )
+    return Table("Convergence, after local training", head, rows, [note])
 
 
 def new_client_differences(row: Row) -> dict[str, tuple[Spread, Difference]]:
@@ -231,7 +305,7 @@ def _tuning(comparison: Comparison) -> Table:
             "of them for a third, and the best third of those for all rounds, which are shown."
         )
     else:
-        note += "--tune KEY=VALUE,VALUE tries others, --no-tune none."
+        note += "Other values can be named, or none (tune)."
     head = ["", *(["tried"] if searched else []), "chosen", f"validation {metric.in_unit}"]
     return Table("Tuning, on a part of the clients' training samples", head, rows, [note])
 
@@ -293,17 +367,20 @@ def _cell(number: float) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Every number, down to every client of every seed; what is not finite is null."""
+    common, converged = convergence(comparison)
     return {
         "title": comparison.title,
         "metrics": [metric.as_json() for metric in comparison.rows[0].outcomes[0].metrics],
         "seeds": comparison.seeds,
-        "last": comparison.last,
+        "averaged": comparison.averaged,
         "reference": comparison.reference,
         "over": {".".join(place): values for place, values in comparison.over.items()},
         "partition": partitions(comparison),
         "notes": comparison.notes,
+        "client_names": [list(run.names) for run in comparison.rows[0].outcomes],  # of each seed
         "share_that_gains": gaining(comparison),
-        "rows": [plain(_row(row)) for row in comparison.rows],
+        "common_value": common,
+        "rows": [plain({**_row(row), **converged[row.label]._asdict()}) for row in comparison.rows],
     }
 
 

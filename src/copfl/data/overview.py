@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, REGRESSION, Dataset, shown
+from copfl.tables import listed
 
 WORDS = {  # one target, and several
     CLASSIFICATION: ("class", "classes"),
@@ -65,7 +66,7 @@ def _client_facts(dataset: Dataset) -> str:
     )
     sizes = f"{train.min():,} to {train.max():,} train samples (median {int(np.median(train)):,})"
     untested = [name for name, count in zip(dataset.groups, test, strict=True) if not count]
-    missing = f"; without a test sample: {', '.join(untested[:5])}" if untested else ""
+    missing = f"; without a test sample: {listed(untested, 5)}" if untested else ""
     usual = "" if dataset.natural else "; used as clients with --partition by_group"
     tests = f"{test.min():,} to {test.max():,} test samples"
     return f"{len(dataset.groups):,} groups, {sizes}, {tests}{missing}{usual}"

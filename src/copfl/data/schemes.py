@@ -271,6 +271,11 @@ def names_of_clients(dataset: Dataset, partition: Partition) -> list[str]:
     return [dataset.groups[group[part[0]]] for part in partition.train]
 
 
+def client_titles(names: Sequence[str]) -> list[str]:
+    """Such as "client 3", or "client 3 (north)" of a client that has a name."""
+    return [f"client {n}" if name == str(n) else f"client {n} ({name})" for n, name in enumerate(names)]
+
+
 def _groups(dataset: Dataset, split: Samples) -> Indices:
     if split.group is None or not dataset.groups:
         raise DataError(f'"{dataset.name}" has no groups (sources, domains, corruptions); use another scheme')

@@ -21,6 +21,7 @@ from copfl.data.arrays import from_splits
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, library, one_of, raised_as, unknown
+from copfl.tables import listed
 
 Column = list[Any]  # texts or numbers; None where a value is missing
 Table = dict[str, Column]  # by name, all of one length
@@ -329,7 +330,7 @@ def _without_missing(
     found = {name: count for name, count in counts.items() if count}
     if not found:
         return list(tables), []
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:8])
+    shown = listed([f"{name} {count:,}" for name, count in found.items()], 8)
     fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
     drop = f"{how_to_set('data.missing', 'drop')} (without those rows)"
     if how == "fill" and not found.keys() & set(needed):

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,11 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, json.loads(text)
 
 
-def peek(path: Path, name: str) -> tuple[Tensor | None, dict[str, Any]]:
-    """One tensor, None where it is missing, and `about`; fast, as nothing else is read or compared."""
+def peek(path: Path, name: re.Pattern[str] | None = None) -> tuple[Tensor | None, dict[str, Any]]:
+    """The tensor of this name, None where it is missing, and `about`; nothing else is read or compared."""
     with _opened(path) as (file, text, _):
-        return file.get_tensor(name) if name in file.keys() else None, json.loads(text)  # noqa: SIM118
+        names = [key for key in file.keys() if name is not None and name.fullmatch(key)]  # noqa: SIM118
+        return file.get_tensor(names[0]) if names else None, json.loads(text)
 
 
 @contextlib.contextmanager

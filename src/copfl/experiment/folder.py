@@ -41,6 +41,7 @@ from copfl.errors import RunError, raised_as
 from copfl.experiment import config, migration, records
 from copfl.experiment.config import Tables
 from copfl.experiment.identity import settings_digest
+from copfl.tables import listed
 
 LOCK = ".lock"
 HEAD, END = "# copfl ", "# The end."  # of run.toml
@@ -284,7 +285,7 @@ def _check_free(folder: RunFolder) -> None:
         names = {entry.name for entry in path.iterdir()} if path.exists() else set()
     others = sorted(n for n in names - {LOCK, *FILES} if not n.endswith((".part", ".tmp")))
     if others:
-        content = f"it contains {', '.join(others[:3])}"
+        content = f"it contains {listed(others, 3)}"
         raise RunError(f"{path} is no run folder and not empty ({content}); name a new folder with --out")
 
 

@@ -16,6 +16,7 @@ from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.arrays import stored
 from copfl.data.federation import Federation
+from copfl.data.schemes import names_of_clients
 from copfl.engine.features import Training
 from copfl.engine.mapping import Mapping as Engine
 from copfl.engine.rounds import State
@@ -99,6 +100,7 @@ class Experiment:
             # For a reader without data and model: the trained tensors, and each client's samples by class.
             "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
             "classes": list(data.classes),
+            "client_names": names_of_clients(data, partition),
             "label_counts": [" ".join(map(str, row)) for row in counts.tolist() if row],
         }
 

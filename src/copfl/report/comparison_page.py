@@ -12,9 +12,10 @@ from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment import records
 from copfl.report.document import Document, Section
-from copfl.tables import Table, capital, size
+from copfl.tables import NONE, Table, capital, number, size
 
 FILE = "table.json"
+TILES = 8  # rows that have one
 MODELS = {"": "after training", "_before": "before training", "_global": "global model"}
 Row = Mapping[str, Any]
 
@@ -50,9 +51,17 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             _cost(rows),
         ],
         tiles=[
-            (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "") for row in rows[:8]
+            *(
+                (row["label"], f"{metric.text(_mean(row, metric.name))}{metric.unit}", "")
+                for row in rows[:TILES]
+            ),
+            *([(f"and {len(rows) - TILES} more", "", "in the table")] if len(rows) > TILES else []),
         ],
-        tables=[_metrics(rows, metric), *([_verdicts(compared, reference, metric)] if compared else [])],
+        tables=[
+            _metrics(content, metric),
+            _convergence(content, metric),
+            *([_verdicts(compared, reference, metric)] if compared else []),
+        ],
         notes=[f"Clients: {'; '.join(content['partition'])}.", *content["notes"]],
         facts=None,
         sections=[section for section in sections if section.charts],
@@ -108,14 +117,32 @@ def _cost(rows: list[Row]) -> str:
 # Tables
 
 
-def _metrics(rows: list[Row], metric: MetricInfo) -> Table:
+def _metrics(content: Mapping[str, Any], metric: MetricInfo) -> Table:
     names = {metric.name + of: title for of, title in MODELS.items()} | {"worst": "worst tenth"}
     cells = [
         [row["label"], *(metric.text(_mean(row, name), _mean(row, name, "spread")) for name in names)]
-        for row in rows
+        for row in content["rows"]
     ]
     title = f"{capital(metric.in_unit)}: mean ± standard deviation over seeds"
-    return Table(title, ["row", *names.values()], cells)
+    note = f"A value is the mean of {content['averaged']}"
+    return Table(title, ["row", *names.values()], cells, [note])
+
+
+def _convergence(content: Mapping[str, Any], metric: MetricInfo) -> Table:
+    level = f"{metric.text(content['common_value'])}{metric.unit}"
+    cells = [
+        [
+            row["label"],
+            metric.text(_mean(row, metric.name)),
+            metric.text(row["gained"], sign="+") + (", still rises" if row["rises"] else ""),
+            number(row["rounds"], ".0f"),
+            NONE if row["bytes"] is None else size(row["bytes"]),
+        ]
+        for row in content["rows"]
+    ]
+    head = ["row", "final", "gained in the last third", f"rounds to {level}", f"bytes to {level}"]
+    note = f"{level} is the best {metric.title} that every row reaches; bytes are those of one client"
+    return Table(f"Convergence: {metric.in_unit} after training", head, cells, [note])
 
 
 def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
@@ -141,7 +168,7 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
     series = series_of({f"seed {seed}": own for seed, own in zip(content["seeds"], values.T, strict=True)})
     labels = [row["label"] for row in rows]
-    about = "The mean over the clients of each seed."
+    about = f"The mean over the clients of each seed, of {content['averaged']}."
     dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")
     return [curves, dots, *_map(content, metric)]
 

@@ -13,13 +13,14 @@ import numpy as np
 
 from copfl.charts import Chart
 from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.experiment.convergence import still_rises
 from copfl.experiment.gains import EQUAL
 from copfl.experiment.progress import span
 from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source
 from copfl.report.run_data import Paired, RunData, Runs, paired
 from copfl.stats import Numbers
-from copfl.tables import Table, capital, number, size
+from copfl.tables import Table, capital, listed, number, size
 
 FILES = ("rounds.jsonl", "timing.jsonl", "run.toml", "checkpoint/state.safetensors", "audit.json")
 NAMED = 5  # clients that a sentence names
@@ -135,7 +136,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         if not np.isnan(values).all():
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
             place, clients = int(find(values)), int((~np.isnan(values)).sum())
-            worst = f"client {place}, {metric.text(values[place])}{metric.unit}"
+            worst = f"{run.client_names[place]}, {metric.text(values[place])}{metric.unit}"
             note = f"mean of {clients} clients; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
             tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
@@ -147,7 +148,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
             if mean := _mean(run.last(run.primary.name + of), run.primary):
                 tiles.append((name, mean, note))
         if mean := _mean(run.last("personal_fraction")):
-            tiles.append(("personal", mean, "of a client's parameters"))
+            tiles.append(("personal parameters", mean, "of a client's parameters; the others are shared"))
         if run.has("bytes_up"):
             total = sum(float(np.nansum(run.metric(way))) for way in ("bytes_up", "bytes_down"))
             tiles.append(("traffic", size(total), "up and down, all clients"))
@@ -204,7 +205,7 @@ def _traffic(run: RunData, way: str) -> str:
 
 def _honest(run: RunData) -> str:
     malicious = np.nan_to_num(run.metric("malicious")).any(0)
-    clients = ", ".join(map(str, np.flatnonzero(malicious)))
+    clients = listed([run.client_names[n] for n in np.flatnonzero(malicious)], 2 * NAMED)
     mean = _mean(run.last(run.primary.name)[~malicious], run.primary)
     return f"{mean or '–'}; malicious: {clients}" if clients else ""
 
@@ -237,7 +238,12 @@ def _notes(run: RunData) -> list[str]:
     if not run.records:
         notes.append("no round has ended yet")
     if run.masks is None and run.has("personal_fraction"):
-        notes.append("no checkpoint contains the masks (yet), so no chart shows them by layer")
+        ended = len(run.records) >= run.planned
+        notes.append(
+            f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
+        )
+    if run.has(run.primary.name):
+        notes.append(still_rises(run.metric(run.primary.name), run.primary))
     return list(filter(None, notes))
 
 
@@ -285,15 +291,15 @@ def _gain(run: RunData) -> list[str]:
         f"({OVER_CLIENTS}: {pair.bounds}).{verdict}"
     )
     named = [("Largest gains", most), ("No gain", least)]
-    texts = [f"{title}: {_named(clients, found.gain, metric)}." for title, clients in named if clients]
+    texts = [f"{title}: {_named(clients, run)}." for title, clients in named if clients]
     return [first, " ".join(texts if least else [*texts, "Every client gains."])]
 
 
-def _named(clients: Sequence[int], gain: Numbers, metric: MetricInfo) -> str:
-    """Such as "client 3 (+8.1), client 5 (+6.0) and 2 more"."""
-    texts = [f"client {n} ({metric.text(float(gain[n]), sign='+')})" for n in clients[:NAMED]]
-    more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
-    return ", ".join(texts) + more
+def _named(clients: Sequence[int], run: RunData) -> str:
+    """Such as "client 3 +8.1, client 5 +6.0 and 2 more"."""
+    assert run.gains is not None
+    gain, names = run.gains.gain, run.client_names
+    return listed([f"{names[n]} {run.primary.text(float(gain[n]), sign='+')}" for n in clients], NAMED)
 
 
 def _points(pair: Paired) -> str:

@@ -28,6 +28,11 @@ CONTRIBUTIONS = {  # in audit.json, see copfl.audit
 }
 
 
+# One colour and symbol for each model, in every chart; samples of new clients have the next three.
+MODEL_STYLES = {"": 0, "_before": 1, "_global": 2, "alone": 3}
+SAMPLE_STYLES, SHARED_STYLE = 4, 7
+
+
 def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
     """A dot per client and model, and one for local training if another run has it."""
     metric = run.primary
@@ -35,11 +40,11 @@ def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
     local = next((other for other in runs if other.algorithm == "local"), run)
     if "" not in names or (run is local and len(runs) > 1):
         return
-    series = series_of({MODELS[of][0]: run.last(metric.name + of) for of in names}, metric.factor)
+    series = [_model(of, MODELS[of][0], metric, run.last(metric.name + of)) for of in names]
     meanings = ", ".join(MODELS[of][1] for of in names[::-1])
     about = f"Each client at its last evaluation: {meanings}."
     if run is not local and local.clients == run.clients and local.has(metric.name):
-        series.append(Line("local training only", shown(metric, local.last(metric.name)), colour=3))
+        series.append(_model("alone", "local training only", metric, local.last(metric.name)))
         about += " Local training only: the same client in the run of the algorithm local."
     title = f"{capital(metric.title)} per client"
     yield Dots("clients", title, about, run.client_names, metric.label, series, metric.unit)
@@ -51,10 +56,14 @@ def gain(run: RunData) -> Iterator[Chart]:
     if found is None:
         return
     order = [int(n) for n in np.argsort(found.gain) if not np.isnan(found.gain[n])]
-    models = {"personal model": found.personal, "global model": found.global_model, "alone": found.alone}
+    models = {
+        "": ("personal model, after training", found.personal),
+        "_global": ("global model", found.global_model),
+        "alone": ("alone", found.alone),
+    }
     series = [
-        Line(name, shown(metric, values[order]), colour=place)
-        for place, (name, values) in enumerate(models.items())
+        _model(of, name, metric, values[order])
+        for of, (name, values) in models.items()
         if not np.isnan(values[order]).all()
     ]
     about = (
@@ -62,7 +71,7 @@ def gain(run: RunData) -> Iterator[Chart]:
         f"{metric.text(found.spread)}. Alone: local training on the same batches, with the same optimizer. "
         "Clients are ordered by their gain."
     )
-    rows = [f"client {n}" for n in order]
+    rows = [run.client_names[n] for n in order]
     yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
 
 
@@ -71,12 +80,13 @@ def new(run: RunData) -> Iterator[Chart]:
     if run.new is None:
         return
     found = {f"{name} sample{'s' * (name != '1')}": values for name, values in run.new.accuracy.items()}
-    series = series_of({**found, "alone, all samples": run.new.alone["all"]}, run.primary.factor)
+    series = series_of(found, run.primary.factor, first=SAMPLE_STYLES)
+    series.append(_model("alone", "alone, all samples", run.primary, run.new.alone["all"]))
     about = (
         "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
         "5 or all of their samples. Alone: the same without the federation."
     )
-    names = [f"client {n}" for n in run.new.clients]
+    names = [run.client_names[n] for n in run.new.clients]
     yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
 
 
@@ -87,7 +97,7 @@ def similar(run: RunData) -> Iterator[Chart]:
     clients, table, name, _ = run.analysis.cross
     metric = next((found for found in metrics_of(run.environment) if found.name == name), None)
     order = similar_first(table, metric or ACCURACY)
-    names = [f"client {clients[place]}" for place in order]
+    names = [run.client_names[clients[place]] for place in order]
 
     def heat(
         name: str, title: str, about: str, table: Numbers, of: tuple[str, str], unit: MetricInfo = ACCURACY
@@ -176,20 +186,25 @@ def by_layer(run: RunData) -> Iterator[Chart]:
         about=f"After round {masks.round}: the personal fraction of each layer, per client; layers are in "
         "the order of the model, with their numbers of parameters.",
         rows=rows,
-        columns=[str(client) for client in range(run.clients)],
+        columns=[name.removeprefix("client ") for name in run.client_names],
         values=[percent(row) for row in masks.fraction.T],
-        what="personal",
+        what="personal parameters",
         x_title="client",
         unit=" %",
         row_title="layer",
     )
     series = [
-        Line("personal, mean over clients", percent(masks.fraction.mean(0))),
-        Line("shared by all clients", percent(masks.shared_by_all), colour=1),
+        Line("personal parameters, mean over clients", percent(masks.fraction.mean(0)), symbol=0),
+        Line("shared by all clients", percent(masks.shared_by_all), colour=SHARED_STYLE, symbol=SHARED_STYLE),
     ]
     about = f"After round {masks.round}. The rest is personal to some clients and shared by others."
     title = "Shared parameters by layer"
     yield Dots("layers", title, about, rows, "parameters, %", series, " %", row_title="layer")
+
+
+def _model(of: str, name: str, metric: MetricInfo, values: Numbers) -> Line:
+    """A dot per client of one kind of model, in its colour and with its symbol."""
+    return Line(name, shown(metric, values), colour=MODEL_STYLES[of], symbol=MODEL_STYLES[of])
 
 
 def shown(metric: MetricInfo, values: Numbers) -> list[Value]:
@@ -208,7 +223,8 @@ def accuracy(runs: Runs) -> list[Chart]:
         meanings = "; ".join(": ".join(MODELS[of]) for of in names[1:])
         about = f"Mean over clients, each tested on its own samples. {meanings.capitalize()}."
         chart = Lines("accuracy", f"{word} by round", about, [], metric.label, [], metric.unit)
-        return _curves(runs, chart, {metric.name + of: MODELS[of][0] for of in names})
+        # All models are named, so that each has its colour where another was not evaluated.
+        return _curves(runs, chart, {metric.name + of: MODELS[of][0] for of in MODELS})
     charts = []
     for of, (short, long) in MODELS.items():
         title = f"{word} {'of the ' * (of == '_global')}{short} by round"
@@ -225,7 +241,8 @@ def differences(runs: Runs) -> Iterator[Chart]:
     for pair in paired(runs):
         run = runs[names.index(pair.label)]
         difference = metric.factor * (run.last(metric.name) - runs[0].last(metric.name))
-        series.append(Line(pair.label, values_of(difference), colour=names.index(pair.label)))
+        place = names.index(pair.label)
+        series.append(Line(pair.label, values_of(difference), colour=place, symbol=place))
     if series:
         first, unit = runs[0].label, " points" if metric.fraction else ""
         about = f"{capital(metric.title)} minus that of the same client under {first}, last evaluation."
@@ -236,7 +253,7 @@ def differences(runs: Runs) -> Iterator[Chart]:
 def personal(runs: Runs) -> list[Chart]:
     """How the masks grow, and what is shared."""
     about = "The fraction of a client's parameters that is personal, mean over clients."
-    growth = Lines("masks", "Growth of the masks", about, [], "personal, %", [], " %")
+    growth = Lines("masks", "Growth of the masks", about, [], "personal parameters, %", [], " %")
     of = {"personal_fraction": "of all parameters", "personal_fraction_of_moving": "of those that change"}
     about = (
         "Of a client's parameters, those that it shares, mean over clients; of the server's, those that "
@@ -293,7 +310,9 @@ def _line(run: RunData, metric: str, band: bool) -> Line:
     remarks = []
     for row in run.metric(metric):
         worst = None if np.isnan(row).all() else int(find(row))
-        remarks.append("" if worst is None else f"{end}: client {worst}, {info.text(row[worst])}{info.unit}")
+        remarks.append(
+            "" if worst is None else f"{end}: {run.client_names[worst]}, {info.text(row[worst])}{info.unit}"
+        )
     values = info.factor * run.metric(metric)
     line = Line(metric, values_of(mean_of_known(values, axis=1)), remarks=remarks)
     if not band:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.core.metrics import MetricInfo, metrics_of
+from copfl.data.schemes import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
@@ -87,9 +90,11 @@ class RunData:
         """Each client's newest value, [clients]."""
         return records.latest(self.records, name, self.clients)
 
-    @property
+    @cached_property
     def client_names(self) -> list[str]:
-        return [f"client {number}" for number in range(self.clients)]
+        """Such as "client 3", or "client 3 (north)" where the data name their clients."""
+        names = [str(name) for name in self.environment.get("client_names", [])]
+        return client_titles(names if len(names) == self.clients else list(map(str, range(self.clients))))
 
     @property
     def gains(self) -> Gains | None:
@@ -131,12 +136,14 @@ class Paired(NamedTuple):
     @property
     def bounds(self) -> str:
         """The interval of the mean over the clients, such as "-1.5 to +2.0"."""
+        if len(self.difference) < 2:
+            return "no interval, as there is one client"
         return " to ".join(self.metric.text(end, sign="+") for end in over_clients([self.difference]))
 
     @property
     def verdict(self) -> str:
-        """What the interval allows, if it excludes zero; one client does not tell."""
-        if len(self.difference) < 2 or not over_clients([self.difference]).without_zero:
+        """What the interval allows, if it excludes zero; one client has none."""
+        if not over_clients([self.difference]).without_zero:
             return "not distinguishable"
         return self.metric.verdict("higher" if self.mean > 0 else "lower")
 
@@ -254,10 +261,10 @@ def _masks(path: Path, layers: Mapping[str, int]) -> Masks | None:
     """
     if not layers or not path.is_file():
         return None
-    found, about = checkpoint.peek(path, "clients:mask")
-    if found is None:
+    inside, about = checkpoint.peek(path, re.compile(r"clients:(client\.)*mask"))  # also that of a wrapper
+    if inside is None:
         return None
-    mask = found.numpy()
+    mask = inside.numpy()
     if sum(layers.values()) != mask.shape[1]:
         raise RunError(f"{path} has other layers than environment.json; restore both from a copy")
     names = [name.rpartition(".")[0] or name for name in layers]  # a layer's weight and bias are one row

@@ -11,10 +11,11 @@ import numpy as np
 
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.schemes import names_of_clients
+from copfl.experiment.convergence import still_rises
 from copfl.experiment.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
 from copfl.stats import Numbers, mean_of_known, over_clients
-from copfl.tables import RULE, Table, as_text, number, plain
+from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
     from copfl.data.federation import Federation
@@ -33,7 +34,7 @@ ROWS = 30  # of more clients than this, only the worst are shown
 
 def as_json(result: Result) -> dict[str, Any]:
     """The last evaluation of every client, the means, and the folder of the run."""
-    last, malicious = _last(result), _malicious(result)
+    last, malicious, federation = _last(result), _malicious(result), result.experiment.federation
     content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
@@ -41,6 +42,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "seconds": round(sum(result.seconds), 3),
         "mean": {name: mean_of_known(values) for name, values in last.items()},
         "warnings": result.warnings,
+        "client_names": names_of_clients(federation.dataset, federation.partition),
     }
     if malicious.any():
         content["honest"] = {name: mean_of_known(values[~malicious]) for name, values in last.items()}
@@ -74,6 +76,9 @@ def show(result: Result, out: IO[str]) -> None:
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
     notes += _others(result)
+    honest = result.metric_or_nan(result.primary.name)[:, ~_malicious(result)]
+    if text := still_rises(honest, result.primary):
+        notes.append(f"{capital(text)}.")
     if epsilons := _epsilons(result):
         delta = experiment.tables.get("privacy", {}).get("delta")
         notes.append(
@@ -147,9 +152,12 @@ def conclusion(gains: Gains) -> str:
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
+    brackets = "In brackets: 95 % intervals over the clients of this run."
+    if known < 2:
+        brackets = "That is one client, so there is no interval over clients."
     return (
         f"The personal models are {' and '.join(filter(None, found))}; {round(gains.share * known)} of "
-        f"{known} clients gain over training alone. In brackets: 95 % intervals over the clients of this run."
+        f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 
 
@@ -160,6 +168,8 @@ def _against(metric: MetricInfo, other: str, gains: Numbers) -> str:
         return ""
     mean, bounds = float(known.mean()), over_clients([known])
     unit, brackets = " points" if metric.fraction else "", metric.interval(*bounds)
+    if len(known) < 2:
+        return f"{metric.text(abs(mean))}{unit} {'better' if mean > 0 else 'worse'} than {other}"
     if not bounds.without_zero:
         return f"not distinguishable from {other} ({metric.text(mean, sign='+')}{unit} {brackets})"
     return f"{metric.text(abs(mean))}{unit} {brackets} {'better' if mean > 0 else 'worse'} than {other}"

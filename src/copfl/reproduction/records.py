@@ -133,7 +133,8 @@ def write(path: Path, found: Mapping[str, Record]) -> None:
 def as_json(record: Record) -> str:
     """The record as a line; nan is null. Six digits are more than a test set can distinguish."""
     content = record._asdict()
-    del content["new"], content["metrics"]  # no experiment of the paper has new clients, or another metric
+    # No experiment of the paper has new clients, another metric, or clients with names.
+    del content["new"], content["metrics"], content["names"]
     for part in ("curves", "clients", "best"):
         content[part] = {name: [round(v, 6) for v in own] for name, own in content[part].items()}
     content["cost"] = {name: round(value, COST[name]) for name, value in record.cost.items()}

@@ -147,7 +147,7 @@ const draw_chart = (() => {
     const tall = (top) => Math.min(900, top + 60 + Math.max(14, Math.min(24, 700 / figure.rows.length)) * figure.rows.length);
 
     const dots = () => {
-      const top = legend(figure.series, (line, place, x, y) => symbol(place, x, y, series_colour(line)));
+      const top = legend(figure.series, (line, place, x, y) => symbol(line.symbol ?? place, x, y, series_colour(line)));
       const height = tall(top), bottom = height - 3.2 * style.size;
       const [left, step] = row_names(top, bottom);
       const seen = figure.series.map((line, place) => ({ ...line, place })).filter((line) => !hidden.has(line.place));
@@ -163,7 +163,7 @@ const draw_chart = (() => {
         const value = line.y[row], y = top + (row + 0.5) * step, colour = series_colour(line);
         const found = value !== null && value !== undefined, ranged = found && line.low.length && line.low[row] !== null;
         if (ranged) svg.append(node("path", { d: `M${x(line.low[row])} ${y}H${x(line.high[row])}M${x(line.low[row])} ${y - 4}v8M${x(line.high[row])} ${y - 4}v8`, stroke: colour, "stroke-width": 1.5, class: "bar" }));
-        if (found) svg.append(symbol(line.place, x(value), y, colour));
+        if (found) svg.append(symbol(line.symbol ?? line.place, x(value), y, colour));
         points.push({ row, column, x: found ? x(value) : left, y, known: found, colour, head: name, name: line.name, value: shown(value, figure), remark: line.remarks[row] || "" });
       }));
       return finished(height, points);

@@ -23,16 +23,28 @@ from settings import SETTINGS, arrays  # type: ignore[import-not-found]
 VALIDATION = 0.25
 RATES = (1e-3, 3e-3, 1e-2)
 SERVERS = ("mean", "momentum", "fedexp", "adam")
-ALGORITHMS: dict[str, tuple[str, ...]] = {  # and the server optimizers that each is tried with
-    "local": ("mean",),
-    "fedavg_ft": SERVERS,
-    "fedper": SERVERS,
-    "fedrod": SERVERS,
-    "fedpac": ("mean", "momentum", "fedexp"),
-    "feddbe": ("mean", "fedexp"),
-    "ditto": ("mean", "fedexp"),
-    "scaffold": ("mean",),
-    "copfl": ("mean", "momentum", "fedexp"),
+ONCE = (1,)  # local epochs
+# The algorithms, with the server optimizers and the local epochs that each is tried with.
+SUITES: dict[str, dict[str, tuple[tuple[str, ...], tuple[int, ...]]]] = {
+    "servers": {
+        "local": (("mean",), ONCE),
+        "fedavg_ft": (SERVERS, ONCE),
+        "fedper": (SERVERS, ONCE),
+        "fedrod": (SERVERS, ONCE),
+        "fedpac": (("mean", "momentum", "fedexp"), ONCE),
+        "feddbe": (("mean", "fedexp"), ONCE),
+        "ditto": (("mean", "fedexp"), ONCE),
+        "scaffold": (("mean",), ONCE),
+        "copfl": (("mean", "momentum", "fedexp"), ONCE),
+    },
+    "epochs": {
+        "local": (("mean",), (1, 3)),
+        "fedpac": (("momentum", "fedexp"), (1, 2)),
+        "fedper": (("momentum", "fedexp"), (1, 3)),
+        "fedrod": (("momentum", "fedexp"), (1, 3)),
+        "fedavg_ft": (("momentum", "fedexp"), (1, 3)),
+        "ditto": (("fedexp",), (1, 3)),
+    },
 }
 
 
@@ -41,21 +53,22 @@ class Job(NamedTuple):
     algorithm: str
     server: str
     lr: float
+    epochs: int
     seed: int
 
 
-def jobs(names: list[str], seeds: list[int]) -> list[Job]:
+def jobs(suite: str, names: list[str], seeds: list[int]) -> list[Job]:
     """Ordered so that a study that is stopped early has complete candidates in the first seeds."""
-    candidates = [(a, s) for a, servers in ALGORITHMS.items() for s in servers]
     return [
-        Job(name, algorithm, server, lr, seed)
-        for seed, name in itertools.product(seeds, names)
-        for (algorithm, server), lr in itertools.product(candidates, RATES)
+        Job(name, algorithm, server, lr, count, seed)
+        for seed in seeds
+        for algorithm, (servers, epochs) in SUITES[suite].items()
+        for server, count, name, lr in itertools.product(servers, epochs, names, RATES)
     ]
 
 
 def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
-    """The accuracy of every client after local training, the mean of the last third of the evaluations, at most five."""
+    """Every client's accuracy after local training: the mean of the last third of the evaluations, at most five."""
     from copfl.algorithms import ALGORITHMS as CLASSES
     from copfl.core import Adam
     from copfl.experiment.run import execute, prepare
@@ -113,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--suite", default="servers", choices=SUITES)
     parser.add_argument("--settings", default=",".join(SETTINGS))
     parser.add_argument("--seeds", default="100,101,102")
     parser.add_argument("--device", default="cpu")
@@ -123,11 +137,8 @@ def main() -> None:
     if args.out.exists():
         lines = [json.loads(line) for line in args.out.read_text("utf-8").splitlines()]
         done = {Job(*(line[name] for name in Job._fields)) for line in lines if "error" not in line}
-    waiting = [
-        job
-        for job in jobs(args.settings.split(","), [int(s) for s in args.seeds.split(",")])
-        if job not in done
-    ]
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    waiting = [job for job in jobs(args.suite, args.settings.split(","), seeds) if job not in done]
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(maxsize=args.processes), context.Queue()
     processes = [

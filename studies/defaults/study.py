@@ -38,12 +38,11 @@ SUITES: dict[str, dict[str, tuple[tuple[str, ...], tuple[int, ...]]]] = {
         "copfl": (("mean", "momentum", "fedexp"), ONCE),
     },
     "epochs": {
-        "local": (("mean",), (1, 3)),
-        "fedpac": (("momentum", "fedexp"), (1, 2)),
-        "fedper": (("momentum", "fedexp"), (1, 3)),
-        "fedrod": (("momentum", "fedexp"), (1, 3)),
-        "fedavg_ft": (("momentum", "fedexp"), (1, 3)),
-        "ditto": (("fedexp",), (1, 3)),
+        "local": (("mean",), (3,)),
+        "fedpac": (("momentum", "fedexp"), (2,)),
+        "fedper": (("momentum", "fedexp"), (3,)),
+        "fedrod": (("momentum", "fedexp"), (3,)),
+        "fedavg_ft": (("momentum", "fedexp"), (3,)),
     },
 }
 
@@ -76,9 +75,9 @@ def record(job: Job, folder: Path, device: str) -> dict[str, Any]:
     from copfl.wrappers.server_optimizer import with_server_optimizer
 
     setting, started = SETTINGS[job.setting], time.monotonic()
-    algorithm = with_server_optimizer(
-        CLASSES[job.algorithm](optimizer=Adam(lr=job.lr)), SERVER_STEPS[job.server]()
-    )
+    epochs = {} if job.algorithm == "copfl" else {"epochs": job.epochs}
+    algorithm = CLASSES[job.algorithm](optimizer=Adam(lr=job.lr), **epochs)
+    algorithm = with_server_optimizer(algorithm, SERVER_STEPS[job.server]())
     scheme, options = setting.partition
     model, model_options = setting.model
     run = {

@@ -344,6 +344,7 @@ def test_the_tiles_of_a_comparison_say_how_many_rows_have_none() -> None:
         "reference": None,
         "over": {},
         "notes": [],
+        "partition": ["iid"],
         "share_that_gains": {},
         "rows": [{**row, "label": f"row {n}"} for n in range(11)],
     }

@@ -101,6 +101,6 @@ def _columns(dataset: Dataset) -> tuple[str, NDArray[np.float64]]:
     count = len(dataset.classes)
     rows = np.asarray(y, np.float64) if dataset.kind == MULTILABEL else np.eye(count)[y]
     names: Sequence[str] = dataset.classes[:MOST_COLUMNS]
-    listed = ", ".join(names[:5]) + (", ..." if count > 5 else "")
-    title = f"the {'first ' if count > MOST_COLUMNS else ''}{len(names)} of {count} ({listed})"
+    first = listed(names, 5)
+    title = f"the {'first ' if count > MOST_COLUMNS else ''}{len(names)} of {count} ({first})"
     return title, rows[:, :MOST_COLUMNS]

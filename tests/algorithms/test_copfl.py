@@ -435,7 +435,10 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         ({"score": "all"}, 'no score "all"'),
         ({"candidates": "reselect", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
         ({"criterion": "held_out", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
-        ({"candidates": "reselect", "merge": "common"}, 'merge="common" chooses the mask from the mean alone'),
+        (
+            {"candidates": "reselect", "merge": "common"},
+            'merge="common" chooses the mask from the mean alone',
+        ),
         ({"criterion": "benefit", "merge": "common"}, 'merge="common" chooses the mask from the mean alone'),
     ],
 )

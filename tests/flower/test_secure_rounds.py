@@ -52,7 +52,9 @@ def test_a_secure_round_is_a_plain_one_within_the_step(name: str, tmp_path: Path
     config |= {"algorithm": name, "rounds": 1}
     common = {"options.merge": "common"} if name == "copfl" else {}  # as with secure aggregation
     plain = play(
-        config | common | {"secure-aggregation": False}, write_nodes(digits(), tmp_path / "a"), tmp_path / "plain"
+        config | common | {"secure-aggregation": False},
+        write_nodes(digits(), tmp_path / "a"),
+        tmp_path / "plain",
     )
     secure = play(config, write_nodes(digits(), tmp_path / "b"), tmp_path / "secure")
     settings, expected = settings_of(config), plain.server

@@ -6,10 +6,12 @@ reads single uploads of an algorithm that is refused, so that it is known to wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +47,8 @@ ALLOWED = sorted(ALGORITHMS.keys() - SUMMED)
 
 def as_allowed(name: str) -> AnyAlgorithm:
     """The algorithm with the options that a federation with secure aggregation has."""
-    return ALGORITHMS[name](**secure_total.summable(ALGORITHMS[name]))  # type: ignore[call-arg]
+    algorithm: AnyAlgorithm = ALGORITHMS[name](**secure_total.summable(ALGORITHMS[name]))
+    return algorithm
 
 
 # -- what a server has ---------------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ def sum_of(algorithm: AnyAlgorithm, task: Task, uploads: Iterable[Any], clients:
         with torch.no_grad():
             total = secure_total.summand_of(algorithm, task, clients, upload)
         contributions.append(secure_total.sums_of(total, {}, rules))
-    words = np.sum([secure_total.words_of(sums, rules) for sums in contributions], axis=0, dtype=np.uint64)
+    words = np.stack([secure_total.words_of(sums, rules) for sums in contributions]).sum(0, dtype=np.uint64)
     return secure_total.sums_from(dequantised(words, rules), contributions[0]).total
 
 
@@ -75,7 +78,7 @@ def rounds_of(
     algorithm: AnyAlgorithm, task: Task, federation: Federation, sets: Iterable[tuple[int, ...]]
 ) -> list[Round]:
     """The rounds in which these sets of clients take part."""
-    clients, number = federation.clients, 0
+    clients = federation.clients
     server = algorithm.server_init(task, clients)
     states = dict.fromkeys(range(clients), algorithm.client_init(task))
     rounds = []
@@ -130,7 +133,7 @@ class Found(NamedTuple):
 def attack(total: Any, clients: int) -> Found:
     """Single uploads, from how many clients share each entry and from the sums of their scores."""
     vectors = [leaf.double().reshape(-1) for leaf in tree.leaves(total) if leaf.numel() > 50]
-    counts = [v for v in vectors if torch.equal(v, v.round()) and len(v.unique()) <= clients + 1]
+    counts = [v for v in vectors if torch.equal(v, v.round()) and len(set(v.tolist())) <= clients + 1]
     others = [v for v in vectors if not any(v is count for count in counts)]
     if not counts or not others:
         return Found({}, [], None)
@@ -292,28 +295,94 @@ def test_the_table_of_allowed_algorithms(name: str) -> None:
     assert total_is_one_sum(algorithm, task, server, upload) == (name in ALLOWED)
 
 
+def test_the_documented_tables() -> None:
+    """docs/secure-aggregation.md: which algorithms are allowed, and the two sums that each reveals."""
+    page = (Path(__file__).parents[2] / "docs" / "secure-aggregation.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| allowed |")]
+    words = set(re.findall(r"[a-z_]+", re.sub(r"`[^`]*`", "", row)))
+    assert words & ALGORITHMS.keys() == set(ALLOWED)
+    for name in ALLOWED:
+        _, rounds = allowed_rounds(name, 3)
+        fields = {"copfl": ("w", "weight", "personal", "score", "clients"), "fedce": ("w", "weight")}
+        total, uploads = rounds[-1].total, rounds[-1].uploads.values()
+        assert total._fields == fields.get(name, ("w", "size"))
+        if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
+            assert (float(total.personal), float(total.clients)) == (0, 3)
+            assert float(total.weight) == float(total.score)
+        weights = [weight for upload in uploads if (weight := weight_of(upload)) is not None]
+        assert float(total[1]) == pytest.approx(float(torch.stack(weights).sum()), abs=1e-6)
+        weighted = [w * vector_of(upload) for w, upload in zip(weights, uploads, strict=True)]
+        assert torch.allclose(total.w.double().reshape(-1), torch.stack(weighted).sum(0).double(), atol=1e-6)
+
+
 # -- several rounds ------------------------------------------------------------------------------------------
 
 
-def solved(rounds: list[Round], clients: int) -> Tensor:
-    """[clients], the least-squares solution for a number of each client that is the same in every round."""
+def solved(rounds: list[Round], sums: Tensor, clients: int) -> Tensor:
+    """[clients, ...], the values of each client whose sums [rounds, ...] these are, if they never change."""
     took_part = torch.zeros(len(rounds), clients, dtype=torch.float64)
     for place, seen in enumerate(rounds):
         took_part[place, list(seen.ids)] = 1
-    sizes = torch.stack([seen.total.size.double() for seen in rounds])
-    return torch.as_tensor(np.linalg.lstsq(took_part.numpy(), sizes.numpy(), rcond=None)[0])
+    return torch.as_tensor(np.linalg.lstsq(took_part.numpy(), sums.numpy(), rcond=None)[0])
+
+
+def one_lost_in_turn(clients: int) -> list[tuple[int, ...]]:
+    everybody = tuple(range(clients))
+    return [everybody, *(tuple(n for n in everybody if n != lost) for lost in everybody)]
 
 
 @pytest.mark.parametrize("clients", [3, 5, 10])
 def test_sums_over_different_clients_reveal_numbers_of_samples(clients: int) -> None:
-    """Documented: with weights="samples", rounds in which different clients take part; not with "equal"."""
+    """With weights="samples", in rounds in which different clients take part; not with "equal"."""
     task, federation = random_federation(clients)
-    everybody = tuple(range(clients))
-    without_one = [tuple(n for n in everybody if n != lost) for lost in everybody]
     sizes = torch.as_tensor(federation.train.sizes).double()
-    rounds = rounds_of(FedAvg(Sgd(lr=0.01)), task, federation, [everybody, *without_one])
-    assert torch.allclose(solved(rounds, clients), sizes, atol=1e-3)
-    rounds = rounds_of(FedAvg(Sgd(lr=0.01)), task, federation, [everybody] * (clients + 1))
-    assert torch.allclose(solved(rounds, clients), sizes.mean())
-    equal = rounds_of(FedAvg(Sgd(lr=0.01), weights="equal"), task, federation, [everybody, *without_one])
-    assert torch.allclose(solved(equal, clients), torch.ones(clients, dtype=torch.float64), atol=1e-3)
+
+    def numbers(algorithm: FedAvg, sets: list[tuple[int, ...]]) -> Tensor:
+        rounds = rounds_of(algorithm, task, federation, sets)
+        return solved(rounds, torch.stack([seen.total.size.double() for seen in rounds]), clients)
+
+    by_samples, different = FedAvg(Sgd(lr=0.01)), one_lost_in_turn(clients)
+    assert torch.allclose(numbers(by_samples, different), sizes, atol=1e-3)
+    assert torch.allclose(numbers(by_samples, [different[0]] * 4), sizes.mean())
+    equal = FedAvg(Sgd(lr=0.01), weights="equal")
+    assert torch.allclose(numbers(equal, different), torch.ones_like(sizes), atol=1e-3)
+
+
+def changes_of(total: Any, down: Tensor) -> Tensor:
+    """[s], the sum of `weight * change`; zero at the entries of a common mask."""
+    weighted, weight = tree.leaves(total)[:2]
+    return torch.where(weighted == 0, 0, weighted - weight * down).double()
+
+
+@pytest.mark.parametrize(("clients", "closeness"), [(3, 0.95), (5, 0.9), (10, 0.75)])
+def test_sums_over_different_clients_reveal_updates_that_hardly_change(
+    clients: int, closeness: float
+) -> None:
+    """CO-PFL: the cosine of a client's update with the solution, and with the sum of its round alone."""
+    task, federation = random_federation(clients)
+    algorithm = COPFL(Mamo(lr=1e-3), merge="common")
+
+    def cosines(sets: list[tuple[int, ...]]) -> list[float]:
+        rounds = rounds_of(algorithm, task, federation, sets)
+        sums = torch.stack([changes_of(seen.total, seen.down.w) for seen in rounds])
+        last, estimates = rounds[-1], solved(rounds, sums, clients)
+        one = torch.ones((), dtype=torch.float64)
+        true = {n: changes_of((vector_of(u), one), last.down.w) for n, u in last.uploads.items()}
+        return [float(torch.cosine_similarity(estimates[n], true[n], dim=0)) for n in last.ids]
+
+    sets = one_lost_in_turn(clients)
+    assert np.mean(cosines([sets[0]] * 2 + sets)) > closeness
+    assert np.mean(cosines([sets[0]] * (clients + 3))) < 0.6  # all in every round: the same estimate for all
+
+
+def test_a_mean_of_accuracies_reveals_each_to_a_server_that_knows_the_test_sets() -> None:
+    """Fractions with denominators that have no common divisor: only one combination has this sum."""
+    rules, sizes, correct = Rules(3), (17, 23, 29), (11, 20, 8)
+    accuracies = [torch.tensor(c / n, dtype=torch.float64) for c, n in zip(correct, sizes, strict=True)]
+    words = [
+        secure_total.words_of(secure_total.sums_of((), {"accuracy": a}, rules), rules) for a in accuracies
+    ]
+    mean = dequantised(np.sum(words, axis=0, dtype=np.uint64), rules)[0]
+    fractions = [np.arange(n + 1) / n for n in sizes]
+    sums = fractions[0][:, None, None] + fractions[1][:, None] + fractions[2]
+    assert np.argwhere(np.abs(sums - mean) < 3 * rules.step).tolist() == [list(correct)]

@@ -17,6 +17,7 @@ from copfl.core.sums import total_is_one_sum
 from copfl.parts.averaging import Total
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
+from copfl.wrappers.server_optimizer import ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ def is_one_sum(algorithm: AnyAlgorithm, *, private: bool) -> bool:
         (COPFL(merge="common"), True, True),
         (ALGORITHMS["fedex_lora"](), False, False),
         (ALGORITHMS["ffa_lora"](), True, True),
+        (ServerOptimizer(FedAvg()), False, True),  # FedExP: the sum of squared norms is no sum of uploads
+        (ALGORITHMS["feddbe"](), True, True),
+        (ALGORITHMS["scaffold"](), False, False),
         (with_addons(FedAvg(), server_momentum=0.9, ema=0.5, bn_stats="local"), True, True),
     ],
 )

@@ -41,7 +41,7 @@ from tests.toys import divided
 NUMBERS = (3, 5, 10, 30)  # of clients
 BITS = 48  # the most that a federation can set: the attacks see the finest sums
 NEVER = {"fedcalm", "fedpac", "ktpfl", "reads"}  # refused: their server needs more than sums
-SUMMED = NEVER | {"fedselect", "fedex_lora"}  # refused: their sums reveal single uploads
+SUMMED = NEVER | {"fedselect", "fedex_lora", "scaffold"}  # refused: their sums reveal single uploads
 ALLOWED = sorted(ALGORITHMS.keys() - SUMMED)
 
 
@@ -216,8 +216,8 @@ def test_the_attack_reads_nothing_of_an_allowed_algorithm(name: str, clients: in
     _, rounds = allowed_rounds(name, clients)
     for seen in rounds:
         assert attack(seen.total, clients) == Found({}, [], None)
-        # One vector, of weighted values, and the sum of the weights: nothing says who shares an entry.
-        assert sum(leaf.dim() > 0 and leaf.numel() > 1 for leaf in tree.leaves(seen.total)) <= 1
+        # One vector of the model's length: nothing says who shares an entry.
+        assert sum(2 * leaf.numel() > len(seen.down.w) for leaf in tree.leaves(seen.total) if leaf.dim()) <= 1
 
 
 # -- for every upload of a client there are uploads of the others with the same sum --------------------------
@@ -278,6 +278,7 @@ def weight_of(upload: Any) -> Tensor | None:
         (FedSelect(), "choose another algorithm"),
         (FedCE(combine="plus"), "set options.combine=times"),
         (ALGORITHMS["fedex_lora"](), "choose another algorithm"),
+        (ALGORITHMS["scaffold"](), "choose another algorithm"),
     ],
 )
 def test_totals_with_more_than_a_sum_are_refused(algorithm: AnyAlgorithm, remedy: str) -> None:
@@ -305,6 +306,7 @@ def test_the_documented_tables() -> None:
         _, rounds = allowed_rounds(name, 3)
         fields = {"copfl": ("w", "weight", "personal", "score", "clients"), "fedce": ("w", "weight")}
         total, uploads = rounds[-1].total, rounds[-1].uploads.values()
+        fields["feddbe"] = ("w", "size", "mean")
         assert total._fields == fields.get(name, ("w", "size"))
         if name == "copfl":  # the sum of the scores twice, and two numbers that do not depend on data
             assert (float(total.personal), float(total.clients)) == (0, 3)

@@ -28,15 +28,43 @@ def total_is_one_sum(
         server: the server's record with which the summands are computed.
         upload: an upload of the algorithm, of which only the structure matters.
         private: whether the uploads have the constant weights and masks of noised uploads. Otherwise both
-            differ between the clients, and between the two sets of uploads.
+            differ between the clients, and between the two sets of uploads; and single numbers of the total
+            may be any sums over the clients, such as of squared norms: a sum of numbers hides each.
     """
-    if other_fields(upload) or not any(name in upload._fields for name in VECTOR_FIELDS):
+    if not any(name in upload._fields for name in VECTOR_FIELDS):
         return False
     random = torch.Generator().manual_seed(0)
     first, second = _same_sums(upload, task, random, private)
-    totals = [_total(algorithm, task, server, uploads) for uploads in (first, second)]
-    pairs = zip(*map(tree.leaves, totals), strict=True)
-    return all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-5) for a, b in pairs)
+
+    def same_total(uploads: list[Any], others: list[Any]) -> bool:
+        totals = [_total(algorithm, task, server, rows) for rows in (uploads, others)]
+        pairs = [pair for pair in zip(*map(tree.leaves, totals), strict=True) if private or pair[0].dim()]
+        return all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-5) for a, b in pairs)
+
+    def adds_up(name: str) -> bool:
+        """Whether a further field adds up too, by itself or weighted, and is no second model update.
+
+        SCAFFOLD's control variates are the update again, with other weights: two sums of the same vectors.
+        """
+        is_short = 2 * getattr(upload, name).numel() < task.d
+        moved = (_moved(first, name, random, weighted) for weighted in (False, True))
+        return is_short and any(same_total(first, others) for others in moved)
+
+    return same_total(first, second) and all(map(adds_up, other_fields(upload)))
+
+
+def _moved(uploads: list[Any], name: str, random: torch.Generator, weighted: bool) -> list[Any]:
+    """The uploads with another value of this field in the first two, and the same (weighted) sum."""
+    first, second, *rest = uploads
+    like = getattr(first, name)
+    change = torch.randn(like.shape, generator=random, dtype=torch.float64).to(like)
+    weight_name = next((field for field in WEIGHT_FIELDS if field in first._fields), None)
+    a, b = (getattr(upload, weight_name) if weighted and weight_name else 1.0 for upload in (first, second))
+    moved = (
+        first._replace(**{name: like + change / a}),
+        second._replace(**{name: getattr(second, name) - change / b}),
+    )
+    return [*moved, *rest]
 
 
 def _total(algorithm: AnyAlgorithm, task: Task, server: Any, uploads: list[Any]) -> Any:

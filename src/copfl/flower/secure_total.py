@@ -106,7 +106,7 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
                     f"before it adds it, which it cannot do with a masked one; {REMEDY}"
                 )
         if not total_is_one_sum(algorithm, task, server, upload):
-            setting = " or ".join(f"options.{key}={value}" for key, value in summable(algorithm).items())
+            setting = " and ".join(f"options.{key}={value}" for key, value in summable(algorithm).items())
             raise UsageError(
                 "its total has more than the weighted sum of the vectors and the sum of the weights (such as "
                 "how many clients share each entry), from which single uploads can be computed; "

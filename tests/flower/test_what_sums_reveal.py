@@ -27,7 +27,7 @@ from copfl.algorithms.fedselect import FedSelect
 from copfl.core import AnyAlgorithm, Sgd, Task, received, task_of, tree
 from copfl.core.algorithm import example_output
 from copfl.core.batches import plan
-from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, with_reported_weight
+from copfl.core.payload import VECTOR_FIELDS, WEIGHT_FIELDS, other_fields, with_reported_weight
 from copfl.core.sums import total_is_one_sum
 from copfl.data.federation import Federation
 from copfl.errors import UsageError
@@ -239,9 +239,14 @@ def test_another_upload_gives_the_same_sum_and_the_same_next_message(name: str, 
         a, b = (torch.ones(()) if w is None else w for w in weights)
         new_a, new_b = (0.3 * a + 0.7 * b, 0.7 * a + 0.3 * b)  # the same sum
         rest = (a * vector_of(first) + b * vector_of(second) - new_a * values) / new_b
+        first_others = {name: getattr(first, name) + 1 for name in other_fields(first)}
+        second_others = {
+            name: (a * getattr(first, name) + b * getattr(second, name) - new_a * value) / new_b
+            for name, value in first_others.items()
+        }
         others = seen.uploads | {
-            0: with_vector(with_reported_weight(first, new_a), values),
-            1: with_vector(with_reported_weight(second, new_b), rest),
+            0: with_vector(with_reported_weight(first, new_a), values)._replace(**first_others),
+            1: with_vector(with_reported_weight(second, new_b), rest)._replace(**second_others),
         }
         total = sum_of(algorithm, task, others.values(), clients)
         step = Rules(clients, bits=BITS).step

@@ -159,6 +159,38 @@ def test_union_never_averages_what_anybody_holds_as_personal() -> None:
     assert shown[1].clients["prediction_score"][0] == pytest.approx(loss((0.0, 0.375, 0.0), A), abs=1e-12)
 
 
+def test_a_common_mask_by_hand() -> None:
+    common = replace(BY_HAND, merge="common")
+    server, _, _ = two_rounds(common, rounds=1)
+    # Both scores are 1 + log 2. The mean of A / 2 and B / 2 is (.375, .4375, .5), and changed most at entry 2.
+    assert server.w.tolist() == pytest.approx([0.375, 0.4375, 0.5])
+    assert server.union.tolist() == [False, False, True]
+    assert server.weights.tolist() == pytest.approx([2 * (1 + math.log(2))] * 3)
+
+    server, clients, shown = two_rounds(common)
+    # Entry 2 starts from each client's own value and is not averaged again.
+    starts = (0.375, 0.4375, 0.25), (0.375, 0.4375, 0.75)
+    ends = [
+        tuple(a + v * sigma(-dot(start, x)) for a, v in zip(start, x, strict=True))
+        for start, x in zip(starts, (A, B), strict=True)
+    ]
+    assert clients.w.tolist() == [pytest.approx(end) for end in ends]
+    scores = shown[1].clients["gradient_score"] + shown[1].clients["prediction_score"]
+    mean = [float(np.average([end[entry] for end in ends], weights=scores)) for entry in range(2)]
+    assert server.w.tolist() == pytest.approx([*mean, 0.5])
+    assert server.weights.tolist() == pytest.approx([scores.sum(), scores.sum(), 0])
+    assert shown[1].federation["averaged"] == pytest.approx(2 / 3) == shown[1].federation["shared"]
+
+
+def test_a_new_client_starts_from_the_global_model_under_a_common_mask() -> None:
+    task, common = slopes(0.0, 0.0, 0.0), replace(BY_HAND, merge="common")
+    server, clients, _ = two_rounds(common)
+    down = tree.row(common.downlink(server, torch.tensor([0])), 0)
+    assert torch.equal(common.personal_model(task, common.client_init(task), down), server.w)
+    known = common.personal_model(task, tree.row(clients, 0), down)
+    assert known.tolist() == [*server.w[:2].tolist(), float(clients.w[0, 2])]
+
+
 def test_nobody_is_taken_out_of_what_the_union_froze() -> None:
     # Entry 0 is shared by two of three clients, with 4 and 8, and personal at the third: frozen at 1, not averaged.
     task, algorithm = slopes(1.0, 1.0), replace(BY_HAND, merge="union")
@@ -252,7 +284,7 @@ def test_without_masks_and_scores_it_is_fedavg() -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
-@pytest.mark.parametrize("merge", ["sharers", "union"])
+@pytest.mark.parametrize("merge", ["sharers", "union", "common"])
 def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> None:
     task, federation = small_federation(norm, (5, 9))
     algorithm = COPFL(merge=merge)
@@ -273,7 +305,8 @@ def test_uploads_hold_nothing_at_personal_coordinates(norm: str, merge: str) -> 
         )
         masks.append(client.mask)
     assert all(not (before & ~after).any() for before, after in pairwise(masks))
-    assert masks[-1][: task.d].sum() > masks[1][: task.d].sum() > 0
+    first = 2 if merge == "common" else 1  # a common mask comes with the next message
+    assert masks[-1][: task.d].sum() > masks[first][: task.d].sum() > 0
     assert masks[0][task.d :].all()  # local statistics are personal from the start
 
 
@@ -402,6 +435,11 @@ def test_the_options_of_the_parts_are_options_of_the_algorithm() -> None:
         ({"score": "all"}, 'no score "all"'),
         ({"candidates": "reselect", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
         ({"criterion": "held_out", "merge": "union"}, 'again, merge="union" does not; use "sharers"'),
+        (
+            {"candidates": "reselect", "merge": "common"},
+            'merge="common" chooses the mask from the mean alone',
+        ),
+        ({"criterion": "benefit", "merge": "common"}, 'merge="common" chooses the mask from the mean alone'),
     ],
 )
 def test_what_cannot_work_is_refused(wrong: dict[str, Any], message: str) -> None:

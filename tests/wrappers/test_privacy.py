@@ -13,10 +13,11 @@ from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.core import UsageError, tree
+from copfl.core.algorithm import example_output
 from copfl.core.batches import plan
 from copfl.experiment.run import run
 from copfl.testing import check_algorithm, small_federation
-from copfl.wrappers.privacy import Private, epsilon
+from copfl.wrappers.privacy import Private, check_sums, epsilon
 from tests.commands import called
 
 pytest.importorskip("dp_accounting", reason="the accountant is an extra")
@@ -136,3 +137,18 @@ def test_no_epsilon_is_printed_where_none_holds(name: str, options: dict[str, An
     privacy = {"noise": 1.0, **{key: value for key, value in options.items() if key != "robust"}}
     with pytest.raises(UsageError, match=why):
         run(name, rounds=1, model="mlp", engine="vmap", privacy=privacy, **robust)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_epsilon_is_given_only_where_the_server_needs_one_sum(name: str) -> None:
+    """FedEx-LoRA also adds up the products B A of the noised factors, which no noised sum determines."""
+    algorithm = ALGORITHMS[name]()
+    task, federation = small_federation("none", (5, 9), needs=getattr(algorithm, "needs", ()))
+    upload = example_output(algorithm, task, tree.row(federation.train.rows([0]), 0), clients=2).upload
+    reasons = dict.fromkeys(("fedcalm", "fedpac", "ktpfl", "reads"), "needs single uploads")
+    reasons["fedex_lora"] = "another function of each upload"
+    if name in reasons:
+        with pytest.raises(UsageError, match=reasons[name]):
+            check_sums(algorithm, task, upload)
+    else:
+        check_sums(algorithm, task, upload)

@@ -1,6 +1,7 @@
 """FedCE (Jiang et al., CVPR 2023): weights from how far updates and data differ from the others'."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -64,6 +65,7 @@ class FedCE(Averaging):
     weights: ClassVar[str] = "equal"  # type: ignore[misc]  # no option: the scores are the weights
 
     fine_tuned = True
+    summable: ClassVar = MappingProxyType({"combine": "times"})  # "plus" has two sums with different weights
 
     def __post_init__(self) -> None:
         one_of(COMBINE, combine=self.combine)

@@ -12,6 +12,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, received
 from copfl.core.evaluation import evaluate, measured
+from copfl.core.sums import total_is_one_sum
 from copfl.core.task import Task
 from copfl.errors import UsageError, WireError, raised_as
 from copfl.flower.secure_sum import Floats, Rules, Words, quantised
@@ -104,6 +105,19 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
                     "its server compares each upload with its own record (such as a bound on the weight) "
                     f"before it adds it, which it cannot do with a masked one; {REMEDY}"
                 )
+        if not total_is_one_sum(algorithm, task, server, upload):
+            setting = " and ".join(f"options.{key}={value}" for key, value in summable(algorithm).items())
+            raise UsageError(
+                "its total has more than the weighted sum of the vectors and the sum of the weights (such as "
+                "how many clients share each entry), from which single uploads can be computed; "
+                + (f"set {setting}, {REMEDY}" if setting else REMEDY)
+            )
+
+
+def summable(algorithm: Any) -> Mapping[str, Any]:
+    """The options under which a sum of the algorithm's uploads hides them; empty if there are none."""
+    inner = getattr(algorithm, "algorithm", None)
+    return getattr(algorithm, "summable", {}) if inner is None else summable(inner)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from copfl import wire
+from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output
 from copfl.core.task import Task, task_of
 from copfl.data.reading import npz_arrays
@@ -123,7 +124,10 @@ def settings_of(run_config: Mapping[str, Any]) -> Settings:
     """The settings that a run config describes; UsageError names the key that is invalid."""
     flat, given = tables_of(run_config)
     config = RunConfig(**checked("run config", RunConfig, flat))
-    tables = components.resolve_algorithm(given["algorithm"], given["optimizer"])
+    options = given["algorithm"]
+    if config.secure_aggregation and (known := ALGORITHMS.get(str(options["name"]))):
+        options = {**secure_total.summable(known), **options}
+    tables = components.resolve_algorithm(options, given["optimizer"])
     algorithm = components.build_algorithm(tables)
     if config.robust:
         tables["robust"] = components.ROBUST.resolve({**given["robust"], "name": config.robust})

@@ -19,7 +19,7 @@ CRITERIA = ("change", "benefit", "held_out")
 CANDIDATES = ("shared", "all", "tensor", "reselect")
 LIMITS = ("exact", "check_before")
 COUNTS = ("moving", "all")
-MERGES = ("sharers", "union")  # of the server
+MERGES = ("sharers", "union", "common")  # of the server
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,12 @@ class Pwpm:
             raise UsageError(
                 'candidates="reselect" and criterion="held_out" share personal entries again, merge="union" '
                 'does not; use "sharers"'
+            )
+        if merge == "common" and (self.candidates == "reselect" or self.criterion != "change"):
+            raise UsageError(
+                f'merge="common" chooses the mask from the mean alone, without samples; candidates="'
+                f'{self.candidates}" and criterion="{self.criterion}" need each client\'s own values; use '
+                'criterion="change" without candidates="reselect", or merge="sharers"'
             )
 
     def due(self, round: Tensor) -> Tensor:

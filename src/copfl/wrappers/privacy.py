@@ -26,6 +26,7 @@ from torch import Tensor
 from copfl.core import AnyAlgorithm, ClientOutput, Data, Metrics, Plan, Task, UsageError, above, tree
 from copfl.core.payload import innermost, nbytes, other_fields, update_of, with_reported_weight, with_update
 from copfl.core.random import NOISE, normal
+from copfl.core.sums import total_is_one_sum
 from copfl.errors import raised_as
 from copfl.kernels.draws import mixed
 from copfl.wrappers.base import RoundWrapper
@@ -115,7 +116,11 @@ def _check_upload(output: ClientOutput) -> None:
 
 
 def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
-    """Raises a UsageError if the summand of an upload depends on the client, so that totals are not sums."""
+    """Raises a UsageError if the server's total is no function of the sum of noised uploads.
+
+    The noise of the others protects a client only in that sum. A total with a place for every client, or with
+    another function of each upload, shows single uploads with their own small noise.
+    """
     server = algorithm.server_init(task, 2)
     one, two = (algorithm.summand(task, server, torch.tensor(n, device=task.device), upload) for n in (0, 1))
     if not all(torch.equal(a, b) for a, b in zip(tree.leaves(one), tree.leaves(two), strict=True)):
@@ -123,6 +128,12 @@ def check_sums(algorithm: AnyAlgorithm, task: Task, upload: Any) -> None:
             "privacy needs a server that only sees sums; this algorithm, or its robust aggregation, needs "
             "single uploads, so the noise of the others protects nobody; choose another algorithm, or leave "
             "robust or privacy out"
+        )
+    if not other_fields(upload) and not total_is_one_sum(algorithm, task, server, upload, private=True):
+        raise UsageError(
+            "privacy counts the noise in the sum of the uploads; this algorithm's server needs another "
+            "function of each upload (such as a product of two of its parts), about which no epsilon can be "
+            "given; choose another algorithm, or leave privacy out"
         )
 
 

@@ -58,7 +58,7 @@ def test_a_causal_model_gets_a_causal_mask(tmp_path: Path) -> None:
     net = tiny.transformers.GPT2LMHeadModel(config).eval()
     net.save_pretrained(tmp_path)
     model = pretrained.build(f"hf:{tmp_path}", 0, seed=0).eval()
-    assert model.mask == "causal"
+    assert model.mask in ("all", "causal")  # transformers 5.0 adds the causal part by itself
     valid = BATCH["attention_mask"] > 0
     torch.testing.assert_close(model(BATCH)[valid], net(**BATCH).logits[valid], rtol=1e-4, atol=1e-5)
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from copfl.algorithms import ALGORITHMS, COPFL, FedAvg, Local
-from copfl.core import Adam, Scaled, Sgd, UsageError, faster, tree
+from copfl.algorithms import ALGORITHMS, APFL, COPFL, FedAvg, Local
+from copfl.core import Adam, Scaled, Sgd, UsageError, faster, received, tree
+from copfl.core.batches import plan
 from copfl.engine.mapping import sequential, vmap
 from copfl.kernels.modules import BatchNorm
 from copfl.parts.averaging import Server, Total
@@ -154,3 +155,20 @@ def test_without_batch_norm_there_is_nothing_to_state_again() -> None:
         rounds_of(a, task, federation, 2, vmap(64))[1] for a in (FedAvg(), LocalBnStats(FedAvg()))
     )
     assert plain[-1].clients["accuracy"].tolist() == with_local_statistics[-1].clients["accuracy"].tolist()
+
+
+def test_each_model_of_a_mixture_has_its_own_local_statistics() -> None:
+    task, federation = small_federation("batch", (9, 6))
+    algorithm = LocalBnStats(APFL(Sgd(lr=0.1)))
+    state, _ = rounds_of(algorithm, task, federation, 2, batch=4)
+    client, data = (tree.row(rows, 0) for rows in (state.clients.rows(torch.arange(2)), federation.train.rows([0])))
+    down = received(algorithm, state.server, torch.tensor(0))
+    order = tree.row(plan(0, 2, [0], [9], batch=4, epochs=1), 0)
+    with torch.no_grad():
+        output = algorithm.client_update(task, client, down, data, order)
+        inside = algorithm.algorithm.client_update(task, client.client, down, data, order)
+        for found, model in zip(output.trained.w, inside.trained.w, strict=True):
+            assert torch.equal(found, task.with_local_statistics(model, data))
+        assert not torch.allclose(output.trained.w[0, task.d :], output.trained.w[1, task.d :])
+        before = algorithm.personal_model(task, output.client, down)
+    assert torch.equal(before.w[:, task.d :], output.trained.w[:, task.d :])  # until it trains again

@@ -110,6 +110,9 @@ class COPFL:
             return client.mask
         return (down.union & (client.round >= 0)) | task.local()
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         """Algorithm 2; Algorithm 1, line 3."""
         # Lines 1-13, MAMO: the personal entries, then the shared ones, Eqs. (3)-(5).

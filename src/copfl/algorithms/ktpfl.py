@@ -81,6 +81,9 @@ class KTpFL(Averaging):
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return Down(server.teachers[ids], server.known.any().expand(len(ids)))
 
+    def global_statistics(self, task: Task, client: Client) -> Tensor:
+        return client.w[task.d :]
+
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         return client.w
 

@@ -152,7 +152,7 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
             raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
         metrics = output.metrics
         if about.get(Field.EVALUATE):
-            found = evaluate(algorithm, task, client, down, output.trained, data.test)
+            found = evaluate(algorithm, task, client, down, output.client, output.trained, data.test)
             rows = {name: value.unsqueeze(0) for name, value in found.items()}
             metrics = metrics | measured(task, rows, [data.test.y[: int(data.test.size)]])
     return Trained(head, about, records, client, output, metrics, note)

@@ -9,6 +9,7 @@ from torch import Tensor
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics, next_message, received
 from copfl.core.evaluation import global_statistics
 from copfl.core.optim import Optimizer
+from copfl.core.payload import Update, counted
 from copfl.core.task import Data, Personal, Plan, Task
 
 
@@ -54,6 +55,10 @@ class Wrapper:
     def client_update(self, task: Task, client: Any, down: Any, data: Data, plan: Plan) -> ClientOutput:
         client, down = self.inner("client", client), self.inner("down", down)
         return self.algorithm.client_update(task, client, down, data, plan)
+
+    def counted(self, client: Any, down: Any, update: Update) -> Any:
+        inside = counted(self.algorithm, self.inner("client", client), self.inner("down", down), update)
+        return client._replace(client=inside) if "client" in self.wraps else inside
 
     def summand(self, task: Task, server: Any, id: Tensor, upload: Any) -> Any:
         return self.algorithm.summand(task, self.inner("server", server), id, upload)

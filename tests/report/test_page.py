@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -89,6 +90,13 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
     assert curve.lines[0].low == pytest.approx(100 * np.quantile(run.metric("accuracy"), 0.1, axis=1))
     worst = run.metric("accuracy")[-1].argmin()
     assert curve.lines[0].remarks[-1].startswith(f"lowest: client {worst}, ")
+
+
+def test_a_paired_difference_without_a_value_is_not_called_indistinguishable() -> None:
+    pair = run_data.Paired("other", np.array([0.1, np.inf]), ACCURACY)
+    assert pair.verdict == "not computed: 1 of 2 values of clients are infinite"
+    assert pair.bounds == "-"
+    assert math.isnan(pair.mean)
 
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:

@@ -162,6 +162,10 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
     unknown = np.full(4, np.nan)
     assert summary.conclusion(Gains(unknown, alone, personal)) == ""
     assert "global" not in summary.conclusion(Gains(alone, unknown, personal))
+    diverged = np.array([np.inf, 0.5, 0.5, 0.5])
+    assert "not comparable with the global model (1 of 4 values of clients are infinite)" in summary.conclusion(
+        Gains(alone, diverged, personal)
+    )
 
 
 def test_clients_have_the_names_of_their_groups() -> None:

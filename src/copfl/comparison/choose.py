@@ -500,7 +500,12 @@ class Race:
         rows = []
         for one in final.order:
             gap = None if one is final.best else final.gap(one.label, final.best.label)
-            status = CHOSEN if gap is None else "worse" if final.worse(one.label) else ALIKE
+            if gap is None:
+                status = CHOSEN
+            elif gap.unknown:
+                status = gap.verdict
+            else:
+                status = "worse" if final.worse(one.label) else ALIKE
             rows.append(Ranked(one.label, final.rounds, final.seeds, final.value(one.label), gap, status))
         dropped = [label for label in self.last if label not in final.records]
         for label in sorted(dropped, key=lambda label: -self.last[label].rounds):

@@ -26,7 +26,7 @@ class Ranked(NamedTuple):
     seeds: int  # its runs
     value: float  # the primary metric on the validation samples: mean over clients and seeds
     gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
-    status: str  # CHOSEN, ALIKE, "worse", or when and why it was dropped
+    status: str  # CHOSEN, ALIKE, "worse", why it cannot be compared, or when and why it was dropped
 
 
 @dataclass(frozen=True, eq=False)

@@ -276,7 +276,7 @@ def _new_clients(comparison: Comparison) -> Table:
         cells = []
         for mean, gain in new_client_differences(row).values():
             to_alone = f"{metric.text(gain.mean, sign='+')} {metric.interval(*gain.seeds)}"
-            cells += [metric.text(*mean), to_alone]
+            cells += [metric.text(*mean), gain.verdict if gain.unknown else to_alone]
         rows.append([row.title, *cells])
     head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
     note = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,7 +26,8 @@ from copfl.experiment.folder import NEW_CLIENTS, RunFolder
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
-from copfl.stats import Numbers, over_clients
+from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
+from copfl.tables import NONE
 
 T = TypeVar("T")
 
@@ -126,16 +128,18 @@ class Paired(NamedTuple):
     """A run's difference to the first, over the clients that both evaluated; positive is higher."""
 
     label: str
-    difference: Numbers  # [clients], without nan
+    difference: Numbers  # [clients that have both values]
     metric: MetricInfo
 
     @property
     def mean(self) -> float:
-        return float(self.difference.mean())
+        return math.nan if unknown_reason([self.difference]) else float(self.difference.mean())
 
     @property
     def bounds(self) -> str:
         """The interval of the mean over the clients, such as "-1.5 to +2.0"."""
+        if unknown_reason([self.difference]):
+            return NONE
         if len(self.difference) < 2:
             return "no interval, as there is one client"
         return " to ".join(self.metric.text(end, sign="+") for end in over_clients([self.difference]))
@@ -143,6 +147,8 @@ class Paired(NamedTuple):
     @property
     def verdict(self) -> str:
         """What the interval allows, if it excludes zero; one client has none."""
+        if reason := unknown_reason([self.difference]):
+            return f"not computed: {reason}"
         if not over_clients([self.difference]).without_zero:
             return "not distinguishable"
         return self.metric.verdict("higher" if self.mean > 0 else "lower")
@@ -157,8 +163,8 @@ def paired(runs: Runs) -> list[Paired]:
     name, found = first.primary.name, []
     for run in others:
         if run.partition == first.partition:
-            difference = run.last(name) - first.last(name)
-            found.append(Paired(run.label, difference[~np.isnan(difference)], first.primary))
+            difference = difference_of_known(run.last(name), first.last(name))
+            found.append(Paired(run.label, difference, first.primary))
     return [pair for pair in found if len(pair.difference)]
 
 

@@ -188,7 +188,7 @@ class Case(NamedTuple):
 
 def judged(values: Numbers, above: float = 0.0) -> str:
     """The verdict on a claim that the mean is above a value, by its interval over seeds."""
-    if len(values) < FEWEST:
+    if len(values) < FEWEST or not np.isfinite(values).all():
         return UNKNOWN
     bounds = over_seeds(values)
     return HOLDS if bounds.low > above else FAILS if bounds.high < above else OPEN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 
 from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
-from copfl.core.optim import Adam, Sgd
+from copfl.core.optim import Adam, Optimizer, Sgd
 from copfl.data.arrays import from_arrays, joined
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.errors import UsageError
-from copfl.experiment import config
+from copfl.experiment import components, config
 from copfl.experiment.components import (
     DEFAULTS,
     KINDS,
@@ -28,7 +29,9 @@ from copfl.experiment.components import (
 )
 from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.run_settings import RunSettings
+from copfl.parts import Pwpm
 from copfl.parts.mamo import Mamo
+from copfl.wrappers.robust import Clipped
 
 
 def resolved(*layers: Tables, **fixed: object) -> Tables:
@@ -336,3 +339,33 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
         np.savez(path, x=np.zeros((60, 3)), y=np.arange(60) % 2, group=np.arange(60) % clients)
         os.utime(path, ns=(clients, clients))
         assert resolve([{"data": {"name": str(path)}}], {})["run"]["clients"] == clients
+
+
+@pytest.mark.parametrize("data", ["digits", "wine", "cifar10", "cifar10c"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_as_a_value_has_the_numbers_that_it_has_by_name(name: str, data: str) -> None:
+    layer: Tables = {"data": {"name": data}}
+    by_name = components.resolved([{**layer, "algorithm": {"name": name}}], {}).algorithm
+    for value in (ALGORITHMS[name], ALGORITHMS[name]()):
+        assert components.resolved([layer], {"algorithm": value}).algorithm == by_name
+
+
+def test_numbers_that_an_author_chose_stay() -> None:
+    @dataclass(frozen=True)
+    class Chosen(FedAvg):
+        optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.03))
+
+    @dataclass(frozen=True)
+    class Other(FedAvg):
+        optimizer: Optimizer = field(default_factory=Adam)
+
+    def on_digits(value: Any) -> Any:
+        return components.resolved([{"data": {"name": "digits"}}], {"algorithm": value}).algorithm.optimizer
+
+    assert on_digits(Chosen()) == Sgd(lr=0.03)
+    assert on_digits(FedAvg(Sgd(lr=0.01))) == Sgd(lr=0.01)  # the default of Sgd, but chosen
+    assert on_digits(FedAvg(Sgd(momentum=0.9))) == Sgd(lr=0.1, momentum=0.9)  # the rate is not
+    assert on_digits(Other()) == Adam(lr=1e-3)
+    assert on_digits(Clipped(FedAvg())) == Sgd(lr=0.1)
+    rate = components.resolved([{"data": {"name": "cifar10c"}}], {"algorithm": COPFL(growth=Pwpm(rate=0.25))})
+    assert rate.algorithm.growth.rate == 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import copfl
-from copfl.algorithms import ALGORITHMS
+from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
@@ -110,3 +111,17 @@ def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["apfl", "fedpac", "fedpoe", "ktpfl"])  # mixtures, and no weights at the server
 def test_local_statistics_of_other_models(name: str) -> None:
     check(lambda engine: result_of(name, engine, addons={"bn_stats": "local", "ema": 0.9}))
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """FedAvg under another name."""
+
+
+def test_an_algorithm_as_a_value_trains_as_by_its_name() -> None:
+    by_name, mine, of_class = (
+        copfl.run(algorithm, "digits", rounds=2, engine="vmap") for algorithm in ("fedavg", Mine(), Mine)
+    )
+    for result in (mine, of_class):
+        assert json.dumps(result.records) == json.dumps(by_name.records)
+        assert torch.equal(result.state.server.w, by_name.state.server.w)

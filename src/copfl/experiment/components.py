@@ -5,6 +5,7 @@ A kind is a table of run.toml: [algorithm], [optimizer], [data], [partition], [m
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -18,8 +19,8 @@ import torch
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, example_output
-from copfl.core.optim import Adam, Optimizer, Sgd
+from copfl.core.algorithm import AnyAlgorithm, example_output, rate_of, with_rate
+from copfl.core.optim import Adam, Optimizer, Sgd, Usual
 from copfl.core.task import Task
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
@@ -130,6 +131,25 @@ def resolve_algorithm(table: Mapping[str, Any], optimizer: Mapping[str, Any]) ->
     usual = type(default).__name__.lower()
     options = vars(default) if optimizer.get("name", usual) == usual else {}
     return {"algorithm": resolved, "optimizer": OPTIMIZER.resolve({"name": usual, **options, **optimizer})}
+
+
+def with_usual_numbers(algorithm: Any, defaults: Tables) -> Any:
+    """The algorithm, or an instance of the class, with the data set's defaults for numbers that nobody chose.
+
+    They are the learning rate and, of a registered algorithm, its options: as for the algorithm by its name.
+    """
+    algorithm = algorithm() if isinstance(algorithm, type) else algorithm
+    kinds = {kind: name for name, kind in {**ALGORITHMS, **OPTIMIZERS}.items()}
+    optimizer = getattr(algorithm, "optimizer", None)
+    lr = defaults.get(kinds.get(type(optimizer), ""), {}).get("lr")
+    if lr is not None and isinstance(rate_of(algorithm), Usual):
+        algorithm = with_rate(algorithm, lr)
+    for option, value in defaults.get(kinds.get(type(algorithm), ""), {}).items():
+        for field, part in vars(algorithm).items():
+            if isinstance(getattr(part, option, None), Usual):
+                changed = dataclasses.replace(part, **{option: value})
+                algorithm = dataclasses.replace(algorithm, **{field: changed})
+    return algorithm
 
 
 def build_algorithm(tables: Mapping[str, Mapping[str, Any]]) -> AnyAlgorithm:
@@ -277,6 +297,7 @@ def resolved(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[s
         algorithm = build_algorithm(tables)
     else:
         options = {**merged["algorithm"], **optimizer}
+        algorithm = with_usual_numbers(algorithm, _defaults(merged, fixed))
         tables = {"algorithm": _value_table("algorithm", options, repr(algorithm))}
     if data is None:
         tables["data"] = resolve_data(merged["data"])
@@ -362,15 +383,20 @@ def _merged(layers: Sequence[Mapping[str, Mapping[str, Any]]], fixed: Mapping[st
             if title not in titles:
                 raise unknown("table", title, [*titles, *merged])
             merged[titles[title]].update(table)
+    names, defaults = _names(merged, fixed), _defaults(merged, fixed)
+    for kind, name in {**names, "run": "run"}.items():
+        merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}
+    return {kind: {"name": names[kind], **t} if kind in names else t for kind, t in merged.items()}
+
+
+def _defaults(merged: Tables, fixed: Mapping[str, object]) -> Tables:
+    """The settings where none are given, for the data set and the model."""
     names = _names(merged, fixed)
     published = getattr(fixed.get("data"), "name", "") in datasets.DATASETS
     adapted = bool(merged["adapter"]) or merged["model"].get("train") == "head"
     defaults = {} if published else defaults_on(names.get("data", ""), names.get("model", ""), adapted)
     # OWN_DATA is also the start of compare's grid; the rate of adapters is that of a single run.
-    defaults = OWN_ADAPTED if adapted and defaults is OWN_DATA else defaults
-    for kind, name in {**names, "run": "run"}.items():
-        merged[kind] = {**defaults.get(kind, {}), **defaults.get(name, {}), **merged[kind]}
-    return {kind: {"name": names[kind], **t} if kind in names else t for kind, t in merged.items()}
+    return OWN_ADAPTED if adapted and defaults is OWN_DATA else defaults
 
 
 def _names(merged: Tables, fixed: Mapping[str, object]) -> dict[str, str]:

@@ -169,7 +169,7 @@ EVERYDAY = {  # keyword arguments of `run` that are settings of other tables
 
 
 def run(
-    algorithm: str | AnyAlgorithm = "copfl",
+    algorithm: str | AnyAlgorithm | type[AnyAlgorithm] = "copfl",
     dataset: Any = "digits",
     *,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
@@ -188,7 +188,8 @@ def run(
     >>> result.accuracy.shape
     (2, 10)
 
-    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm, an
+    A name may be "module:attribute" of your code. Instead of a name you may pass a value: an algorithm or its
+    class, with the learning rate of the data set where it chooses none, as by its name; an
     nn.Module or a function of (shape, classes) that makes one, a Partition, and as data a copfl or torch
     Dataset, a pair (train, test) of torch Datasets, arrays (x, y), or a list of such data, one per client.
 

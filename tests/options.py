@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
 from copfl.experiment import config
@@ -39,9 +41,8 @@ def variants(name: str) -> list[dict[str, Any]]:
     """The options of an algorithm: its defaults, and each option at each other value that has a name."""
     cases: list[dict[str, Any]] = [{}, *MORE.get(name, [])]
     for option, default in config.keywords_of(ALGORITHMS[name], ("optimizer",)).items():
-        for value in _values(name, option, default):
-            if value != default:
-                cases.append({option: value, **BESIDE.get((name, option, value), {})})
+        others = (value for value in _values(name, option, default) if value != default)
+        cases += [{option: value, **BESIDE.get((name, option, value), {})} for value in others]
     return cases
 
 
@@ -55,13 +56,11 @@ def _values(name: str, option: str, default: Any) -> tuple[Any, ...]:
 
 def words(name: str, option: str) -> tuple[str, ...]:
     """The values of an option, which the message about a wrong one lists."""
-    try:
+    with pytest.raises(UsageError) as refused:
         config.built(ALGORITHMS[name], {option: "?"})
-    except UsageError as error:
-        known = re.search(r"[Kk]nown: ([\w, ]+)", str(error))
-        assert known, f"the message about {name}.{option} lists no values: {error}"
-        return tuple(known[1].split(", "))
-    raise AssertionError(f"{name}.{option} takes any word; name its values in {__name__}")
+    known = re.search(r"[Kk]nown: ([\w, ]+)", str(refused.value))
+    assert known, f"the message about {name}.{option} lists no values: {refused.value}"
+    return tuple(known[1].split(", "))
 
 
 def shown(options: dict[str, Any]) -> str:

@@ -113,7 +113,10 @@ def difference_of_known(a: Numbers, b: Numbers) -> Numbers:
 
 def unknown_reason(gains: Sequence[Numbers]) -> str:
     """Why the mean of these differences, an array per seed, cannot be computed; "" if it can."""
-    empty, infinite = sum(not len(gain) for gain in gains), sum(int((~np.isfinite(gain)).sum()) for gain in gains)
+    empty, infinite = (
+        sum(not len(gain) for gain in gains),
+        sum(int((~np.isfinite(gain)).sum()) for gain in gains),
+    )
     if empty:
         where = "" if len(gains) == 1 else f" of {empty} of {len(gains)} seeds"
         return f"no client{where} has a value under both"

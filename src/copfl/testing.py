@@ -267,7 +267,9 @@ def _the_same_run_twice(trial: Trial) -> None:
         for one, other in zip(first.rounds, second.rounds, strict=True):
             metrics, again = ({**round.federation, **round.clients} for round in (one, other))
             changed = [n for n in metrics if not np.array_equal(metrics[n], again[n], equal_nan=True)]
-            assert not changed, f"two runs differ in {', '.join(changed)} of round {one.number}, {mapping.name}"
+            assert not changed, (
+                f"two runs differ in {', '.join(changed)} of round {one.number}, {mapping.name}"
+            )
         ends = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
         _same(*ends, f"two runs differ in their records, {mapping.name}")
 

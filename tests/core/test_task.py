@@ -405,7 +405,11 @@ class Dropping(nn.Module):
 
     def __init__(self, always: bool = False) -> None:
         super().__init__()
-        self.norm, self.head, self.always = nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2, bias=False), always
+        self.norm, self.head, self.always = (
+            nn.BatchNorm1d(2, affine=False),
+            nn.Linear(2, 2, bias=False),
+            always,
+        )
         nn.init.eye_(self.head.weight)
 
     def forward(self, x: Tensor) -> Tensor:

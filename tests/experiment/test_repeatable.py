@@ -108,7 +108,9 @@ def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
     check(lambda engine: result_of("copfl", engine, **settings))
 
 
-@pytest.mark.parametrize("name", ["apfl", "fedpac", "fedpoe", "ktpfl"])  # mixtures, and no weights at the server
+@pytest.mark.parametrize(
+    "name", ["apfl", "fedpac", "fedpoe", "ktpfl"]
+)  # mixtures, and no weights at the server
 def test_local_statistics_of_other_models(name: str) -> None:
     check(lambda engine: result_of(name, engine, addons={"bn_stats": "local", "ema": 0.9}))
 

@@ -163,8 +163,9 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
     assert summary.conclusion(Gains(unknown, alone, personal)) == ""
     assert "global" not in summary.conclusion(Gains(alone, unknown, personal))
     diverged = np.array([np.inf, 0.5, 0.5, 0.5])
-    assert "not comparable with the global model (1 of 4 values of clients are infinite)" in summary.conclusion(
-        Gains(alone, diverged, personal)
+    assert (
+        "not comparable with the global model (1 of 4 values of clients are infinite)"
+        in summary.conclusion(Gains(alone, diverged, personal))
     )
 
 

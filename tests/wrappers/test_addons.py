@@ -161,7 +161,9 @@ def test_each_model_of_a_mixture_has_its_own_local_statistics() -> None:
     task, federation = small_federation("batch", (9, 6))
     algorithm = LocalBnStats(APFL(Sgd(lr=0.1)))
     state, _ = rounds_of(algorithm, task, federation, 2, batch=4)
-    client, data = (tree.row(rows, 0) for rows in (state.clients.rows(torch.arange(2)), federation.train.rows([0])))
+    client, data = (
+        tree.row(rows, 0) for rows in (state.clients.rows(torch.arange(2)), federation.train.rows([0]))
+    )
     down = received(algorithm, state.server, torch.tensor(0))
     order = tree.row(plan(0, 2, [0], [9], batch=4, epochs=1), 0)
     with torch.no_grad():

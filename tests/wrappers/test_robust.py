@@ -172,7 +172,10 @@ def test_leave_one_out_removes_what_the_server_counted(name: str) -> None:
                 upload = algorithm.client_update(task, old, down, data, tree.row(order, 0)).upload
                 parts.append(algorithm.summand(task, before.server, torch.tensor(other), upload))
             without, _ = algorithm.server_update(task, before.server, reduce(tree.add, parts))
-        client, down = tree.row(clients, n), received(algorithm.algorithm, state.server.server, torch.tensor(n))
+        client, down = (
+            tree.row(clients, n),
+            received(algorithm.algorithm, state.server.server, torch.tensor(n)),
+        )
         if name == "copfl":
             others = Cowa().others(client, down, torch.zeros(task.d)).model
         else:

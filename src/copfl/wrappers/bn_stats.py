@@ -13,7 +13,9 @@ from copfl.wrappers.base import Wrapper, initial_model
 
 class BnStatsClient(NamedTuple):
     client: Any
-    statistics: Tensor  # [D - d], of its own samples at the end of its last round; of a mixture a row per model
+    statistics: (
+        Tensor  # [D - d], of its own samples at the end of its last round; of a mixture a row per model
+    )
     ever: Tensor  # [] bool, whether it took part before
 
 

@@ -19,8 +19,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from copfl.core import AnyAlgorithm, ClientOutput, Data, Gathered, Metrics, Plan, Task, UsageError
-from copfl.core import at_least, received, tree
+from copfl.core import (
+    AnyAlgorithm,
+    ClientOutput,
+    Data,
+    Gathered,
+    Metrics,
+    Plan,
+    Task,
+    UsageError,
+    at_least,
+    received,
+    tree,
+)
 from copfl.core.payload import Update, update_of, with_update
 from copfl.wrappers.base import Wrapper
 
@@ -42,9 +53,7 @@ class Bounds(NamedTuple):
         norm, weight = update.change.norm(), update.reported_weight
         factor = torch.where(norm > self.radius, self.radius / norm.clamp(min=1e-30), 1)
         clipped_weight = None if weight is None else weight.clamp(min=0).clamp(max=self.reported_weight)
-        return update._replace(
-            sent=update.received + factor * update.change, reported_weight=clipped_weight
-        )
+        return update._replace(sent=update.received + factor * update.change, reported_weight=clipped_weight)
 
 
 class ClipServer(NamedTuple):

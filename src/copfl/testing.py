@@ -260,18 +260,25 @@ def _no_side_effects(trial: Trial) -> None:
     call("server_update", partial(algorithm.server_update, task), state.server, total)
 
 
+def _metrics(round: Round) -> dict[str, Any]:
+    return {**round.federation, **round.clients}
+
+
 def _the_same_run_twice(trial: Trial) -> None:
     """Two runs are equal byte for byte, in their metrics and in all records, in every engine."""
     for first, mapping in ((trial.one_by_one, sequential()), (trial.batched, vmap(3))):
         second = trial.run(mapping, trial.rounds)
         for one, other in zip(first.rounds, second.rounds, strict=True):
-            metrics, again = ({**round.federation, **round.clients} for round in (one, other))
-            changed = [n for n in metrics if not np.array_equal(metrics[n], again[n], equal_nan=True)]
+            changed = [
+                name
+                for name, value in _metrics(one).items()
+                if not np.array_equal(value, _metrics(other)[name], equal_nan=True)
+            ]
             assert not changed, (
                 f"two runs differ in {', '.join(changed)} of round {one.number}, {mapping.name}"
             )
-        ends = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
-        _same(*ends, f"two runs differ in their records, {mapping.name}")
+        end, repeated = ((run.state.server, run.state.clients.rows(EVERYBODY)) for run in (first, second))
+        _same(end, repeated, f"two runs differ in their records, {mapping.name}")
 
 
 def _engines_agree(trial: Trial) -> None:
@@ -279,8 +286,8 @@ def _engines_agree(trial: Trial) -> None:
     for participation, (one, other) in ((0.5, half), (1.0, (trial.one_by_one, trial.batched))):
         how = f"vmap against sequential, participation {participation}"
         _close(one.state.server, other.state.server, f"the server after {trial.rounds} rounds, {how}")
-        clients = (run.state.clients.rows(EVERYBODY) for run in (one, other))
-        _close(*clients, f"the clients, {how}")
+        left, right = (run.state.clients.rows(EVERYBODY) for run in (one, other))
+        _close(left, right, f"the clients, {how}")
 
 
 def _fixed_shapes(trial: Trial) -> None:

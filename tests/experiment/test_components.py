@@ -360,12 +360,13 @@ def test_numbers_that_an_author_chose_stay() -> None:
         optimizer: Optimizer = field(default_factory=Adam)
 
     def on_digits(value: Any) -> Any:
-        return components.resolved([{"data": {"name": "digits"}}], {"algorithm": value}).algorithm.optimizer
+        algorithm: Any = components.resolved([{"data": {"name": "digits"}}], {"algorithm": value}).algorithm
+        return algorithm.optimizer
 
     assert on_digits(Chosen()) == Sgd(lr=0.03)
     assert on_digits(FedAvg(Sgd(lr=0.01))) == Sgd(lr=0.01)  # the default of Sgd, but chosen
     assert on_digits(FedAvg(Sgd(momentum=0.9))) == Sgd(lr=0.1, momentum=0.9)  # the rate is not
     assert on_digits(Other()) == Adam(lr=1e-3)
     assert on_digits(Clipped(FedAvg())) == Sgd(lr=0.1)
-    rate = components.resolved([{"data": {"name": "cifar10c"}}], {"algorithm": COPFL(growth=Pwpm(rate=0.25))})
-    assert rate.algorithm.growth.rate == 0.25
+    chosen = COPFL(Mamo(lr=1e-3), growth=Pwpm(rate=0.25))
+    assert components.resolved([{"data": {"name": "cifar10c"}}], {"algorithm": chosen}).algorithm == chosen

@@ -52,9 +52,10 @@ def data() -> tuple[Dataset, Partition]:
     return dataset, Partition(parts, parts, "by hand")
 
 
-def result_of(name: str, engine: str, rounds: int = ROUNDS, **settings: Any) -> Result:
+def result_of(name: str, engine: str, settings: dict[str, Any], rounds: int = ROUNDS) -> Result:
     model = functools.partial(network, getattr(ALGORITHMS[name], "needs", ()))
-    how = {"engine": engine, "precision": "fp64", "mkldnn": "off", "rounds": rounds, "batch": 4, "workers": 1}
+    how: dict[str, Any] = {"engine": engine, "precision": "fp64", "rounds": rounds, "batch": 4}
+    how |= {"mkldnn": "off", "workers": 1}
     dataset, partition = data()
     return copfl.run(name, dataset, model=model, partition=partition, clients=len(SIZES), **how, **settings)
 
@@ -77,7 +78,7 @@ CASES = [(name, options) for name in ALGORITHMS for options in variants(name)]
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{shown(o)}" for name, o in CASES])
 def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -> None:
-    check(lambda engine: result_of(name, engine, **{name: options}))
+    check(lambda engine: result_of(name, engine, {name: options}))
 
 
 @pytest.mark.parametrize("preset", presets.names())
@@ -85,7 +86,7 @@ def test_every_preset(preset: str) -> None:
     tables = presets.preset(preset)  # but for its data
     settings = {"copfl": without(tables["algorithm"], "name")}
     settings |= {kind: tables[kind] for kind in ("optimizer", "addons") if kind in tables}
-    check(lambda engine: result_of("copfl", engine, rounds=3, **settings))
+    check(lambda engine: result_of("copfl", engine, settings, rounds=3))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -105,14 +106,14 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
-    check(lambda engine: result_of("copfl", engine, **settings))
+    check(lambda engine: result_of("copfl", engine, settings))
 
 
 @pytest.mark.parametrize(
     "name", ["apfl", "fedpac", "fedpoe", "ktpfl"]
 )  # mixtures, and no weights at the server
 def test_local_statistics_of_other_models(name: str) -> None:
-    check(lambda engine: result_of(name, engine, addons={"bn_stats": "local", "ema": 0.9}))
+    check(lambda engine: result_of(name, engine, {"addons": {"bn_stats": "local", "ema": 0.9}}))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from copfl.algorithms import ALGORITHMS, APFL, COPFL, FedAvg, Local
 from copfl.core import Adam, Scaled, Sgd, UsageError, faster, received, tree
 from copfl.core.batches import plan
+from copfl.core.evaluation import vectors_of
 from copfl.engine.mapping import sequential, vmap
 from copfl.kernels.modules import BatchNorm
 from copfl.parts.averaging import Server, Total
@@ -161,16 +162,15 @@ def test_each_model_of_a_mixture_has_its_own_local_statistics() -> None:
     task, federation = small_federation("batch", (9, 6))
     algorithm = LocalBnStats(APFL(Sgd(lr=0.1)))
     state, _ = rounds_of(algorithm, task, federation, 2, batch=4)
-    client, data = (
-        tree.row(rows, 0) for rows in (state.clients.rows(torch.arange(2)), federation.train.rows([0]))
-    )
-    down = received(algorithm, state.server, torch.tensor(0))
+    client: Any = tree.row(state.clients.rows(torch.arange(2)), 0)
+    data, down = tree.row(federation.train.rows([0]), 0), received(algorithm, state.server, torch.tensor(0))
     order = tree.row(plan(0, 2, [0], [9], batch=4, epochs=1), 0)
     with torch.no_grad():
         output = algorithm.client_update(task, client, down, data, order)
         inside = algorithm.algorithm.client_update(task, client.client, down, data, order)
-        for found, model in zip(output.trained.w, inside.trained.w, strict=True):
-            assert torch.equal(found, task.with_local_statistics(model, data))
-        assert not torch.allclose(output.trained.w[0, task.d :], output.trained.w[1, task.d :])
-        before = algorithm.personal_model(task, output.client, down)
-    assert torch.equal(before.w[:, task.d :], output.trained.w[:, task.d :])  # until it trains again
+        found, models = vectors_of(output.trained), vectors_of(inside.trained)
+        for with_statistics, model in zip(found, models, strict=True):
+            assert torch.equal(with_statistics, task.with_local_statistics(model, data))
+        assert not torch.allclose(found[0, task.d :], found[1, task.d :])
+        before = vectors_of(algorithm.personal_model(task, output.client, down))
+    assert torch.equal(before[:, task.d :], found[:, task.d :])  # until it trains again

@@ -191,8 +191,11 @@ def test_leave_one_out_removes_what_the_server_counted(name: str) -> None:
 
 def next_bounds(max_weight: float, scores: Sequence[float], before: Sequence[float] = (1.0, 1.0)) -> Tensor:
     """The bounds after a round with these reports."""
-    reports = [report_of(tensor(score), tensor([1.0, 1.0])) for score in scores]
-    total = reduce(tree.add, reports, Reports(tensor(0.0), tensor(0.0)))
+    total = Reports(tensor(0.0), tensor(0.0))
+    for score in scores:
+        report = report_of(tensor(score), tensor([1.0, 1.0]))
+        assert report is not None
+        total = tree.add(total, report)
     bounds = Cowa(max_weight=max_weight).next_bounds(total, tensor(list(before)))
     assert bounds is not None
     return bounds

@@ -20,7 +20,7 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, example_output, rate_of, with_rate
-from copfl.core.optim import Adam, Optimizer, Sgd, Usual
+from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd
 from copfl.core.task import Task
 from copfl.data import datasets
 from copfl.data.arrays import npz_file
@@ -142,11 +142,11 @@ def with_usual_numbers(algorithm: Any, defaults: Tables) -> Any:
     kinds = {kind: name for name, kind in {**ALGORITHMS, **OPTIMIZERS}.items()}
     optimizer = getattr(algorithm, "optimizer", None)
     lr = defaults.get(kinds.get(type(optimizer), ""), {}).get("lr")
-    if lr is not None and isinstance(rate_of(algorithm), Usual):
+    if lr is not None and isinstance(rate_of(algorithm), DefaultNumber):
         algorithm = with_rate(algorithm, lr)
     for option, value in defaults.get(kinds.get(type(algorithm), ""), {}).items():
         for field, part in vars(algorithm).items():
-            if isinstance(getattr(part, option, None), Usual):
+            if isinstance(getattr(part, option, None), DefaultNumber):
                 changed = dataclasses.replace(part, **{option: value})
                 algorithm = dataclasses.replace(algorithm, **{field: changed})
     return algorithm

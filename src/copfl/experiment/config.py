@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from copfl.core.optim import Usual
+from copfl.core.optim import DefaultNumber
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.experiment.migration import Tables as Tables
 from copfl.experiment.migration import migrated
@@ -45,7 +45,9 @@ SYNONYMS = {  # keys that people try in the wrong table or under another name, w
 def keywords_of(factory: Callable[..., Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keyword arguments of a factory, with their defaults."""
     defaults = {name: default for name, (default, _) in _signature(factory).items() if name not in skip}
-    return {name: float(value) if isinstance(value, Usual) else value for name, value in defaults.items()}
+    return {
+        name: float(value) if isinstance(value, DefaultNumber) else value for name, value in defaults.items()
+    }
 
 
 def _signature(factory: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:

@@ -17,7 +17,7 @@ import torch
 from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import received
-from copfl.errors import UsageError, WireError
+from copfl.errors import RunError, UsageError, WireError
 from copfl.flower import node, secure_members, secure_memory, secure_node, secure_sum
 from copfl.flower.secure_members import Subject, context_of, keys_statement
 from copfl.flower.secure_memory import hashes_of
@@ -257,6 +257,35 @@ def test_a_single_upload_after_a_secure_sum_is_refused(nodes: Nodes) -> None:
     assert secure_node.local_update(plain.settings, allowed, packet).body
 
 
+@pytest.mark.parametrize("phase", secure_sum.PHASES)
+def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
+    phase: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before its file is written, and again after it: the sum is the same, and is remembered once."""
+    undisturbed = Malicious(nodes).total(ALL)
+    write, ask, kills = secure_node._write, Malicious.ask, list[str]()
+
+    def killed(path: Path, session: secure_node.Session) -> None:
+        if list(session.requests)[-1] == phase and len(kills) < 2:
+            kills.append(phase)
+            if len(kills) == 2:
+                write(path, session)
+            raise KeyboardInterrupt
+        write(path, session)
+
+    def repeated(server: Malicious, *request: Any) -> Packet:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                return ask(server, *request)
+
+    monkeypatch.setattr(secure_node, "_write", killed)
+    monkeypatch.setattr(Malicious, "ask", repeated)
+    assert np.array_equal(Malicious(nodes, run="second").total(ALL), undisturbed)
+    assert kills == [phase, phase]
+    memory = json.loads((Path(nodes[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
+    assert [(len(members), len(uploads)) for _, members, uploads in memory] == [(5, 1)]
+
+
 # -- what the owner may allow --------------------------------------------------------------------------------
 
 
@@ -279,6 +308,19 @@ def test_the_number_of_cohorts_is_a_number(changes: Any, nodes: Nodes) -> None:
     given = {n: config | {secure_memory.CHANGES: changes} for n, config in nodes.items()}
     with pytest.raises(UsageError, match="must be a whole number"):
         Malicious(given).total(ALL)
+
+
+@pytest.mark.parametrize("damage", ["sums", "samples"])
+def test_a_damaged_memory_is_no_empty_one(damage: str, nodes: Nodes, tmp_path: Path) -> None:
+    Malicious(nodes).total(ALL)
+    folder = Path(nodes[0]["state-dir"]) / ".secure"
+    if damage == "sums":
+        (folder / secure_memory.FILE).write_text('[["a"')
+    else:
+        next(folder.glob("*.samples")).unlink()
+    fewer = changed_data(nodes, tmp_path, lambda a: {"x": a["x"][3:], "y": a["y"][3:]})
+    with pytest.raises(RunError, match="restore the node's state-dir"):
+        Malicious(fewer, run="second").total(ALL)
 
 
 # -- forged keys, members, models and lists ------------------------------------------------------------------

@@ -36,9 +36,7 @@ class RunConfig:
     rounds: int = 20
     clients: int = 3  # number of clients in the federation, connected or not
     participation: float = 1.0  # fraction of the clients that each round selects
-    min_replies: int = (
-        0  # replies that a round waits for; 0: half of the selected clients; in secure sums all
-    )
+    min_replies: int = 0  # replies that a round waits for; 0: half of the selected; in secure sums all
     deadline: float = 600  # seconds that a round waits for more than these
     wire: str = "fp32"  # numbers in messages: fp32, fp16 or bf16
     seed: int = 0

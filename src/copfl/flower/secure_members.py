@@ -88,11 +88,5 @@ def context_of(settings: Settings, subject: Subject, cohort: Mapping[int, str], 
     return hashlib.sha256(_statement("context", subject, *shown)).digest()
 
 
-def fingerprint(members: Collection[str]) -> str:
-    """A short name of a set of members, which people can compare."""
-    digest = hashlib.sha256("\n".join(sorted(members)).encode()).hexdigest()
-    return "-".join(digest[start : start + 4] for start in range(0, 16, 4))
-
-
 def _statement(kind: str, subject: Subject, *parts: Any) -> bytes:
     return json.dumps([f"copfl secure {kind}", *subject, *parts], sort_keys=True, default=str).encode()

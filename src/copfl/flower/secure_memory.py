@@ -9,7 +9,7 @@ unless the node's owner allows it to change. Data are the same if they have a sa
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from copfl.data.samples import Inputs
 from copfl.errors import RunError, UsageError, WireError, raised_as
 from copfl.files import write_bytes
-from copfl.flower.secure_members import fingerprint
 from copfl.flower.state import write_json
 
 Hashes = NDArray[np.uint64]  # one of each sample, in order
@@ -67,6 +66,12 @@ class History(tuple[Added, ...]):
             f"{fingerprint(cohort)}: the difference of two sums over different members reveals single uploads; "
             f"wait for the same members, or ask the node's owner to set {CHANGES}={self.changes(cohort)}"
         )
+
+
+def fingerprint(members: Collection[str]) -> str:
+    """A short name of a set of members, which people can compare."""
+    digest = hashlib.sha256("\n".join(sorted(members)).encode()).hexdigest()
+    return "-".join(digest[start : start + 4] for start in range(0, 16, 4))
 
 
 def hashes_of(x: Inputs) -> Hashes:

@@ -234,7 +234,7 @@ def test_a_second_run_without_one_client_ends_without_a_sum(tmp_path: Path) -> N
     config = SECURE | {"clients": 4, "algorithm": "fedavg", "rounds": 1, "min-replies": 3}
     nodes = write_nodes(digits(4), tmp_path / "nodes")
     play(config | {"run": "first"}, nodes, tmp_path)
-    settings = settings_of(config | {"run": "second", "runs": str(tmp_path)})
+    settings = settings_of(config | {"run": "second"})
     transport, log = DirectTransport(settings, dict(enumerate(nodes[:3], 100))), list[str]()
 
     def stop(line: str, /, event: str = "", **fields: Any) -> None:

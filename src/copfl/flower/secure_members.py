@@ -22,7 +22,7 @@ FOLDER, KEY, PUBLIC = (
     "member.key",
     "member.pub",
 )  # in the state-dir, beside the folders of the runs
-NOT_SHARED = {"run", "runs", "resume", "rollback", "join", "public"}  # keys that may differ between machines
+NOT_SHARED = {"run", "resume", "rollback", "join", "public"}  # keys that may differ between machines
 TRAINING = ("algorithm", "optimizer", "task")  # tables of the settings; the model is in the layout
 
 

@@ -26,6 +26,7 @@ from copfl.experiment import model_tables, user_code
 from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
+from copfl.flower.secure_memory import Hashes, hashes_of
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
@@ -37,6 +38,7 @@ NodeConfig = Mapping[str, Any]
 class NodeData(NamedTuple):
     train: Data
     test: Data
+    samples: Hashes  # of those for training
     task: Task | None = None  # the tail of the model, where the samples are features of its frozen front
 
     def trained(self, settings: Settings) -> Task:
@@ -59,12 +61,13 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(node_config)))
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
+    samples = hashes_of(dataset.train.x)
     dataset = model_tables.tokenized(dataset, settings.tables["model"])
     train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
     if settings.config.augment or getattr(settings.algorithm, "cut", None):
-        return NodeData(train, test)
+        return NodeData(train, test, samples)
     task, (train, test) = of_one_client(settings.task, (train, test))
-    return NodeData(train, test, task)
+    return NodeData(train, test, samples, task)
 
 
 def _fitted(settings: Settings, dataset: Dataset, split: Samples) -> Data:

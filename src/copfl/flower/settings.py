@@ -36,7 +36,7 @@ class RunConfig:
     rounds: int = 20
     clients: int = 3  # number of clients in the federation, connected or not
     participation: float = 1.0  # fraction of the clients that each round selects
-    min_replies: int = 0  # replies that a round waits for; 0: half of the selected clients
+    min_replies: int = 0  # replies that a round waits for; 0: half of the selected; in secure sums all
     deadline: float = 600  # seconds that a round waits for more than these
     wire: str = "fp32"  # numbers in messages: fp32, fp16 or bf16
     seed: int = 0
@@ -58,7 +58,7 @@ class RunConfig:
     privacy_clip: float = 1.0  # the largest norm of an update
     privacy_delta: float = 1e-5  # of the epsilon in the record
     secure_aggregation: bool = False  # the server receives only the sum of the uploads
-    secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: more than half
+    secure_threshold: int = 0  # clients that must stay until the end of a sum; 0: the smallest secure number
     secure_range: float = 65536.0  # the largest absolute value of an entry of the sum, of one client
     secure_bits: int = 36  # of such an entry, with its sign
     secure_neighbours: int = 0  # clients with which each client shares its secrets; 0: all
@@ -92,7 +92,7 @@ class RunConfig:
     @property
     def minimum(self) -> int:
         """Number of replies that a round needs."""
-        return self.min_replies or (self.selected + 1) // 2
+        return self.min_replies or (self.selected if self.secure_aggregation else (self.selected + 1) // 2)
 
     @property
     def rules(self) -> Rules:

@@ -34,6 +34,9 @@ class Field:
     SHARES = "shares"
     COMMITMENT = "commitment"
     SURVIVORS = "survivors"
+    MEMBER = "member"  # a client's long-term key
+    COHORT = "cohort"  # the members by client
+    SIGNATURE = "signature"
     REFUSED = "refused"  # from a node: why it does not answer
     NEW_CLIENT = NEW_CLIENT_MESSAGE  # the kind of a new client's answer
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from copfl.experiment.config import without
 from torch import nn
 
 import copfl
@@ -19,7 +20,6 @@ from copfl.core import tree
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment import presets
-from copfl.experiment.config import without
 from copfl.experiment.result import Result
 from copfl.models import SmallCNN
 from copfl.parts.mamo import CHANGES

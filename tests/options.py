@@ -9,7 +9,7 @@ import pytest
 
 from copfl.algorithms import ALGORITHMS
 from copfl.errors import UsageError
-from copfl.experiment import config
+from copfl.settings.checking import built, parameters_of
 
 # Options whose values no list has: parts of the model, and numbers that switch something on or off.
 OTHERS: dict[str, tuple[Any, ...]] = {
@@ -40,7 +40,7 @@ MORE: dict[str, list[dict[str, Any]]] = {"ktpfl": [{"epochs": 0}], "fedselect": 
 def variants(name: str) -> list[dict[str, Any]]:
     """The options of an algorithm: its defaults, and each option at each other value that has a name."""
     cases: list[dict[str, Any]] = [{}, *MORE.get(name, [])]
-    for option, default in config.keywords_of(ALGORITHMS[name], ("optimizer",)).items():
+    for option, (default, _) in parameters_of(ALGORITHMS[name], ("optimizer",)).items():
         others = (value for value in _values(name, option, default) if value != default)
         cases += [{option: value, **BESIDE.get((name, option, value), {})} for value in others]
     return cases
@@ -57,7 +57,7 @@ def _values(name: str, option: str, default: Any) -> tuple[Any, ...]:
 def words(name: str, option: str) -> tuple[str, ...]:
     """The values of an option, which the message about a wrong one lists."""
     with pytest.raises(UsageError) as refused:
-        config.built(ALGORITHMS[name], {option: "?"})
+        built(ALGORITHMS[name], {option: "?"})
     known = re.search(r"[Kk]nown: ([\w, ]+)", str(refused.value))
     assert known, f"the message about {name}.{option} lists no values: {refused.value}"
     return tuple(known[1].split(", "))

@@ -10,7 +10,7 @@ import pytest
 
 import copfl
 from copfl.algorithms import ALGORITHMS
-from copfl.experiment.config import keywords_of
+from copfl.settings.checking import parameters_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +58,7 @@ def test_an_algorithm_has_a_default_and_a_type_for_every_field(name: str) -> Non
 def test_every_algorithm_has_a_page(name: str) -> None:
     page = ROOT / "docs" / "algorithms" / f"{name}.md"
     assert page.is_file(), f"write docs/algorithms/{name}.md"
-    for parameter in keywords_of(ALGORITHMS[name]):
+    for parameter in parameters_of(ALGORITHMS[name]):
         assert f"`{parameter}" in page.read_text(encoding="utf-8"), (
             f"{page.name} does not explain {parameter}"
         )

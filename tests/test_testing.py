@@ -15,9 +15,10 @@ from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedper import FedPer
 from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
-from copfl.experiment import config, presets
 from copfl.parts import Cowa, Phases, Pwpm
 from copfl.parts.averaging import Server, Total
+from copfl.settings import presets
+from copfl.settings.checking import built
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
 from tests.options import shown, variants
 
@@ -46,14 +47,14 @@ def test_variants_obey_the_contract_too() -> None:
 
 
 OF_ONE_RUN = ("no side effects", "the same run twice", "engines agree")  # the laws that options may break
-PRESETS = [presets.preset(name)["algorithm"] for name in presets.names()]
+PRESETS = [presets.content(name)["algorithm"] for name in presets.names()]
 OPTIONS = [*variants("copfl"), *({k: v for k, v in table.items() if k != "name"} for table in PRESETS)]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=shown)
 def test_copfl_obeys_the_contract_with_every_option_and_preset(options: dict[str, Any]) -> None:
     counted = {key: 1 if str(value).endswith("%") else value for key, value in options.items()}
-    laws = dict(algorithm_checks(config.built(COPFL, counted), rounds=2))
+    laws = dict(algorithm_checks(built(COPFL, counted), rounds=2))
     for law in OF_ONE_RUN:
         laws[law]()
 

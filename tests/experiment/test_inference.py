@@ -24,7 +24,7 @@ from copfl.experiment.inference import Training, fine_tuned, nearest
 from copfl.models import build
 from tests.commands import called, files
 
-SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "mlp": {"width": 8}, "model": "mlp"}
+SETTINGS: dict[str, Any] = {"clients": 3, "rounds": 2, "model_options": {"width": 8}, "model": "mlp"}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,12 @@ def test_a_torch_file_is_a_state_dict(run: Path, tmp_path: Path, data: dict[str,
 
 def test_batch_norm_models_load_into_the_users_own_class(tmp_path: Path) -> None:
     copfl.run(
-        "fedavg", clients=2, rounds=1, cnn={"width": 2, "norm": "batch"}, model="cnn", out=tmp_path / "run"
+        "fedavg",
+        clients=2,
+        rounds=1,
+        model_options={"width": 2, "norm": "batch"},
+        model="cnn",
+        out=tmp_path / "run",
     )
     found = inference.load(tmp_path / "run")
     path = export.write(found, found.client(0), "torch", tmp_path / "client.pt")

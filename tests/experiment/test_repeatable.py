@@ -18,11 +18,10 @@ from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.core import tree
 from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.experiment import presets
-from copfl.experiment.config import without
 from copfl.experiment.result import Result
 from copfl.models import SmallCNN
 from copfl.parts.mamo import CHANGES
+from copfl.settings import presets
 from copfl.testing import TOLERANCE, add_lora
 from copfl.wrappers.attacks import ATTACKS
 from copfl.wrappers.robust import ROBUST_RULES
@@ -78,20 +77,20 @@ CASES = [(name, options) for name in ALGORITHMS for options in variants(name)]
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{shown(o)}" for name, o in CASES])
 def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -> None:
-    check(lambda engine: result_of(name, engine, {name: options}))
+    check(lambda engine: result_of(name, engine, {"algorithm_options": options}))
 
 
 @pytest.mark.parametrize("preset", presets.names())
 def test_every_preset(preset: str) -> None:
-    tables = presets.preset(preset)  # but for its data
-    settings = {"copfl": without(tables["algorithm"], "name")}
+    tables = presets.preset(preset, 3)  # but for its data
+    settings = {"algorithm_options": {key: v for key, v in tables["algorithm"].items() if key != "name"}}
     settings |= {kind: tables[kind] for kind in ("optimizer", "addons") if kind in tables}
     check(lambda engine: result_of("copfl", engine, settings, rounds=3))
 
 
 SETTINGS: list[dict[str, Any]] = [
     *({"optimizer": {"name": "mamo", "change": change}} for change in CHANGES),
-    {"optimizer": {"name": "mamo", "keep": False}, "copfl": {"state_per_phase": True}},
+    {"optimizer": {"name": "mamo", "keep": False}, "algorithm_options": {"state_per_phase": True}},
     {"optimizer": {"name": "adam", "keep": True}},
     {"optimizer": {"name": "sgd", "keep": True}},
     {"addons": {"server_momentum": 0.9, "ema": 0.9}},

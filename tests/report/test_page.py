@@ -310,9 +310,7 @@ def test_clients_have_their_names_in_the_page_and_in_json(
         arrays |= {f"x{part}": rng.normal(size=(30, 4)).astype(np.float32), f"y{part}": np.arange(30) % 2}
         arrays[f"group{part}"] = np.repeat(names, 10)
     np.savez(tmp_path / "regions.npz", **arrays)
-    line = (
-        f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set mlp.width=4 --rounds 2"
-    )
+    line = f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set model.width=4 --rounds 2"
     answer = called(capsys, "run", "-a", "copfl", *line.split(), "--out", tmp_path / "run", "--json")
     assert json.loads(answer.out)["client_names"] == names
     (run,) = run_data.read_all([tmp_path / "run"])

@@ -20,7 +20,7 @@ from copfl.experiment.progress import bar, span
 from copfl.experiment.run import Result
 from copfl.report import summary
 
-TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "mlp": {"width": 4}}
+TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "model_options": {"width": 4}}
 
 
 class Terminal(io.StringIO):

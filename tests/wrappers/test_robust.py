@@ -19,10 +19,11 @@ from copfl.core import Masked, Sgd, Task, UsageError, received, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import begin, simulate
-from copfl.experiment.components import ROBUST
 from copfl.experiment.run import run
 from copfl.parts import averaging
 from copfl.parts.cowa import Cowa, Reports, bounded, report_of, whole_without
+from copfl.settings.complete import component
+from copfl.settings.components import build
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.flower.network import CONFIG, digits, farthest, play, simulated, write_nodes
@@ -118,13 +119,15 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
-        ROBUST.resolve({"name": "medan"})
-    with pytest.raises(UsageError, match='no clip option "radus"'):
-        ROBUST.resolve({"name": "clip", "radus": 1.0})
-    with pytest.raises(UsageError, match=r"trim=0.7"):
-        ROBUST.build({"name": "trimmed_mean", "trim": 0.7}, algorithm=FedAvg())
-    table = ROBUST.resolve({"name": "clip", "radius": 2})
-    assert ROBUST.build(table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
+        component("robust", {"name": "medan"})
+    with pytest.raises(
+        UsageError, match=r'robust\.radus=1\.0 is no setting; allowed are .*did you mean "radius"'
+    ):
+        component("robust", {"name": "clip", "radus": 1.0})
+    with pytest.raises(UsageError, match=r"robust\.trim=0\.7"):
+        build("robust", component("robust", {"name": "trimmed_mean", "trim": 0.7}), algorithm=FedAvg())
+    table = component("robust", {"name": "clip", "radius": 2})
+    assert build("robust", table, algorithm=FedAvg()) == Clipped(FedAvg(), radius=2.0)
     assert ROBUST_RULES.keys() == {"clip", "median", "trimmed_mean"}
 
 
@@ -246,7 +249,7 @@ def test_scores_within_the_bound_are_the_weights_from_the_second_round_on() -> N
 
 def test_a_malicious_client_gets_its_share_and_no_more() -> None:
     options: dict[str, Any] = {"rounds": 3, "model": "mlp", "engine": "vmap", "attack": {"name": "scaled"}}
-    result = run("copfl", copfl={"max_weight": 0.2}, **options)
+    result = run("copfl", algorithm_options={"max_weight": 0.2}, **options)
     server = result.state.server.server
     low, high = server.bounds.tolist()
     assert high / (high + 9 * low) == pytest.approx(0.2)

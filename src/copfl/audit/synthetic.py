@@ -28,6 +28,7 @@ from copfl.data.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.run import Experiment, prepare
 from copfl.kernels.draws import mixed
+from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
 from copfl.wrappers.base import RoundWrapper
 
@@ -115,7 +116,7 @@ def experiment(
         "run": {"rounds": rounds, "batch": BATCH, "seed": seed, "engine": "vmap", "mkldnn": "on"},
         "model": {"name": "mlp", "width": WIDTH},
     }
-    found = prepare([tables], data=dataset, partition=partition)
+    found = prepare(complete(tables, values={"data": dataset, "partition": partition}))
     if kind == "clean":
         return found
     wrapped: AnyAlgorithm = FreeRider(found.algorithm, seed=seed)

@@ -6,48 +6,71 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from copfl.cli import options
+from copfl.cli.options import argument, option
 from copfl.errors import UsageError, raised_as
 from copfl.files import write_bytes
 
 
-def report(given: options.Given) -> None:
+def report(
+    *,
+    runs: Annotated[
+        list[Path],
+        argument("Run folders, the others compared with the first; or the folder of a comparison."),
+    ],
+    out: Annotated[
+        Path | None, option("Output", "A file; default: report.html in the run folder.", "--out -o")
+    ] = None,
+    figures: Annotated[
+        Path | None, option("Output", "Folder for each chart as PNG and SVG; default: none are written.")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
     """Write a report of one or several runs, or of a comparison, as one HTML file."""
     from copfl import charts
     from copfl.report import comparison_page, document, page, run_data
 
-    compared = [run for run in given.runs if comparison_page.is_comparison(run)]
-    if compared and len(given.runs) > 1:
+    compared = [run for run in runs if comparison_page.is_comparison(run)]
+    if compared and len(runs) > 1:
         raise UsageError(
             f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
         )
     read = run_data.read_all
-    found = comparison_page.document_of(compared[0]) if compared else page.document_of(read(given.runs))
-    target = given.out or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
+    found = comparison_page.document_of(compared[0]) if compared else page.document_of(read(runs))
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     contents = {target: document.render(found).encode()}
-    if given.figures is not None:
+    if figures is not None:
         for chart in (chart for section in found.sections for chart in section.charts):
             for kind, content in charts.pictures([[chart]]).items():
-                contents[given.figures / f"{chart.name}.{kind}"] = content
+                contents[figures / f"{chart.name}.{kind}"] = content
     for path, content in contents.items():
         write_bytes(path, content, durable=False)
-        if not given.quiet:
+        if not quiet:
             print(path)
 
 
-def watch(given: options.Given) -> None:
+def watch(
+    *,
+    runs: Annotated[list[Path], argument("Run folders; the others are compared with the first.")],
+    port: Annotated[
+        int, option("Output", "The port to listen on, 0 for any free one; default: 8383.")
+    ] = 8383,
+    browse: Annotated[
+        bool, option("Output", "Open the page in the browser; default: off.", "--open")
+    ] = False,
+) -> None:
     """Serve the report to this machine, updated while a run continues; Ctrl-C stops the server."""
     from copfl.report import watch as watching
 
-    watching.html(given.runs)  # an unreadable folder is reported here, not in the browser
-    taken = f"cannot listen on port {given.port} ({{}}); name another with --port, 0 for any"
+    watching.html(runs)  # an unreadable folder is reported here, not in the browser
+    taken = f"cannot listen on port {port} ({{}}); name another with --port, 0 for any"
     with raised_as(UsageError, taken, OSError, OverflowError):
-        server = watching.server(given.runs, given.port)
+        server = watching.server(runs, port)
     address = f"http://{watching.HOST}:{server.server_address[1]}/"
     print(f"{address}  (Ctrl-C stops the server)", flush=True)
-    if given.browse:
+    if browse:
         webbrowser.open(address)
     with server:
         try:
@@ -56,54 +79,78 @@ def watch(given: options.Given) -> None:
             print(file=sys.stderr)
 
 
-def export(given: options.Given) -> None:
+def export(
+    *,
+    run: options.RunPath,
+    out: Annotated[Path, option("Output", "The file to write, of peft the folder; required.", "--out -o")],
+    client: options.Client = None,
+    of_server: options.OfServer = False,
+    format: Annotated[
+        str, option("Output", "safetensors, torch, onnx or peft; default: safetensors.")
+    ] = "safetensors",
+) -> None:
     """Write one client's model, or the global model, to a file."""
     from copfl.experiment import export as exporting
 
-    found, model = _chosen(given)
-    print(exporting.write(found, model, given.format, given.out))
+    found, model = _chosen(run, client, of_server)
+    print(exporting.write(found, model, format, out))
 
 
-def _chosen(given: options.Given) -> tuple[Any, Any]:
+def _chosen(run: Path, client: str | None, of_server: bool) -> tuple[Any, Any]:
     """The models of a run, and the one of them that the options name."""
     from copfl.experiment import inference
 
-    if (given.client is None) != given.of_server:
+    if (client is None) != of_server:
         raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
-    found = inference.load(given.run)
-    return found, found.client(given.client) if given.client is not None else found.new_client()
+    found = inference.load(run)
+    return found, found.client(client) if client is not None else found.new_client()
 
 
-def predict(given: options.Given) -> None:
+def predict(
+    *,
+    run: options.RunPath,
+    client: options.Client = None,
+    of_server: options.OfServer = False,
+    data: Annotated[
+        Path | None,
+        option("Data", "An .npz file, a table or .txt of sentences, an image or a folder of them."),
+    ] = None,
+    sentence: Annotated[list[str] | None, option("Data", "A sentence to classify; repeatable.")] = None,
+    out: Annotated[
+        Path | None,
+        option("Output", "An .npz or .csv file for the predictions; default: print them.", "--out -o"),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
     """Predict samples with one client's or the global model: a line each with its class, labels or values."""
     import numpy as np
 
     from copfl.tables import Table, as_csv
 
-    if (given.data is None) == (not given.sentence):
+    if (data is None) == (not sentence):
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
-    found, model = _chosen(given)
-    if given.data is None:
-        x = found.tokens(given.sentence or [])
+    found, model = _chosen(run, client, of_server)
+    if data is None:
+        x = found.tokens(sentence or [])
         answers, tested, notes = found.predict(model, x), 0, []
     else:
-        x, y, has_target, notes = found.further(given.data)
+        x, y, has_target, notes = found.further(data)
         answers, tested = found.predict(model, x, y, has_target), len(y)
     known, metric = found.experiment.federation.dataset, found.experiment.task.metrics[0]
     lines, arrays = described(answers.outputs, known.kind, known.classes)
     rows = [[str(n), *map(_cell, row)] for n, row in enumerate(zip(*lines.values(), strict=True))]
-    if given.out is not None and given.out.suffix == ".csv":
-        write_bytes(given.out, as_csv(Table("", ["row", *lines], rows)).encode(), durable=False)
-    elif given.out is not None:
+    if out is not None and out.suffix == ".csv":
+        write_bytes(out, as_csv(Table("", ["row", *lines], rows)).encode(), durable=False)
+    elif out is not None:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
-        write_bytes(given.out, content.getvalue(), durable=False)
-    if given.as_json:
+        write_bytes(out, content.getvalue(), durable=False)
+    if as_json:
         print(json.dumps({metric.name: answers.score, **lines, "warnings": notes}))
         return
     for note in notes:
         print(f"copfl: warning: {note}", file=sys.stderr)
-    if given.out is None:
+    if out is None:
         print("\n".join(map("\t".join, rows)))
     if answers.score is not None:
         shown = f"{metric.title} {metric.text(answers.score)}{metric.unit}"
@@ -129,17 +176,39 @@ def _cell(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def personalize(given: options.Given) -> None:
+def personalize(
+    *,
+    run: options.RunPath,
+    data: Annotated[
+        Path,
+        option(
+            "Data",
+            "The new client's samples: an .npz file with x and y, or a table as in the run; a fifth is tested.",
+        ),
+    ],
+    epochs: Annotated[
+        int | None, option("Training", "Passes over the new client's data; default: by validation, up to 30.")
+    ] = None,
+    lr: Annotated[float | None, option("Training", "Learning rate, above 0; default: by validation.")] = None,
+    seed: Annotated[int, option("Training", "Seed of the order of the samples, from 0; default: 0.")] = 0,
+    out: Annotated[
+        Path | None, option("Output", "A file for the model; default: it is not written.", "--out -o")
+    ] = None,
+    format: Annotated[
+        str, option("Output", "safetensors, torch, onnx or peft; default: safetensors.")
+    ] = "safetensors",
+    as_json: options.Json = False,
+) -> None:
     """Train a model for a new client on its data; start, rate and epochs by validation within them."""
     from copfl.experiment import export as exporting
     from copfl.experiment import inference
 
-    found = inference.load(given.run)
-    fitted = found.personalize(found.samples(given.data), given.epochs, given.lr, given.seed)
-    if given.out is not None:
-        exporting.write(found, fitted.model, given.format, given.out)
+    found = inference.load(run)
+    fitted = found.personalize(found.samples(data), epochs, lr, seed)
+    if out is not None:
+        exporting.write(found, fitted.model, format, out)
     metric = found.experiment.task.metrics[0]
-    if given.as_json:
+    if as_json:
         content = {{"scores": metric.name}.get(key, key): value for key, value in fitted._asdict().items()}
         del content["model"]
         print(json.dumps(content))
@@ -149,5 +218,5 @@ def personalize(given: options.Given) -> None:
     print(
         f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
         f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
-        f"learning rate {fitted.lr:g}{'' if given.out is None else f'; model: {given.out}'}"
+        f"learning rate {fitted.lr:g}{'' if out is None else f'; model: {out}'}"
     )

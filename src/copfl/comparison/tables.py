@@ -17,10 +17,9 @@ from copfl.comparison.results import Record, Tuned
 from copfl.core.metrics import MetricInfo
 from copfl.experiment import convergence as converging
 from copfl.experiment import new_clients
-from copfl.experiment.components import optimizer_text
-from copfl.experiment.config import partition_text
 from copfl.experiment.gains import share_of
 from copfl.files import write_bytes
+from copfl.settings.complete import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
 from copfl.tables import Table, capital, number, plain
 
@@ -178,7 +177,7 @@ def _metrics(comparison: Comparison) -> Table:
 
 def partitions(comparison: Comparison) -> list[str]:
     """The partition that all rows have in common; of a sweep over it, each."""
-    return list(dict.fromkeys(partition_text(run.tables) for row in comparison.rows for run in row.outcomes))
+    return list(dict.fromkeys(run.run.partition_text for row in comparison.rows for run in row.outcomes))
 
 
 def _differences(comparison: Comparison) -> Table:
@@ -293,7 +292,7 @@ def _tuning(comparison: Comparison) -> Table:
     rows, metric = [], comparison.metric
     searched = any(row.tuned.space for row in comparison.rows)
     for row in comparison.rows:
-        silent = "optimizer", row.entry.name
+        silent = "optimizer", "algorithm", row.entry.name
         tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.complete]
         count = [str(len(row.tuned.trials))] if searched else []
         rows.append([row.label, *count, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])

@@ -23,11 +23,11 @@ from copfl.data.federation import tensors
 from copfl.data.samples import REGRESSION, Inputs, by_name, each
 from copfl.errors import EXTRAS, UsageError, library, one_of
 from copfl.experiment import records
-from copfl.experiment.config import without
 from copfl.experiment.folder import named_tensors, with_entries
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
 from copfl.models import adapters, pretrained
+from copfl.settings.schema import table_of
 from copfl.tables import capital
 
 TOLERANCE = 1e-5  # of the file's probabilities, or of the largest value
@@ -198,7 +198,7 @@ def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder
         net.save_pretrained(folder)  # type: ignore[operator]
         return
     inner = "net." if net is not module else ""
-    table, adapter = models.experiment.tables["model"], models.experiment.tables["adapter"]
+    model, adapter = models.experiment.run.model, models.experiment.run.adapter.options
     parameters = {name: p.detach().cpu().contiguous() for name, p in module.named_parameters()}
     own = {name for name in parameters if adapters.is_adapter(name)}
     others = {name for name in trained & parameters.keys() if name not in own}
@@ -215,8 +215,8 @@ def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder
         lora_dropout=adapter["dropout"],
         target_modules=sorted(layers),
         modules_to_save=sorted({name.rpartition(".")[0] for name in kept}) or None,
-        task_type=TASK_TYPES.get(table.get("task", "")),
-        base_model_name_or_path=table.get("name", "").partition(":")[2] or None,
+        task_type=TASK_TYPES.get(model.options.get("task", "")),
+        base_model_name_or_path=model.name.partition(":")[2] or None,
         inference_mode=True,
     )
     config.save_pretrained(folder)
@@ -231,14 +231,13 @@ def _card(models: RunModels) -> str:
     from jinja2 import StrictUndefined, Template
 
     e = models.experiment
-    model, data = e.tables["model"], e.federation.dataset
-    name = str(model.get("name", model.get("value", "")))
-    source, _, base = name.partition(":")
+    model, data = e.run.model, e.federation.dataset
+    source, _, base = model.title.partition(":")
     # The card may be published: no paths of this machine.
     place = Path(base).name if os.path.isdir(base) else base
     metric, lines = e.task.metrics[0], records.read(models.path / "rounds.jsonl")
     value = np.nanmean(records.table(lines, metric.name, e.clients)[-1])
-    task = model.get("task", "") if source == "hf" else ""
+    task = model.options.get("task", "") if source == "hf" else ""
     text = (Path(__file__).parent / "card.md").read_text("utf-8")
     template = Template(text, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     card: str = template.render(
@@ -249,9 +248,9 @@ def _card(models: RunModels) -> str:
         data_name=json.dumps(data.name),
         metric=metric.name,
         source=f"{source}:{place}",
-        sha256=model.get("sha256", "not known"),
-        adapter=json.dumps(e.tables.get("adapter", {})),
-        method=f"{e.title}: {json.dumps(without(e.tables['algorithm'], 'name'))}",
+        sha256=model.sha256 or "not known",
+        adapter=json.dumps(table_of(e.run.adapter)),
+        method=f"{e.title}: {json.dumps(e.run.algorithm.arguments)}",
         trained=f"{e.clients} clients, {e.settings.rounds} rounds",
         title=capital(metric.title),
         value=f"{value:.4f}",

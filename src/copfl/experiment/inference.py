@@ -26,10 +26,10 @@ from copfl.data.schemes import names_of_clients
 from copfl.data.targets import named, targets_of
 from copfl.engine import checkpoint
 from copfl.errors import DataError, RunError, UsageError, at_least, raised_as
-from copfl.experiment import model_tables
 from copfl.experiment.folder import RunFolder, vector_of
-from copfl.experiment.migration import renamed_tensor
+from copfl.experiment.models import tokenizer_of
 from copfl.experiment.run import Experiment, prepare
+from copfl.settings.complete import complete
 
 IMAGES = (".png", ".jpg", ".jpeg")
 BATCH = 500  # samples that are predicted at once
@@ -129,7 +129,7 @@ class RunModels:
         algorithm, task, clients = self.experiment.algorithm, self.experiment.task, self.experiment.clients
         like = {"server": algorithm.server_init(task, clients)}
         path = self.path / "checkpoint" / "state.safetensors"
-        server = checkpoint.load(path, like, renamed_tensor)[0]["server"]
+        server = checkpoint.load(path, like)[0]["server"]
         trained = torch.from_numpy(self.experiment.settings.split_clients[0])
         down = message_to_new_client(algorithm, server, trained)
         return algorithm.personal_model(task, algorithm.client_init(task), down)
@@ -287,10 +287,10 @@ class RunModels:
 
     def _table(self, path: Path) -> Content:
         """The rows of a table, as the run's were read. A row without a target is predicted, and not scored."""
-        options, columns = self.experiment.tables["data"], tables.read_table(path)
+        data, columns = self.experiment.run.data, tables.read_table(path)
         known = self.experiment.federation.dataset
         usual = "target" if "target" in columns else "label"
-        names = tables.names_of(str(options.get("target", usual)), columns)
+        names = tables.names_of(data.target or usual, columns)
         target = f"the column {' and '.join(names)} to predict"
         if known.encode is not None:
             x, notes = known.encode(columns)
@@ -313,7 +313,7 @@ class RunModels:
 
     def _sentences(self, path: Path, columns: tables.Table) -> Inputs:
         """The column of the texts, as the run's model takes them."""
-        text = self.experiment.tables["data"].get("text", "text")
+        text = self.experiment.run.data.text or "text"
         if text not in columns:
             raise DataError(f'{path} has no column "{text}" of sentences; it has {", ".join(columns)}')
         if None in columns[text]:
@@ -324,7 +324,7 @@ class RunModels:
         """Sentences as the run's model takes them."""
         if not sentences:
             raise DataError("there is no sentence to classify; give at least one")
-        return model_tables.tokenizer_of(self.experiment.tables["model"])(sentences)
+        return tokenizer_of(self.experiment.run.model)(sentences)
 
     def images(self, path: Path) -> Inputs:
         """An image file, or those of a folder by name, in the size and colours of the run's images."""
@@ -346,8 +346,8 @@ def load(path: Path, **values: Any) -> RunModels:
     settings = folder.tables()
     precision = "fp64" if settings["run"].get("precision") == "fp64" else "fp32"
     local = {"run": {"device": "cpu", "engine": "sequential", "chunk": 0, "precision": precision}}
-    given = {**folder.values(), **values}
-    return RunModels(path, prepare([settings, local], partition=folder.partition(), **given))
+    own = {"partition": folder.partition(), **folder.values(), **values}
+    return RunModels(path, prepare(complete(settings, local, values=own)))
 
 
 # A model for a client that did not take part: start, learning rate and epochs by its own samples

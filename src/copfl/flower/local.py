@@ -234,7 +234,7 @@ def up(
     overrides = {**given, "run": run, "clients": clients, "resume": resume}
     overrides.setdefault("min-replies", 0 if settings.get("participation", 1.0) < 1 else clients)
     checked = settings_of({**settings, **overrides})  # an invalid key is an error before a process is started
-    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.tables)
+    policy = allowing(Policy(rollback=True), {**settings, **overrides}, checked.run)
     node_configs = partition_nodes(folder, data or app["data"], clients, scheme, int(settings.get("seed", 0)))
     is_secure = app["secure"] if secure is None else secure
     with LocalFederation(folder, secure=is_secure, policy=policy) as federation:
@@ -308,7 +308,7 @@ def join(
     clients = json.loads((runs / run / "config.json").read_text())["clients"]
     results_file = runs / run / NEW_CLIENTS
     results_file.unlink(missing_ok=True)
-    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).tables)
+    policy = allowing(Policy(rollback=True), app["config"], settings_of(app["config"]).run)
     with LocalFederation(folder, secure=app["secure"], policy=policy) as federation:
         federation.start_superlink()
         federation.add_node("new-client", node_config)

@@ -13,7 +13,7 @@ import torch
 
 from copfl import wire
 from copfl.core import tree
-from copfl.core.algorithm import ClientOutput, next_message, received
+from copfl.core.algorithm import ClientOutput, next_message, received, traits
 from copfl.core.batches import plan
 from copfl.core.evaluation import evaluate, measured, primary_metrics
 from copfl.core.front import of_one_client
@@ -22,7 +22,7 @@ from copfl.data.datasets import load
 from copfl.data.federation import tensors
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Samples, shape_of
 from copfl.errors import DataError, RunError, UsageError, WireError
-from copfl.experiment import model_tables, user_code
+from copfl.experiment.models import tokenized
 from copfl.flower.private_node import SecretNoise, with_key
 from copfl.flower.registry import known_client, state_dir
 from copfl.flower.run_config import is_plain_name
@@ -30,6 +30,7 @@ from copfl.flower.secure_memory import Hashes, hashes_of
 from copfl.flower.settings import Settings
 from copfl.flower.state import ClientRecords, write_json, write_packet
 from copfl.flower.transport import Field
+from copfl.settings import user_code
 from copfl.wire import Head, Packet
 
 NodeConfig = Mapping[str, Any]
@@ -62,9 +63,9 @@ def node_data(settings: Settings, node_config: NodeConfig) -> NodeData:
         except Exception as error:  # it may describe samples: a DataError stays on the node
             raise DataError(f'data="{source}" failed: {type(error).__name__}: {error}') from error
     samples = hashes_of(dataset.train.x)
-    dataset = model_tables.tokenized(dataset, settings.tables["model"])
+    dataset = tokenized(dataset, settings.run.model)
     train, test = (_fitted(settings, dataset, split) for split in (dataset.train, dataset.test))
-    if settings.config.augment or getattr(settings.algorithm, "cut", None):
+    if settings.config.augment or traits(settings.algorithm).cut:
         return NodeData(train, test, samples)
     task, (train, test) = of_one_client(settings.task, (train, test))
     return NodeData(train, test, samples, task)
@@ -162,11 +163,8 @@ def train(settings: Settings, node_config: NodeConfig, packet: Packet, load_data
 
 
 def reports_metrics(settings: Settings, node_config: NodeConfig) -> bool:
-    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not.
-
-    "figures" is the name in version 0.1.
-    """
-    return bool(node_config.get("metrics", not settings.config.privacy) and node_config.get("figures", True))
+    """Whether the node sends its metrics: by default, unless uploads are noised, because metrics are not."""
+    return bool(node_config.get("metrics", not settings.config.privacy))
 
 
 def local_update(

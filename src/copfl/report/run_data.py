@@ -20,12 +20,11 @@ from copfl.data.schemes import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import gains, new_clients, records
-from copfl.experiment.components import optimizer_text
-from copfl.experiment.config import Tables
 from copfl.experiment.folder import NEW_CLIENTS, RunFolder
 from copfl.experiment.gains import Analysis, Gains
-from copfl.experiment.migration import ENVIRONMENT, renamed
 from copfl.experiment.new_clients import NewClients
+from copfl.settings.complete import optimizer_text
+from copfl.settings.toml import Tables
 from copfl.stats import Numbers, difference_of_known, over_clients, unknown_reason
 from copfl.tables import NONE
 
@@ -238,7 +237,6 @@ def _environment(path: Path) -> dict[str, Any]:
             raise ValueError("the sizes of its layers are not positive numbers")
         if type(number := found.get("parameters", 0)) is not int or not 0 <= number < 2**63:
             raise ValueError("its number of parameters is not a number")
-        found = renamed(found, ENVIRONMENT)
         counts = [[int(count) for count in row.split()] for row in found.get("label_counts", [])]
         if counts and {len(row) for row in counts} != {len(found["classes"])}:
             raise ValueError("it does not count every class for every client")

@@ -80,7 +80,7 @@ def show(result: Result, out: IO[str]) -> None:
     if text := still_rises(honest, result.primary):
         notes.append(f"{capital(text)}.")
     if epsilons := _epsilons(result):
-        delta = experiment.tables.get("privacy", {}).get("delta")
+        delta = experiment.run.privacy.options.get("delta")
         notes.append(
             f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
             f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."

@@ -10,9 +10,9 @@ import numpy as np
 
 from copfl.comparison.results import Record, Trial, Tuned
 from copfl.errors import one_of, unknown
-from copfl.experiment.config import Tables
 from copfl.reproduction.experiments import Claim, Column, Experiment, Plan, Row, plans
 from copfl.reproduction.records import Store
+from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Numbers, Spread, holm, over_seeds, spread_of, t_test
 from copfl.tables import interval
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import copfl
 from copfl.data.samples import Dataset
 from copfl.errors import DataError, UsageError
-from copfl.experiment import user_code
+from copfl.settings import user_code
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.arange(20) % 2

@@ -15,7 +15,9 @@ from copfl.core.task import task_of
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
 from copfl.experiment.run import Result
-from copfl.experiment.task_tables import build_task, resolve_task
+from copfl.experiment.tasks import build_task
+from copfl.settings import schema
+from copfl.settings.complete import task as completed
 
 QUICK: dict[str, Any] = {"rounds": 2, "model": "mlp", "engine": "sequential"}
 OWN = """
@@ -79,7 +81,7 @@ def test_under_concept_shift_metrics_on_the_host_use_the_clients_own_labels(mode
     """With as many test samples of each class, balanced accuracy is accuracy; F1 of perfect answers is 1."""
     result = copfl.run(
         "local", "digits", model=model, clients=4, rounds=8, optimizer={"name": "adam", "lr": 0.01},
-        partition="concept_shift", concept_shift={"per_client": 3, "train_per_class": 20, "test_per_class": 10},
+        partition="concept_shift", partition_options={"per_client": 3, "train_per_class": 20, "test_per_class": 10},
         task={"metrics": ["balanced_accuracy", "accuracy", "macro_f1", "auc"]},
     )  # fmt: skip
     accuracy = result.latest("accuracy")
@@ -119,7 +121,7 @@ def test_every_engine_gives_the_same_metrics() -> None:
 
 def test_accuracy_alone_collects_no_predictions() -> None:
     result = copfl.run("fedavg", "digits", **QUICK, clients=2)
-    assert "task" not in result.experiment.tables
+    assert not result.experiment.run.task
     names = result.records[-1]["per_client"].keys()
     assert {name for name in names if name.startswith("accuracy")} == {
         "accuracy",
@@ -153,19 +155,19 @@ def test_own_objective_and_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("table", "kind", "message"),
     [
-        ({"loss": "huber"}, "classification", 'objective "huber" is not defined for classification'),
+        ({"loss": "huber"}, "classification", "task.loss='huber' is not defined for classification"),
         ({"loss": "hubert"}, "regression", "huber"),
         ({"metrics": "auc"}, "regression", "not defined for regression"),
         ({"metrics": "acuracy"}, "classification", "accuracy"),
         ({"metrics": "auc,auc"}, "classification", "named twice"),
-        ({"delta": 2.0}, "classification", "task.delta is no option of a classification task"),
-        ({"label_smoothing": 0.1}, "regression", "label_smoothing is no option"),
+        ({"delta": 2.0}, "classification", "task.delta=2.0 is no option of a classification task"),
+        ({"label_smoothing": 0.1}, "regression", "label_smoothing=0.1 is no option"),
         ({"smoothing": 0.1}, "classification", "label_smoothing"),
     ],
 )
 def test_bad_settings_are_refused(table: dict[str, Any], kind: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        build_task(resolve_task(table), kind)
+        build_task(completed(table), kind)
 
 
 def test_class_weights_must_fit_the_classes() -> None:
@@ -174,12 +176,12 @@ def test_class_weights_must_fit_the_classes() -> None:
 
 
 def test_a_regression_is_trained_on_standardised_targets_and_evaluated_in_units() -> None:
-    criterion = build_task({}, "regression", ((100.0,), (20.0,)))[0]
+    criterion = build_task(schema.Task(), "regression", ((100.0,), (20.0,)))[0]
     outputs, y = torch.tensor([[0.0], [1.0]]), torch.tensor([100.0, 140.0])
     assert criterion.losses(outputs, y).tolist() == [0.0, 1.0]
     assert criterion.predictions(outputs).flatten().tolist() == [100.0, 120.0]
     assert criterion.test_losses(criterion.predictions(outputs), y).tolist() == [0.0, 1.0]
-    two = build_task({"loss": "absolute"}, "regression", ((0.0, 10.0), (1.0, 5.0)))[0]
+    two = build_task(completed({"loss": "absolute"}), "regression", ((0.0, 10.0), (1.0, 5.0)))[0]
     assert two.losses(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 10.0]])).tolist() == [0.5]
     assert two.predictions(torch.tensor([[1.0, 1.0]])).tolist() == [[1.0, 15.0]]
     assert task_of(torch.nn.Linear(2, 1), 1, criterion=criterion).metrics[0].name == "rmse"

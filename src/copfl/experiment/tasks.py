@@ -1,8 +1,8 @@
-"""The table [task] of a run: the objective and the metrics, those of copfl or the user's own."""
+"""The objective and the metrics of a run, those of copfl or the user's own."""
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,79 +10,47 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.criteria import CRITERIA, REGRESSION_LOSSES, Criterion, with_losses
+from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
 from copfl.core.evaluation import collected, on_host_arrays
-from copfl.core.metrics import METRICS, Metric, metric, usual_metrics
+from copfl.core.metrics import Metric, metric, usual_metrics
 from copfl.core.task import Data, Task
-from copfl.errors import UsageError, unknown
-from copfl.experiment import config, user_code
-from copfl.experiment.config import Table, without
-from copfl.experiment.user_code import calling
-
-LOSSES = {
-    "classification": ("cross_entropy",),
-    "multilabel": ("binary_cross_entropy",),
-    "regression": REGRESSION_LOSSES,
-    "next_token": ("cross_entropy",),
-}
-OWN = "mymodule:myfunction"
-
-
-def resolve_task(table: Mapping[str, Any]) -> Table:
-    """The table with its types checked and the user's code found; what is not given stays out."""
-    resolved = config.checked("task", _keys, table)
-    resolved["metrics"] = [
-        name.strip() for text in resolved.get("metrics", ()) for name in text.split(",") if name.strip()
-    ]
-    references = [name for name in (*resolved["metrics"], resolved.get("loss", "")) if ":" in name]
-    for name in references:
-        user_code.attribute("task", name, table.get("code"))
-        resolved["code"] = user_code.folder_of(name)
-    known = {loss for losses in LOSSES.values() for loss in losses}
-    if (loss := resolved.get("loss", OWN)) not in known and not user_code.is_reference(loss):
-        raise unknown("objective", loss, [*sorted(known), OWN])
-    for name in resolved["metrics"]:
-        if name not in METRICS and not user_code.is_reference(name):
-            raise unknown("metric", name, [*METRICS, OWN])
-    return {key: value for key, value in resolved.items() if value not in ([], ())}
-
-
-def _keys(
-    *,
-    loss: str,
-    delta: float,
-    class_weights: tuple[float, ...],
-    label_smoothing: float,
-    metrics: tuple[str, ...],
-    code: str,
-) -> None:
-    """The signature of the table."""
+from copfl.errors import UsageError
+from copfl.settings import schema, user_code
+from copfl.settings.checking import SettingError
+from copfl.settings.user_code import calling
 
 
 def build_task(
-    table: Mapping[str, Any], kind: str, scale: tuple[Sequence[float], Sequence[float]] = ((), ())
+    task: schema.Task, kind: str, scale: tuple[Sequence[float], Sequence[float]] = ((), ())
 ) -> tuple[Criterion, tuple[Metric, ...]]:
-    """The objective and the metrics for targets of this kind; `scale` has their means and deviations."""
-    options = without(table, "loss", "metrics", "code")
+    """The objective and the metrics.
+
+    Args:
+        task: The settings.
+        kind: Of the targets, such as "classification".
+        scale: Of numbers to predict, their means and deviations.
+    """
+    options, allowed = task.options, inspect.signature(CRITERIA[kind]).parameters
     if kind == "multilabel" and "class_weights" in options:
         options["label_weights"] = options.pop("class_weights")
-    allowed = set(inspect.signature(CRITERIA[kind]).parameters)
-    if wrong := sorted(options.keys() - allowed):
-        raise UsageError(f"task.{wrong[0]} is no option of a {kind} task; leave it out")
-    loss, code = table.get("loss", ""), table.get("code")
+    if wrong := sorted(options.keys() - set(allowed)):
+        raise SettingError(
+            f"task.{wrong[0]}", options[wrong[0]], f"is no option of a {kind} task; leave it out"
+        )
+    loss, code = task.loss or "", task.code
     if kind == "regression":
         options |= {"mean": scale[0], "std": scale[1]}
     if loss and not user_code.is_reference(loss):
         if loss not in LOSSES[kind]:
             known = ", ".join(LOSSES[kind])
-            raise UsageError(
-                f'the objective "{loss}" is not defined for {kind}; defined are {known} and {OWN}'
+            raise SettingError(
+                "task.loss", loss, f"is not defined for {kind}; defined are {known} and mymodule:myfunction"
             )
         options |= {"loss": loss} if kind == "regression" else {}
     criterion = CRITERIA[kind](**options)
     if user_code.is_reference(loss):
         criterion = with_losses(criterion, _function(loss, code))
-    named = [metric_of(name, kind, code) for name in table.get("metrics", ())]
+    named = [metric_of(name, kind, code) for name in task.metrics]
     if twice := [m.name for m in named if [other.name for other in named].count(m.name) > 1]:
         raise UsageError(f'the metric "{twice[0]}" is named twice; name each metric once')
     return criterion, tuple(named) or usual_metrics(kind)
@@ -108,13 +76,13 @@ def _function(name: str, code: str | None) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def check_task(table: Mapping[str, Any], task: Task, data: Data) -> None:
+def check_task(settings: schema.Task, task: Task, data: Data) -> None:
     """The objective and the metrics on two samples, so that what does not fit fails before the run."""
-    if not table or not int(data.size):
+    if not settings or not int(data.size):
         return
     two = Data(*tree.each(lambda t: t[:2], (data.x, data.y)), data.size.clamp(max=2))
     count, x = len(two.y), task.numbers(two.x)
-    loss = str(table.get("loss", task.criterion.kind))
+    loss = settings.loss or task.criterion.kind
 
     def losses(w: Tensor) -> Tensor:
         outputs = task.forward(w, x)[0]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from copfl.data.partition import Partition
-from copfl.experiment.components import resolve
-from copfl.experiment.config import Tables
-from copfl.experiment.identity import NEUTRAL, essential, identity
+from copfl.settings.complete import complete
+from copfl.settings.identity import NEUTRAL, essential, identity
+from copfl.settings.toml import Tables
 
 
 def identity_of(*layers: Tables) -> str:
-    return identity(resolve(layers, {}))
+    return identity(complete(*layers))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def identity_of(*layers: Tables) -> str:
         {"run": {"checkpoint_every": 3, "save_models": False, "mkldnn": "off", "eval_models": "final"}},
         {"run": {"precision": "tf32"}},
         {"data": {"dir": "elsewhere"}},
-        {"copfl": {"rate": 0.25}},  # the default, written out
+        {"algorithm": {"rate": 0.25}},  # the default, written out
     ],
 )
 def test_it_stays_under_settings_that_change_rounding_at_most(layer: Tables) -> None:
@@ -46,7 +46,7 @@ def test_it_stays_under_settings_that_change_rounding_at_most(layer: Tables) -> 
         {"run": {"rounds": 41}},
         {"run": {"seed": 1}},
         {"run": {"precision": "fp64"}},
-        {"copfl": {"rate": 0.1}},
+        {"algorithm": {"rate": 0.1}},
         {"model": {"width": 9}},
         {"robust": {"name": "median"}},
     ],
@@ -65,7 +65,7 @@ def test_a_partition_file_counts_by_its_content(tmp_path: Path) -> None:
 
 
 def test_it_is_twelve_digits_of_tables_and_what_else_counts() -> None:
-    tables = resolve([], {})
-    assert len(identity(tables)) == 12
-    assert identity(tables, 0.2, 5) != identity(tables, 0.2, 4)
-    assert not NEUTRAL["run"] & essential(tables)["run"].keys()
+    run = complete()
+    assert len(identity(run)) == 12
+    assert identity(run, 0.2, 5) != identity(run, 0.2, 4)
+    assert not NEUTRAL["run"] & essential(run)["run"].keys()

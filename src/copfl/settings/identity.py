@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from copfl.data.partition import Partition
-from copfl.experiment.config import Tables
+from copfl.settings.schema import Run
+from copfl.settings.toml import Tables
 
 # Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
 COMPUTING = "device engine chunk threads workers store mkldnn cache_features"
@@ -20,36 +20,35 @@ NEUTRAL = {
 USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
 
 
-def essential(tables: Mapping[str, Mapping[str, Any]]) -> Tables:
-    """The tables without the neutral settings, as a JSON file would give them back."""
+def essential(run: Run) -> Tables:
+    """The settings of a run without the neutral ones, as a JSON file would give them back."""
     result = {
-        title: {k: v for k, v in table.items() if v is not None and k not in NEUTRAL.get(title, ())}
-        for title, table in tables.items()
+        title: {key: value for key, value in table.items() if key not in NEUTRAL.get(title, ())}
+        for title, table in run.tables().items()
     }
-    if result.get("run", {}).get("precision") in USUAL_PRECISIONS:
+    if run.run.precision in USUAL_PRECISIONS:
         del result["run"]["precision"]
     model = result.get("model", {})
     if "sha256" in model:  # the content of a pretrained model counts, not its place
         model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
-    if not result.get("run", {}).get("new_clients", True):  # none: as before there was such a setting
+    if not run.run.new_clients:  # none: as before there was such a setting
         del result["run"]["new_clients"]
     plain: Tables = json.loads(json.dumps(result, default=str))
     return plain
 
 
-def identity(tables: Mapping[str, Mapping[str, Any]], *more: Any) -> str:
-    """Twelve hexadecimal digits of complete tables, see `resolve`, and of what else counts."""
-    kept = essential(tables)
-    file = str(kept.get("partition", {}).get("name", ""))
-    if file.endswith(".json"):  # its content counts, not its place
-        kept["partition"] = {"sha256": Partition.load(file).fingerprint}
+def identity(run: Run, *more: Any) -> str:
+    """Twelve hexadecimal digits of a complete record, and of what else counts."""
+    kept = essential(run)
+    if run.partition.name.endswith(".json"):  # its content counts, not its place
+        kept["partition"] = {"sha256": Partition.load(run.partition.name).fingerprint}
     return digest([kept, *more])
 
 
-def settings_digest(tables: Mapping[str, Mapping[str, Any]], contents: Tables) -> str:
+def settings_digest(run: Run, contents: Tables) -> str:
     """Of the settings that a continued run and its checkpoint share, with the contents of the data."""
-    settings = essential({**tables, **contents})
+    settings: Tables = json.loads(json.dumps({**essential(run), **contents}))
     del settings["run"]["rounds"]
     return digest(settings)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from copfl.data import arrays
 from copfl.data.samples import Dataset
 from copfl.errors import CopflError, UsageError, unknown
+from copfl.models.pretrained import SOURCES
 
 DATA = (
     "a copfl Dataset, a torch Dataset, a pair (train, test) of torch Datasets, arrays (x, y) or "
@@ -25,10 +26,10 @@ DATA = (
 
 
 def is_reference(name: str) -> bool:
-    """Whether the name is of the form "module:attribute"."""
+    """Whether the name is of the form "module:attribute", and not a pretrained model such as "timm:NAME"."""
     module, colon, attribute = name.partition(":")
     names = (*module.split("."), *attribute.split("."))
-    return bool(colon) and module != "hf" and all(map(str.isidentifier, names))
+    return bool(colon) and module not in SOURCES and all(map(str.isidentifier, names))
 
 
 def attribute(kind: str, reference: str, folder: str | None = None) -> Any:

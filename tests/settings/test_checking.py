@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from copfl.errors import UsageError
-from copfl.experiment import config
+from copfl.settings import checking, toml
 
 
 def factory(
@@ -42,7 +42,7 @@ def factory(
     ],
 )
 def test_keywords_get_the_types_the_factory_wants(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = config.checked("it", factory, given)
+    found = checking.checked("it", factory, given)
     assert found == expected
     assert [type(v) for v in found.values()] == [type(v) for v in expected.values()]
 
@@ -59,41 +59,41 @@ def test_keywords_get_the_types_the_factory_wants(given: dict[str, Any], expecte
         ({"flag": 1}, r"it\.flag=1 must be true or false"),
         ({"parts": [3]}, r"it\.parts=3 must be a word"),
         ({"maybe": "x"}, r"it\.maybe='x' must be a whole number or left out"),
-        ({"rat": 0.5}, r'no it option "rat"; did you mean "rate"\? Known: anything, count'),
+        ({"rat": 0.5}, r'it\.rat=0\.5 is no setting; allowed are anything, count.*; did you mean "rate"\?'),
     ],
 )
 def test_a_misfit_says_what_is_allowed(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        config.checked("it", factory, given)
+        checking.checked("it", factory, given)
 
 
 def test_annotations_that_name_what_is_not_there_are_no_obstacle() -> None:
     def strange(width: NotThere = 3) -> None:  # type: ignore[name-defined]  # noqa: F821
         """Annotated with a name that does not exist."""
 
-    assert config.checked("it", strange, {"width": 5}) == {"width": 5}
+    assert checking.checked("it", strange, {"width": 5}) == {"width": 5}
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("copfl.rate=0.15", ("copfl", "rate", 0.15)),
+        ("algorithm.rate=0.15", ("algorithm", "rate", 0.15)),
         ("run.threads = 2", ("run", "threads", 2)),
-        ("copfl.merge=union", ("copfl", "merge", "union")),
-        ('copfl.merge="union"', ("copfl", "merge", "union")),
-        ("mamo.keep=false", ("mamo", "keep", False)),
-        ('fedper.keeps=["head", "body.4"]', ("fedper", "keeps", ["head", "body.4"])),
+        ("algorithm.merge=union", ("algorithm", "merge", "union")),
+        ('algorithm.merge="union"', ("algorithm", "merge", "union")),
+        ("optimizer.keep=false", ("optimizer", "keep", False)),
+        ('algorithm.personal=["head", "body.4"]', ("algorithm", "personal", ["head", "body.4"])),
         ("model.head=", ("model", "head", "")),
     ],
 )
 def test_a_setting_is_read_as_toml_or_as_a_word(text: str, expected: tuple[str, str, Any]) -> None:
-    assert config.setting(text) == expected
+    assert toml.assignment(text) == expected
 
 
-@pytest.mark.parametrize("text", ["rate=2", "copfl.rate", "=", "copfl.=2", ".rate=2", ""])
+@pytest.mark.parametrize("text", ["rate=2", "algorithm.rate", "=", "algorithm.=2", ".rate=2", ""])
 def test_what_is_no_setting_says_how_one_looks(text: str) -> None:
     with pytest.raises(UsageError, match=r"must be TABLE\.KEY=VALUE"):
-        config.setting(text)
+        toml.assignment(text)
 
 
 plain = st.one_of(
@@ -106,8 +106,8 @@ plain = st.one_of(
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.one_of(plain, st.lists(plain, max_size=3)), max_size=4))
 def test_what_is_written_is_read_back(table: dict[str, Any]) -> None:
-    text = config.as_toml({"run": table, "model": {"name": "x", "head": None}})
-    assert config.read_toml(text.encode(), "it") == {"run": table, "model": {"name": "x"}}
+    text = toml.written({"run": table, "model": {"name": "x"}})
+    assert toml.read(text.encode(), "it") == {"run": table, "model": {"name": "x"}}
     assert tomllib.loads(text)["run"] == table
 
 
@@ -120,12 +120,12 @@ def test_a_run_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         path = tmp_path / "run.toml"
         path.write_bytes(content)
         with pytest.raises(UsageError, match=message) as error:
-            config.read_file(path)
+            toml.read_file(path)
         assert str(path) in str(error.value)
     with pytest.raises(UsageError, match=r"cannot read .*gone.toml: No such file"):
-        config.read_file(tmp_path / "gone.toml")
+        toml.read_file(tmp_path / "gone.toml")
     with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
-        config.read_file(tmp_path)
+        toml.read_file(tmp_path)
 
 
 @dataclasses.dataclass
@@ -141,7 +141,7 @@ class Maker:
 def test_a_factory_without_a_hash_is_read_like_any_other() -> None:
     with pytest.raises(TypeError):
         hash(Maker())
-    assert config.keywords_of(Maker(), skip=("shape",)) == {"depth": 2}
-    assert config.checked("model", Maker(), {"depth": 3}) == {"depth": 3}
+    assert checking.parameters_of(Maker(), skip=("shape",))["depth"].default == 2
+    assert checking.checked("model", Maker(), {"depth": 3}) == {"depth": 3}
     with pytest.raises(UsageError, match="dept"):
-        config.checked("model", Maker(), {"dept": 3})
+        checking.checked("model", Maker(), {"dept": 3})

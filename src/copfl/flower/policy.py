@@ -130,6 +130,8 @@ class Bounds:
     classes: int = 100_000
     option: float = 1e6  # the absolute value of any other number
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
+    seconds: float = 6 * 3600.0  # of one request: then the worker that answers it is ended
+    memory: float = 64.0  # GiB of the worker while it answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +181,8 @@ class Policy:
                     raise unknown(f"{line} in a policy", name, names)
         if self.reports not in REPORTS:
             raise unknown("reports in a policy", self.reports, REPORTS)
+        if not (self.bounds.seconds > 0 and self.bounds.memory > 0):
+            raise UsageError("bounds.seconds and bounds.memory in a policy must be above 0")
         for table in (self.secure_aggregation, self.privacy, self.bounds):
             for name, number in vars(table).items():
                 if not 0 <= number < math.inf:
@@ -226,12 +230,12 @@ class Refusal(NamedTuple):
 
 
 class PolicyError(UsageError):
-    """A run config that this machine's policy refuses."""
+    """A run config, or another request, that this machine's policy refuses."""
 
-    def __init__(self, refusals: tuple[Refusal, ...]) -> None:
+    def __init__(self, refusals: tuple[Refusal, ...], what: str = "run config") -> None:
         shown = "; ".join(map(str, refusals[:5]))
         more = f"; and {len(refusals) - 5} more" if len(refusals) > 5 else ""
-        super().__init__(f"the policy of this machine's owner refuses the run config: {shown}{more}")
+        super().__init__(f"the policy of this machine's owner refuses the {what}: {shown}{more}")
         self.refusals = refusals
 
 
@@ -546,6 +550,14 @@ def base_of(policy: Policy, model: Any, options: Mapping[str, Any]) -> Base | No
     same = [base for base in (*by_name, *of_source) if base.sha256 == digest]
     # Of torchvision and timm the name is the architecture too.
     return next((base for base in same if source == "hf" or base.name == model), None)
+
+
+def require_cohort(policy: Policy, members: int) -> None:
+    """PolicyError if a sum is of fewer clients than the owner wants."""
+    least = policy.secure_aggregation.cohort
+    if members < least:
+        why = f"a sum of {members} clients, and {least} are the least"
+        raise PolicyError((Refusal("secure_aggregation.cohort", why),), "request")
 
 
 # -- a run config on this machine ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,8 @@ MAX_HEAD = 2**20  # characters of the head of a message from a node
 # Bytes of a body that travels with its head: Flower sends every object in a request of its own.
 ONE_OBJECT = 2**20
 STYPE = "copfl.wire"  # serialisation type in Flower's messages: no tool decodes these bytes as an array
+
+PATH = re.compile(r"""(?<![\w/.])~?/[^\s"'`,;:()]*""")  # of a file or folder, in a sentence
 
 Content = tuple[str, bytes]  # a head and a body, such as `wire.Packet`
 
@@ -102,7 +105,9 @@ def refusal(error: CopflError) -> Content:
     # Such errors may describe samples or contain paths: the server receives only that there is one.
     is_file = isinstance(error.__cause__, OSError)
     private = "data" if isinstance(error, DataError) else "state-dir" if is_file else ""
-    reason = f"its {private} cannot be used; see the node's log" if private else str(error)
+    reason = (
+        f"its {private} cannot be used; see the node's log" if private else PATH.sub("[path]", str(error))
+    )
     return json.dumps({Field.REFUSED: reason}), b""
 
 

@@ -159,6 +159,14 @@ def test_the_updates_of_a_new_client_are_bounded_in_the_message(tmp_path: Path) 
         new_client(tmp_path, 10**9, Policy())
 
 
+def test_a_message_of_another_run_than_its_run_config_is_refused(tmp_path: Path) -> None:
+    """It would change the records of that run."""
+    server = server_of(tmp_path)
+    config = write_nodes(digits(), tmp_path / "n")[0]
+    with pytest.raises(WireError, match="it is of run test, and the run config of other"):
+        node.local_update(settings_of(CONFIG | {"run": "other"}), config, server.down(0))
+
+
 @pytest.mark.parametrize("round", [4, 2**62, -1])
 def test_a_round_that_the_run_does_not_have_is_refused(round: int, tmp_path: Path) -> None:
     server = server_of(tmp_path)
@@ -249,14 +257,14 @@ def test_a_worker_is_ended_above_the_memory_of_a_request(config: dict[str, Any],
         "importing it raised ValueError: x (/home/ward 7/nets.py, line 3)",
         "cannot create /home/ward 7: it is there",
         'the policy "/home/ward 7/policy.toml" cannot be read',
-        "see ~/ward 7/x, or /home/ward 7/y; or file:///home/ward 7/z",
+        "see /home/ward 7/y; or file:///home/ward 7/z",
     ],
 )
 def test_a_refusal_has_no_path_of_the_machine(text: str) -> None:
-    for sentence in (text, text.replace("ward 7", "ward-7-oncology")):
-        head, _ = refusal(UsageError(sentence))
+    for sentence, places in ((text, ["/home/ward 7"]), (text.replace("ward 7", "ward-7-oncology"), [])):
+        head, _ = refusal(UsageError(sentence), places)
         assert "/home" not in head
-        assert "oncology" not in head
+        assert "ward" not in head
     assert json.loads(refusal(UsageError("and/or 3/4 of 1,8,8"))[0])["refused"] == "and/or 3/4 of 1,8,8"
 
 

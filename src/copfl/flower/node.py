@@ -106,6 +106,8 @@ def head_of(settings: Settings, node_config: NodeConfig, packet: Packet) -> Head
         raise WireError("its head lacks the run, the round or the client")
     if not is_plain_name(run):  # the name of a folder on this node
         raise WireError(f"its run {run[:40]!r} is not a plain name")
+    if settings.config.run and run != settings.config.run:  # the policy allowed this one
+        raise WireError(f"it is of run {run}, and the run config of {settings.config.run}")
     if not 0 <= round <= settings.config.rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {settings.config.rounds} rounds")
     known = known_client(node_config, run)

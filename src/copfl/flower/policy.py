@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import re
+import stat
 import sys
 import tomllib
 import types
@@ -121,7 +122,7 @@ class Bounds:
     """The most that one run config may ask for."""
 
     rounds: int = 10_000
-    clients: int = 100_000
+    clients: int = 10_000
     epochs: int = 100  # of one local update, in every option that counts epochs
     steps: int = 1000  # in every option that counts steps
     batch: int = 100_000
@@ -130,7 +131,7 @@ class Bounds:
     classes: int = 100_000
     option: float = 1e6  # the absolute value of any other number
     deadline: float = 7 * 24 * 3600.0  # seconds that a round waits
-    seconds: float = 6 * 3600.0  # of one request: then the worker that answers it is ended
+    seconds: float = 3600.0  # of one request: then the worker that answers it is ended
     memory: float = 64.0  # GiB of the worker while it answers
 
 
@@ -213,10 +214,15 @@ class Policy:
         ).items():
             if not DIGEST.fullmatch(digest):
                 raise UsageError(f'"{name}" in a policy needs its SHA-256, 64 digits in lower case')
-        folders = [code.folder for code in self.code]
-        for path in [*folders, *(base.path for base in self.bases), *(file.path for file in self.files)]:
-            if path is not None and not path.is_absolute():
+        for path in self.paths:
+            if not path.is_absolute():
                 raise UsageError(f"{path} in a policy must be an absolute path")
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders and files of this machine that are entered."""
+        paths = [*(code.folder for code in self.code), *(file.path for file in self.files)]
+        return [*paths, *(base.path for base in self.bases if base.path is not None)]
 
 
 class Refusal(NamedTuple):
@@ -609,6 +615,8 @@ def read_policy(path: Path) -> Policy:
     """The policy in a TOML file; UsageError names a line that is none, or of another type."""
     with raised_as(UsageError, f"the policy {path} cannot be read: {{}}", OSError):
         content = path.read_bytes()
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise UsageError(f"everybody on this machine can write the policy {path}; chmod o-w it")
     with raised_as(UsageError, f"the policy {path} is not valid TOML: {{}}", ValueError, RecursionError):
         table = tomllib.loads(content.decode())
     with raised_as(UsageError, f"the policy {path}: {{}}", UsageError):

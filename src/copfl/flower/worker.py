@@ -71,7 +71,7 @@ def respond(message: Any, request: Request, node: int) -> Content:
             raise UsageError(f"a node of copfl does not answer {kind[:40]!r}")
         return answer(request._replace(kind=kind, content=content), node)
     except CopflError as error:
-        return refusal(error)
+        return refusal(error, [str(value) for value in request.node_config.values()])
 
 
 def call(request: Request, node: int) -> Content:

@@ -278,7 +278,8 @@ def policy(
     *,
     file: Annotated[Path, argument("The policy; written if there is none, else checked.")],
     of_app: Annotated[
-        Path | None, option("Federation", "Explain what this policy refuses of the app in this folder.", "--app")
+        Path | None,
+        option("Federation", "Explain what this policy refuses of the app in this folder.", "--app"),
     ] = None,
 ) -> None:
     """Write, check or explain the policy of a machine: what a run may ask of it."""

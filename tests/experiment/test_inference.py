@@ -184,12 +184,15 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
         own = {"x": x, "y": y, "kind": kind}
         result = copfl.run("apfl", own, model="mlp", clients=2, partition="iid", rounds=1)
         result.save(tmp_path / name)
+    texts = np.array([f"{word} is my word {n % 7}" for n in range(20) for word in ("lost", "found")])
+    result = copfl.run("fedavg", (texts, np.arange(40) % 2), clients=2, partition="iid", rounds=1)
+    result.save(tmp_path / "texts")  # the usual model of texts
     # The exporter warns of its own old parts as it loads, so it works in a process of its own, as for a user.
-    words = [sys.executable, "-c", EXPORTS, *algorithms, *targets]
+    words = [sys.executable, "-c", EXPORTS, *algorithms, *targets, "texts"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
-        "copfl.onnx\napfl.onnx\nvalues.onnx\nlabels.onnx\n",
+        "copfl.onnx\napfl.onnx\nvalues.onnx\nlabels.onnx\ntexts.onnx\n",
         "",
     )
     for name in (*algorithms, *targets):
@@ -199,6 +202,11 @@ def test_onnx_answers_as_we_do(tmp_path: Path, data: dict[str, Any]) -> None:
             (answers,) = session.run(None, {"x": samples[:count]})
             expected = found.predict(found.client(1), samples[:count]).outputs
             assert answers == pytest.approx(expected, abs=1e-5, rel=1e-5), name
+    session = runtime.InferenceSession(tmp_path / "texts.onnx", providers=["CPUExecutionProvider"])
+    found = inference.load(tmp_path / "texts")
+    tokens = found.tokens(["my word is lost", "found"])
+    (answers,) = session.run(None, tokens)
+    assert answers == pytest.approx(found.predict(found.client(1), tokens).outputs, abs=1e-5)
     values = inference.load(tmp_path / "values")
     path = export.write(values, values.client(0), "safetensors", tmp_path / "values.safetensors")
     with safe_open(path, framework="pt") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def trained(folder: Path, out: Path | None = None, **options: Any) -> copfl.Resu
 def test_a_peft_model_with_dict_inputs_in_a_few_lines() -> None:
     config = transformers.BertConfig(**tiny.BERT, **tiny.LAYERS, num_labels=3)
     lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"])
-    model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of one library about the other
+        model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
     ids = np.random.default_rng(0).integers(1, 20, (60, 8))
     data = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids[:, 0] % 3
     result = copfl.run("copfl", data, model=model, **SMALL)
@@ -145,7 +147,8 @@ def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> A
     torch_inputs = {name: torch.from_numpy(a) for name, a in inputs.items()}
     options = {} if kind == "AutoModel" else {"num_labels": 3, "ignore_mismatched_sizes": True}
     net = getattr(transformers, kind).from_pretrained(base, **options)
-    model = peft.PeftModel.from_pretrained(net, adapter).eval()
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of one library about the other
+        model = peft.PeftModel.from_pretrained(net, adapter).eval()
     with torch.no_grad():
         output = model(**torch_inputs)
     if kind != "AutoModel":
@@ -183,6 +186,50 @@ def test_an_exported_adapter_predicts_the_same_in_peft(kind: str, auto: str, tmp
         assert fact in card
     with pytest.raises(UsageError, match="exists already"):
         export.write(models, model, "peft", out)
+
+
+def gpt2(parent: Path) -> Path:
+    """The folder of a GPT-2 of two layers with a classifier, whose projections are transposed (Conv1D)."""
+    folder = parent / "gpt2"
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 20}
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(**sizes, num_labels=3, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    tiny.save_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "train", ["*.base_layer.weight", "*.base_layer.bias", "{norm}.bias", "{norm}.weight"]
+)
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_peft_loads_what_was_trained_beside_the_adapter(
+    architecture: str, train: str, tmp_path: Path
+) -> None:
+    is_bert = architecture == "bert"
+    base = tiny.base(tmp_path, "BertForSequenceClassification") if is_bert else gpt2(tmp_path)
+    norm, targets = ("*.LayerNorm", "query+value") if is_bert else ("*.ln_1", "c_attn")
+    algorithm = "fedex_lora" if train == "*.base_layer.weight" else "fedavg"
+    copfl.run(
+        algorithm,
+        tiny.sentences(),
+        model=f"hf:{base}",
+        adapter={**LORA, "targets": targets},
+        model_options={"train": train.format(norm=norm)},
+        optimizer={"name": "adam", "lr": 1e-2},
+        out=tmp_path / "run",
+        **SMALL,
+    )
+    models = inference.load(tmp_path / "run", data=tiny.sentences())
+    model, x = models.client(1), models.experiment.federation.dataset.test.x
+    initial = models.experiment.task.initial
+    assert not torch.equal(
+        *(models.experiment.task.layout.entries(w, train.format(norm=norm)) for w in (model, initial))
+    )
+    export.write(models, model, "peft", tmp_path / "adapter")
+    logits = logits_of(tmp_path / "adapter", base, "AutoModelForSequenceClassification", x)
+    expected = models.predict(model, x).outputs
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
 
 
 def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:

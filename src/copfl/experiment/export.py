@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from copfl.core.task import Experts, Personal, Task
 from copfl.data.federation import tensors
 from copfl.data.samples import REGRESSION, Inputs, by_name, each
-from copfl.errors import EXTRAS, UsageError, library, one_of
+from copfl.errors import EXTRAS, CopflError, UsageError, library, one_of
 from copfl.experiment import records
 from copfl.experiment.config import without
 from copfl.experiment.folder import named_tensors, with_entries
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
+from copfl.kernels.modules import arguments_of, logits_of
 from copfl.models import adapters, pretrained
 from copfl.tables import capital
 
@@ -39,6 +40,8 @@ TASK_TYPES = {
 }
 HEAD = "head.safetensors"  # of a base without a head, to which peft can add none
 PREFIX = "base_model.model."  # of the names in peft's files
+CLASSIFIERS = ("classifier", "score")  # modules that peft stores of its own accord
+RANK_TOLERANCE = 1e-7  # of the largest singular value: rounding of float32
 
 
 def write(models: RunModels, model: Personal, format: str, path: Path) -> Path:
@@ -110,8 +113,10 @@ class Predictor(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:
         x, fractions, criterion = self.task.numbers(x), self.get_buffer("fractions"), self.task.criterion
-        predicted = nn.Softmax(1) if criterion.logarithmic else criterion.predictions
-        return torch.stack([predicted(net(x)) * fractions[n] for n, net in enumerate(self.nets)]).sum(0)
+        predicted = nn.Softmax(-1) if criterion.logarithmic else criterion.predictions
+        arguments, keywords = arguments_of(self.task.module, x)
+        outputs = [predicted(logits_of(net(*arguments, **keywords))) for net in self.nets]
+        return torch.stack([output * fractions[n] for n, output in enumerate(outputs)]).sum(0)
 
 
 def _onnx(models: RunModels, model: Personal) -> bytes:
@@ -122,8 +127,11 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
         raise UsageError("the client mixes two models by the features of each sample; use safetensors")
     what = "values" if models.experiment.task.criterion.kind == REGRESSION else "probabilities"
     x = each(lambda array: np.ascontiguousarray(array[:50]), models.experiment.federation.dataset.train.x)
-    samples = {0: torch.export.Dim("samples", min=1)}
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    samples: dict[int, Any] = {0: torch.export.Dim("samples", min=1)}
+    if isinstance(x, dict) and "input_ids" in x:  # sentences of any length, where the model allows it
+        samples[1] = torch.export.Dim.AUTO
+    failed = "torch cannot write this model as ONNX ({}); export as safetensors or torch"
+    with tempfile.TemporaryDirectory() as folder, _quiet(), _exporting(failed):
         path = Path(folder) / "model.onnx"
         torch.onnx.export(
             Predictor(models.experiment.task, model),
@@ -147,6 +155,22 @@ def _onnx(models: RunModels, model: Personal) -> bytes:
         problem = f"the ONNX file's {what} differ from the model's by {difference:.2g}"
         raise UsageError(f"{problem}; export as safetensors or torch")
     return content
+
+
+@contextlib.contextmanager
+def _exporting(message: str) -> Iterator[None]:
+    """UsageError in place of any error of the exporter, with the last line of its cause."""
+    try:
+        yield
+    except CopflError:
+        raise
+    except Exception as error:  # the exporter's own have the traceback in their text
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line for line in str(cause).splitlines() if line.strip()]
+        reason = f"{type(cause).__name__}: {lines[0] if lines else ''}"[:200]
+        raise UsageError(message.replace("{}", reason)) from error
 
 
 @contextlib.contextmanager
@@ -198,32 +222,80 @@ def _write_files(models: RunModels, module: nn.Module, trained: set[str], folder
         net.save_pretrained(folder)  # type: ignore[operator]
         return
     inner = "net." if net is not module else ""
-    table, adapter = models.experiment.tables["model"], models.experiment.tables["adapter"]
-    parameters = {name: p.detach().cpu().contiguous() for name, p in module.named_parameters()}
-    own = {name for name in parameters if adapters.is_adapter(name)}
-    others = {name for name in trained & parameters.keys() if name not in own}
-    outside = {name for name in others if not name.startswith(inner)}
-    kept = {name.removeprefix(inner) for name in others - outside}
-    tensors = {
-        f"{PREFIX}{name.removeprefix(inner).replace('.default.', '.')}": parameters[name] for name in own
-    }
-    tensors |= {f"{PREFIX}{name}": parameters[f"{inner}{name}"] for name in kept}
-    layers = {name.partition(".lora_")[0].removeprefix(inner) for name in own}
+    task, table, adapter = (
+        models.experiment.task,
+        *(models.experiment.tables[t] for t in ("model", "adapter")),
+    )
+    initial = task.layout.split(task.initial[: task.d])
+    layers = {name: layer for name, layer in net.named_modules() if hasattr(layer, "lora_A")}
+    tensors, ranks = {}, dict[str, int]()
+    for name, layer in layers.items():
+        path = f"{inner}{name}"
+        tensors |= _factors(name, layer)
+        if (weight := f"{path}.base_layer.weight") in trained:
+            factors = _with_residual(name, layer, initial[weight])
+            tensors |= factors
+            ranks[name] = len(factors[f"{name}.lora_A.weight"])
+        if (bias := f"{path}.base_layer.bias") in trained:  # as peft writes the biases of bias="all"
+            tensors[f"{name}.base_layer.bias"] = layer.get_base_layer().bias
+    within = tuple(f"{inner}{name}." for name in layers)
+    beside = {name for name in trained if name.startswith(inner) and not name.startswith(within)}
+    kept = sorted({name.removeprefix(inner).rpartition(".")[0] for name in beside})
+    task_type = TASK_TYPES.get(table.get("task", ""))
+    # peft replaces every module whose name ends so, and wants the whole state of each.
+    ends = (*kept, *(CLASSIFIERS if task_type in ("SEQ_CLS", "TOKEN_CLS") else ()))
+    for name, part in net.named_modules():
+        if ends and name.endswith(ends):
+            if not name or any(hasattr(inside, "lora_A") for inside in part.modules()):
+                problem = (
+                    f'"{name or "the model itself"}" has trained parameters of its own and adapters inside'
+                )
+                raise UsageError(f"{problem}, which peft cannot store; export as safetensors, torch or onnx")
+            tensors |= {f"{name}.{key}": t for key, t in part.state_dict().items()}
     config = library("peft").LoraConfig(
         r=adapter["r"],
         lora_alpha=adapter["alpha"],
         lora_dropout=adapter["dropout"],
         target_modules=sorted(layers),
-        modules_to_save=sorted({name.rpartition(".")[0] for name in kept}) or None,
-        task_type=TASK_TYPES.get(table.get("task", "")),
+        rank_pattern=ranks,
+        alpha_pattern=ranks,  # such factors have the scale in them
+        bias="all" if any(name.endswith(".base_layer.bias") for name in tensors) else "none",
+        fan_in_fan_out=any(layer.fan_in_fan_out for layer in layers.values()),
+        modules_to_save=kept or None,
+        task_type=task_type,
         base_model_name_or_path=table.get("name", "").partition(":")[2] or None,
         inference_mode=True,
     )
     config.save_pretrained(folder)
-    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    if outside:
-        head = {name.removeprefix("head."): parameters[name] for name in sorted(outside)}
+    content = {f"{PREFIX}{name}": t.detach().cpu().contiguous() for name, t in tensors.items()}
+    save_file(content, folder / "adapter_model.safetensors", {"format": "pt"})
+    if outside := sorted(name for name in trained if not name.startswith(inner)):
+        parameters = dict(module.named_parameters())
+        head = {name.removeprefix("head."): parameters[name].detach().cpu().contiguous() for name in outside}
         save_file(head, folder / HEAD)
+
+
+def _factors(name: str, layer: Any) -> dict[str, Tensor]:
+    """The matrices A and B of an adapted layer, under the names of peft's files."""
+    (adapter,) = layer.lora_A
+    return {f"{name}.lora_{m}.weight": getattr(layer, f"lora_{m}")[adapter].weight for m in "AB"}
+
+
+def _with_residual(name: str, layer: Any, pretrained: Tensor) -> dict[str, Tensor]:
+    """`_factors` whose product is all that was added to the pretrained W: scaling · B A, and W's own change.
+
+    An adapter cannot store W, but it can have the rank of the whole difference, here at scale 1.
+    """
+    (adapter,), (first, second) = layer.lora_A, _factors(name, layer).values()
+    change = (layer.get_base_layer().weight - pretrained).double()
+    change = (change.T if layer.fan_in_fan_out else change).flatten(1)
+    whole = change + layer.scaling[adapter] * (second.flatten(1).double() @ first.flatten(1).double())
+    left, sizes, right = torch.linalg.svd(whole, full_matrices=False)
+    rank = max(1, int((sizes > RANK_TOLERANCE * sizes.max()).sum()))
+    root = sizes[:rank].sqrt()
+    shapes = (rank, *first.shape[1:]), (second.shape[0], rank, *second.shape[2:])
+    factors = (root[:, None] * right[:rank]).reshape(shapes[0]), (left[:, :rank] * root).reshape(shapes[1])
+    return {f"{name}.lora_{m}.weight": t.to(first.dtype) for m, t in zip("AB", factors, strict=True)}
 
 
 def _card(models: RunModels) -> str:

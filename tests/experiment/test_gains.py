@@ -145,7 +145,12 @@ def test_a_stopped_local_baseline_continues_to_the_same_files(
     assert not (tmp_path / "stopped" / gains.FILE).exists()
     copfl.resume(tmp_path / "stopped")
     assert trained == [1, 2, 3, 3]
-    for name in (gains.FILE, "rounds.jsonl", f"{BASELINE}/rounds.jsonl", "models/client-0000.safetensors"):
+    for name in (
+        gains.FILE,
+        "rounds.jsonl",
+        f"{BASELINE}/rounds.jsonl",
+        "models/client-0000/weights.safetensors",
+    ):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 

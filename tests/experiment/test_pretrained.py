@@ -64,7 +64,7 @@ def test_sentences_train_and_models_have_trained_entries_alone(tmp_path: Path) -
     out = tmp_path / "run"
     result = trained(tiny.base(tmp_path), out, rounds=10)
     assert result.accuracy[-1].mean() > 0.9
-    names = load_file(out / "models" / "client-0000.safetensors").keys()
+    names = load_file(out / "models" / "client-0000" / "weights.safetensors").keys()
     assert names == set(result.experiment.task.layout.names)
     assert {name for name in names if "lora_" not in name} == {"head.weight", "head.bias"}
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1

@@ -310,7 +310,7 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
     assert result.save(tmp_path / "saved") == result.folder
     copfl.run("fedper", data, rounds=2, partition="by_group", out=tmp_path / "written", **settings)
     assert not (tmp_path / "written" / "data.npz").exists()  # samples are stored only where `save` is called
-    for name in ("rounds.jsonl", "run.toml", "models/client-0001.safetensors"):
+    for name in ("rounds.jsonl", "run.toml", "models/client-0001/weights.safetensors"):
         assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "written" / name).read_bytes()
     models = inference.load(tmp_path / "saved")
     assert models.experiment.federation.dataset.groups == ("north", "south")

@@ -15,6 +15,9 @@ from copfl.core.metrics import Array, Metric
 from copfl.core.task import EVAL_BATCH, Data, Experts, Personal, Task
 
 PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
+# A name among the models of an evaluation: the metrics also have the model after the local update, by path,
+# until `without_model` takes it out.
+MODEL = "model"
 
 # The models of an evaluation, by the suffix of their metrics' names: the client's model after its local
 # update, before it, and the global model. Each is one more pass over the test samples.
@@ -53,8 +56,8 @@ def evaluate(
             return with_statistics(task, global_model, trained) if task.buffers == "local" else global_model
         return trained
 
-    metrics = {}
-    for name in models:
+    metrics: dict[str, Tensor] = dict(tree.named(trained, MODEL)) if MODEL in models else {}
+    for name in (name for name in models if name != MODEL):
         loss, score, predictions, count = task.scores(model(name), test)
         defined = torch.isfinite(loss) & (count > 0)  # nan without samples, or after divergence
         if task.criterion.correct is not None:
@@ -63,6 +66,13 @@ def evaluate(
         if on_host(task):
             metrics[f"{PREDICTIONS}{name}"] = collected(task, predictions, test.y)
     return metrics
+
+
+def without_model(metrics: dict[str, Tensor]) -> tuple[dict[str, Tensor], Personal | None]:
+    """The clients' metrics alone, and their models [N, ...] where the evaluation was asked for them."""
+    fields = {name: metrics[f"{MODEL}.{name}"] for name in Experts._fields if f"{MODEL}.{name}" in metrics}
+    models = Experts(**fields) if fields else metrics.get(MODEL)
+    return {name: t for name, t in metrics.items() if name.partition(".")[0] != MODEL}, models
 
 
 def with_statistics(task: Task, personal: Personal, other: Personal) -> Personal:

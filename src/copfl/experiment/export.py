@@ -23,8 +23,8 @@ from copfl.data.federation import tensors
 from copfl.data.samples import REGRESSION, Inputs, by_name, each
 from copfl.errors import EXTRAS, CopflError, UsageError, library, one_of
 from copfl.experiment import records
+from copfl.experiment.client_models import named_tensors, with_entries
 from copfl.experiment.config import without
-from copfl.experiment.folder import named_tensors, with_entries
 from copfl.experiment.inference import RunModels
 from copfl.files import write_bytes
 from copfl.kernels.modules import arguments_of, logits_of
@@ -91,7 +91,7 @@ def _about(models: RunModels) -> dict[str, list[Any]]:
 def whole_tensors(task: Task, model: Personal) -> dict[str, Tensor]:
     """`named_tensors` of the whole model: frozen tensors too, adapters merged, the library's names."""
     if set(task.layout.names) >= {name for name, _ in task.module.named_parameters()}:
-        return named_tensors(task, model)
+        return named_tensors(task.layout, model)
     if isinstance(model, Experts):
         parts = {f"{i}/{k}": v for i, w in enumerate(model.w) for k, v in whole_tensors(task, w).items()}
         return {**parts, "share": model.share.cpu()}

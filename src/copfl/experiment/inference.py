@@ -16,7 +16,7 @@ from copfl.core.algorithm import message_to_new_client
 from copfl.core.batches import plan
 from copfl.core.evaluation import on_host_arrays, primary_metrics
 from copfl.core.optim import Optimizer, begin
-from copfl.core.task import Data, Experts, Personal, Task
+from copfl.core.task import Data, Personal, Task
 from copfl.core.train import train
 from copfl.data import reading, tables
 from copfl.data.arrays import from_arrays, npz_content
@@ -25,9 +25,10 @@ from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset, Inputs, Samp
 from copfl.data.schemes import names_of_clients
 from copfl.data.targets import named, targets_of
 from copfl.engine import checkpoint
-from copfl.errors import DataError, RunError, UsageError, at_least, raised_as
+from copfl.errors import DataError, RunError, UsageError, at_least
 from copfl.experiment import model_tables
-from copfl.experiment.folder import RunFolder, vector_of
+from copfl.experiment.client_models import vector_of
+from copfl.experiment.folder import RunFolder
 from copfl.experiment.migration import renamed_tensor
 from copfl.experiment.run import Experiment, prepare
 
@@ -102,27 +103,14 @@ class RunModels:
 
     def client(self, client: int | str) -> Personal:
         """The personal model of this client, by its number or name."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        number = self.number_of(client)
-        path = self.path / "models" / f"client-{number:04d}.safetensors"
-        if not path.is_file():
+        models, number = RunFolder(self.path).models(self.experiment.task), self.number_of(client)
+        found = models.get(number)
+        if found is None:
             reason = "models are saved when a run ends, unless run.save_models is off"
-            raise RunError(f"{path} does not exist: {reason}. `copfl resume {self.path}` ends it")
-        damaged = f"{path} is damaged or of another model ({{}}); start the run again"
-        with raised_as(RunError, damaged, SafetensorError, KeyError, ValueError):
-            return self._joined(load_file(path))
-
-    def _joined(self, tensors: dict[str, torch.Tensor]) -> Personal:
-        layout, share = self.experiment.task.layout, tensors.get("share")
-        if share is None:
-            return layout.join(tensors)
-        parts = [
-            {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{n}/")}
-            for n in range(len(share))
-        ]
-        return Experts(torch.stack([layout.join(part) for part in parts]), share, tensors.get("near"))
+            raise RunError(
+                f"{models.of(number)} does not exist: {reason}. `copfl resume {self.path}` ends it"
+            )
+        return found.model
 
     def new_client(self) -> Personal:
         """The model that a client which has never taken part receives from the server."""

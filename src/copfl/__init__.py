@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from copfl.comparison.choose import choose
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.tables import Comparison
+    from copfl.experiment.bundle.bundle import Bundle, load
     from copfl.experiment.run import Result, resume, run
     from copfl.testing import check_algorithm
 
 # The public API. Its modules load on first use, so that `copfl --help` does not import torch.
 _MODULES = {
     "ALGORITHMS": "copfl.algorithms",
+    "Bundle": "copfl.experiment.bundle.bundle",
     "Comparison": "copfl.comparison.tables",
     "Result": "copfl.experiment.run",
     "check_algorithm": "copfl.testing",
     "choose": "copfl.comparison.choose",
     "compare": "copfl.comparison.compare",
+    "load": "copfl.experiment.bundle.bundle",
     "resume": "copfl.experiment.run",
     "run": "copfl.experiment.run",
     "sweep": "copfl.comparison.compare",
@@ -40,12 +43,14 @@ _MODULES = {
 
 __all__ = [
     "ALGORITHMS",
+    "Bundle",
     "Comparison",
     "Result",
     "__version__",
     "check_algorithm",
     "choose",
     "compare",
+    "load",
     "resume",
     "run",
     "sweep",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from copfl.cli import audit, compare, data, doctor, federate, options, report, reproduce, run
+from copfl.cli import audit, compare, data, doctor, federate, models, options, report, reproduce, run
 from copfl.errors import CopflError, Stopped, UsageError, on_command_line, one_of, stoppable
 
 typer.core.HAS_RICH = False  # plain help: it imports nothing more, and looks the same in a pipe
@@ -105,11 +105,11 @@ def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
-    from copfl import models
     from copfl.algorithms import ALGORITHMS
     from copfl.data import datasets
     from copfl.data.schemes import SCHEMES
     from copfl.experiment.components import OPTIMIZERS
+    from copfl.models import MODELS, SOURCES
 
     def first_lines(registry: Any) -> dict[str, str]:
         return {name: (factory.__doc__ or "").strip().split("\n")[0] for name, factory in registry.items()}
@@ -118,7 +118,7 @@ def list_(
     lists = {
         "algorithms": first_lines(modules),
         "datasets": first_lines(datasets.DATASETS),
-        "models": first_lines(models.MODELS) | models.SOURCES,
+        "models": first_lines(MODELS) | SOURCES,
         "partitions": first_lines(SCHEMES),
         "optimizers": first_lines(OPTIMIZERS),
     }
@@ -130,7 +130,7 @@ def list_(
 
 # After the commands that every user needs.
 RUNNING = (compare.compare, compare.sweep, compare.choose, reproduce.reproduce)
-READING = (report.report, report.watch, report.export, report.predict, report.personalize)
+READING = (report.report, report.watch, models.predict, models.evaluate, models.export, models.personalize)
 for command in (*RUNNING, *READING, audit.audit, doctor.doctor):
     add(command)
 

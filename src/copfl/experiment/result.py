@@ -23,7 +23,16 @@ from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
 from copfl.experiment import folder as run_folder
 from copfl.experiment import gains, new_clients, records
-from copfl.experiment.client_models import ClientModels, received_model, vector_of, with_entries
+from copfl.experiment.bundle.description import Origin
+from copfl.experiment.bundle.writing import describe, write_bundles
+from copfl.experiment.client_models import (
+    TRAINED,
+    ClientModels,
+    InFolder,
+    received_model,
+    vector_of,
+    with_entries,
+)
 from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.gains import Analysis, Gains
 from copfl.experiment.hints import hints, warnings_of
@@ -161,12 +170,28 @@ class Result:
                 for n in range(e.clients):
                     if (found := self.models.get(n)) is not None:
                         models.put(n, *found)
+                self.write_bundles(models)
             if self.analysis is not None:
                 gains.write(self.analysis, folder.path)
             if self.new_clients is not None:
                 new_clients.write(self.new_clients, folder.path)
         self.folder = Path(path)
         return self.folder
+
+    def write_bundles(self, models: InFolder) -> None:
+        """Completes the clients' models in a run folder to bundles, and adds the global model's."""
+        e, partition = self.experiment, self.experiment.federation.partition
+        data, rounds = e.federation.dataset, len(self.records)
+        origin = Origin(e.title, data.name, TRAINED, rounds, e.clients, note=data.note)
+        general = describe(e.tables, e.task, data, e.settings.seed, origin)
+        scores = {metric.name: self.latest(metric.name) for metric in e.task.metrics}
+        if self.new_clients is not None:
+            scores[self.primary.name][self.new_clients.clients] = self.new_clients.accuracy["all"]
+        samples = [len(test) for test in partition.test]
+        split = "test" if partition.test_from == "test" else "validation"
+        names = names_of_clients(data, partition)
+        model = self._global_model()
+        write_bundles(models, general, e.task, e.tables, model, names, scores, split, samples)
 
     def model(self, client: int, *, before_training: bool = False) -> nn.Module:
         """A copy of the network with this client's weights as its last evaluation measured them.
@@ -193,10 +218,14 @@ class Result:
 
     def global_model(self) -> nn.Module:
         """A copy of the network with the weights that a client which never took part would receive."""
+        return self._network(self._global_model())
+
+    def _global_model(self) -> Personal:
         e = self.experiment
         trained = torch.from_numpy(e.settings.split_clients[0]).to(e.task.device)
         down = message_to_new_client(e.algorithm, self.state.server, trained)
-        return self._network(e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down))
+        model = e.algorithm.personal_model(e.task, e.algorithm.client_init(e.task), down)
+        return tree.each(torch.Tensor.cpu, model)
 
     def _network(self, personal: Personal) -> nn.Module:
         return with_entries(self.experiment.task, vector_of(personal)).eval()

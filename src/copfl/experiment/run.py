@@ -26,7 +26,7 @@ from copfl.engine.workers import Workers
 from copfl.errors import RunError, UsageError, how_to_set
 from copfl.experiment import components, gains, hints, model_tables, new_clients, presets, records, user_code
 from copfl.experiment import folder as run_folder
-from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InMemory, received_model
+from copfl.experiment.client_models import RECEIVED, TRAINED, ClientModels, InFolder, InMemory, received_model
 from copfl.experiment.config import Tables, partition_text
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.gains import Analysis
@@ -364,6 +364,8 @@ def execute(
         for n in filter(models.wanted, range(e.clients)):
             if models.stage(n) != TRAINED:  # it was never evaluated, or diverged
                 models.put(n, received_model(e.algorithm, e.task, result.state, n), RECEIVED)
+        if isinstance(models, InFolder):
+            result.write_bundles(models)
     return result
 
 

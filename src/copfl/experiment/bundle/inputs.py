@@ -1,0 +1,272 @@
+"""New samples as the network takes them: rows of a table, texts, images or arrays, from a file or from Python."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from copfl.data import reading, tables
+from copfl.data.arrays import npz_content
+from copfl.data.samples import CLASSIFICATION, Inputs, by_name
+from copfl.data.tables import Encoder, Table
+from copfl.data.targets import named, numbered
+from copfl.errors import DataError, one_of
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output
+
+IMAGES = (".png", ".jpg", ".jpeg")
+SHOWN = 5  # values of a column in a note
+USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
+
+Tokenizer = Callable[[Sequence[str]], Inputs]
+
+
+class Prepared(NamedTuple):
+    """The samples, and what is worth to know about them."""
+
+    x: Inputs
+    notes: list[str]
+
+    def __len__(self) -> int:
+        return len(next(iter(by_name(self.x).values())))
+
+
+class Labelled(NamedTuple):
+    """The samples of a file with their targets; None where it has none."""
+
+    x: Inputs
+    y: NDArray[Any] | None
+    notes: list[str]
+    test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How new samples become inputs of the network."""
+
+    input: Input
+    output: Output
+    tokenizer: Tokenizer | None = None  # of texts
+
+    def of(self, data: Any, missing: str | None = None) -> Prepared:
+        """A data frame, columns by name, arrays, or texts; columns may be in any order.
+
+        A table's missing values are an error where training had none, unless missing="fill": then each
+        counts as the column's mean, or as no category.
+        """
+        kind = self.input.kind
+        if kind in (TABLE, TEXT) and (columns := _columns(data)) is not None:
+            return self.of_table(columns, missing)
+        if kind == TEXT and isinstance(data, str):
+            raise DataError("pass a list of texts, not a single one")
+        if kind == TEXT and not isinstance(data, Mapping) and all(isinstance(text, str) for text in data):
+            return Prepared(self.tokens(list(data)), [])
+        if kind == TABLE:
+            array = np.asarray(data, dtype=object)
+            names = [column.name for column in self.input.columns]
+            if array.ndim != 2 or array.shape[1] != len(names):
+                raise DataError(
+                    f"the model takes the {len(names)} columns {', '.join(names)}; pass a data frame, or an "
+                    f"array [n, {len(names)}] in this order, not {list(array.shape)}"
+                )
+            cells = {name: [tables.cell(v) for v in array[:, n].tolist()] for n, name in enumerate(names)}
+            return self.of_table(cells, missing)
+        return Prepared(self._arrays(data), [])
+
+    def of_table(self, columns: Table, missing: str | None = None) -> Prepared:
+        """The rows of a table; the notes count missing values and unknown categories by column."""
+        if self.input.kind == TEXT:
+            return Prepared(self.tokens(_texts(columns, str(self.input.text))), [])
+        if self.input.kind != TABLE:
+            raise DataError(f"the model takes {self.shown}, and not the rows of a table")
+        missing = missing or self.input.missing
+        one_of(("refuse", "fill", "drop"), missing=missing)
+        encoders = self.input.columns
+        if absent := [encoder.name for encoder in encoders if encoder.name not in columns]:
+            lacks = f"the table lacks {len(absent)} of {len(encoders)} columns: {', '.join(absent)}"
+            raise DataError(f"{lacks}; it has {', '.join(columns)}")
+        gaps = {e.name: count for e in encoders if (count := columns[e.name].count(None))}
+        if gaps and missing != "fill":
+            shown = ", ".join(f"{name} {count:,}" for name, count in gaps.items())
+            raise DataError(
+                f"values are missing, and training had none: {shown}. Complete them, or take each as the "
+                "column's mean, or as no category, with --missing fill (missing='fill' in Python)"
+            )
+        notes = [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
+        for encoder in encoders:
+            notes += _checked(encoder, columns[encoder.name])
+        return Prepared(tables.encoded(encoders, columns), notes)
+
+    def tokens(self, texts: Sequence[str]) -> Inputs:
+        """Texts as the model takes them."""
+        if self.tokenizer is None:
+            raise DataError(f"the model takes {self.shown}, and not texts")
+        if not texts:
+            raise DataError("there is no text; give at least one")
+        return self.tokenizer(texts)
+
+    @property
+    def shown(self) -> str:
+        """The input, for messages."""
+        if self.input.kind == TABLE:
+            return f"rows of {len(self.input.columns)} columns"
+        arrays = [f"{name} {a.dtype} {list(a.shape)}" for name, a in self.input.arrays.items()]
+        return "texts" if self.input.kind == TEXT else ", ".join(arrays)
+
+    def _arrays(self, data: Any) -> Inputs:
+        """Arrays of the types and shapes of the network's; tokens may have any length."""
+        given = data if isinstance(data, Mapping) else {"x": data}
+        arrays = {
+            str(k): np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for k, v in given.items()
+        }
+        if arrays.keys() != self.input.arrays.keys():
+            wanted = ", ".join(self.input.arrays)
+            raise DataError(f"the model takes the arrays {wanted}, not {', '.join(arrays) or 'none'}")
+        for name, info in self.input.arrays.items():
+            array = arrays[name]
+            if info.dtype == "uint8" and len(info.shape) == 3:
+                array = _channels_first(array, info.shape)
+            elif (array.dtype.kind in "bifu" and np.dtype(info.dtype).kind == "f") or (
+                array.dtype.kind in "biu" and np.dtype(info.dtype).kind in "iu" and info.dtype != "uint8"
+            ):
+                array = array.astype(info.dtype)
+            fits = array.shape[1:] == info.shape or (self.input.text is not None and array.ndim == 2)
+            if not fits or array.dtype != np.dtype(info.dtype):
+                found = f"{name} is {array.dtype} {list(array.shape)}"
+                raise DataError(f"{found}, but a sample of the model is {info.dtype} {list(info.shape)}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise DataError(f"{name} has NaN or infinity; all values must be finite")
+            arrays[name] = np.ascontiguousarray(array)
+        return arrays["x"] if arrays.keys() == {"x"} else arrays
+
+    # -- files
+
+    def read(self, path: Path, missing: str | None = None) -> Labelled:
+        """The samples of a file or a folder, and their targets if it has them.
+
+        An .npz file has the arrays x and y; a table the model's columns; a .txt file a text per line. Images
+        are a file, or all files of a folder.
+        """
+        suffix = path.suffix.lower()
+        if path.is_dir() or suffix in IMAGES:
+            return Labelled(self._images(path), None, [])
+        if suffix == ".txt":
+            lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
+            return Labelled(self.tokens([line for line in lines if line.strip()]), None, [])
+        if suffix in tables.READERS:
+            columns = tables.read_table(path)
+            x, notes = self.of_table(columns, missing)
+            y, more = self._targets_of(columns)
+            return Labelled(x, y, [*notes, *more])
+        arrays = npz_content(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
+        x, y = self.of(arrays["x"]).x, self.targets(arrays["y"]) if "y" in arrays else None
+        own_test = {"x_test", "y_test"} <= arrays.keys()
+        test = (self.of(arrays["x_test"]).x, self.targets(arrays["y_test"])) if own_test else None
+        return Labelled(x, y, [], test)
+
+    def _targets_of(self, columns: Table) -> tuple[NDArray[Any] | None, list[str]]:
+        """The targets in the table's own columns; None where one is absent or a cell is empty."""
+        usual = next((name for name in USUAL_TARGETS if name in columns), "")
+        names = self.output.targets or (usual,)
+        if not all(name in columns for name in names):
+            return None, []
+        if empty := sum(columns[name].count(None) for name in names):
+            rows = len(columns[names[0]])
+            return None, [f'{empty:,} of {rows:,} rows have no "{names[0]}", so nothing is scored']
+        if self.output.kind == CLASSIFICATION:
+            return self.targets(tables.words(columns[names[0]])), []
+        numbers = np.stack([tables.floats(columns[name]) for name in names], 1)
+        return self.targets(numbers[:, 0] if numbers.shape[1] == 1 else numbers), []
+
+    def targets(self, y: Any) -> NDArray[Any]:
+        """Targets as the metrics take them: numbers of classes, labels or values."""
+        array = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
+        if self.output.kind == CLASSIFICATION:
+            if array.dtype == object:
+                array = array.astype(np.str_)
+            numbers: NDArray[Any] = numbered(
+                "label", [named(array, self.output.names)], self.output.names
+            ).parts[0]
+            return numbers
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+            raise DataError(f"targets of {self.output.kind} are finite numbers")
+        if array.size != len(array) * self.output.count:
+            raise DataError(f"targets have the shape {list(array.shape)}, but there are {self.output.count}")
+        return array.astype(np.float32)
+
+    def _images(self, path: Path) -> Inputs:
+        """An image file, or those of a folder by name, in the size and colours of the model's images."""
+        if self.input.kind != IMAGE:
+            raise DataError(f"{path} has images, but the model takes {self.shown}")
+        found = [path] if path.is_file() else sorted(path.iterdir())
+        files = [file for file in found if file.suffix.lower() in IMAGES]
+        if not files:
+            raise DataError(f"{path} has no images; expected {', '.join(IMAGES)}")
+        channels, *size = self.input.shape
+        images = [(reading.read_bytes(file, reading.LARGEST_IMAGE_FILE), str(file)) for file in files]
+        return np.stack([reading.decode(raw, name, tuple(size), gray=channels == 1) for raw, name in images])
+
+
+def _columns(data: Any) -> Table | None:
+    """The columns of a data frame, or of a mapping of columns; None of anything else."""
+    if hasattr(data, "columns") and hasattr(data, "to_dict"):  # of pandas, which need not be installed
+        known = {str(name): data[name].notna().tolist() for name in data.columns}
+        cells = {str(name): data[name].tolist() for name in data.columns}
+        return {
+            name: [
+                tables.cell(v) if there else None for v, there in zip(cells[name], known[name], strict=True)
+            ]
+            for name in cells
+        }
+    if isinstance(data, Mapping) and not {"input_ids"} & data.keys():
+        columns = {
+            str(k): [tables.cell(v) for v in (v.tolist() if hasattr(v, "tolist") else v)]
+            for k, v in data.items()
+        }
+        if len({len(column) for column in columns.values()}) > 1:
+            sizes = ", ".join(f"{name} {len(column):,}" for name, column in columns.items())
+            raise DataError(f"the columns have different numbers of rows: {sizes}")
+        return columns
+    return None
+
+
+def _checked(encoder: Encoder, column: list[Any]) -> list[str]:
+    """A note about unknown categories; a DataError for a text in a column of numbers."""
+    if encoder.categories:
+        unknown = [str(v) for v in column if v is not None and str(v) not in set(encoder.categories)]
+        if not unknown:
+            return []
+        shown = ", ".join(list(dict.fromkeys(unknown))[:SHOWN])
+        return [f'"{encoder.name}": {len(unknown):,} values are unknown categories, such as {shown}; known: '
+                f"{', '.join(encoder.categories[:SHOWN])}{', ...' if len(encoder.categories) > SHOWN else ''}"]  # fmt: skip
+    for row, value in enumerate(column, 1):
+        try:
+            number = 0.0 if value is None else float(value)
+        except (TypeError, ValueError):
+            number = np.nan
+        if not np.isfinite(number):
+            raise DataError(
+                f'the column "{encoder.name}" has numbers in training, but {str(value)[:40]!r} in row {row}'
+            )
+    return []
+
+
+def _texts(columns: Table, name: str) -> list[str]:
+    if name not in columns:
+        raise DataError(f'the table has no column "{name}" of texts; it has {", ".join(columns)}')
+    if None in columns[name]:
+        raise DataError(f'the table has no "{name}" in row {columns[name].index(None) + 1}; complete it')
+    return [str(text)[: tables.LONGEST_TEXT] for text in columns[name]]
+
+
+def _channels_first(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """uint8 images [n, h, w], [n, h, w, channels] or [n, channels, h, w] as the last."""
+    if array.ndim == 3:
+        return array[:, None]
+    if array.ndim == 4 and array.shape[1:] != shape and (array.shape[3], *array.shape[1:3]) == shape:
+        return array.transpose(0, 3, 1, 2)
+    return array

@@ -1,0 +1,142 @@
+"""Rows of a table: a finished run encodes them as it did in training, whatever became of the training file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import copfl
+from copfl.errors import DataError
+from tests.commands import called
+
+COLUMNS = ("age", "sex", "lab", "site", "state")
+
+
+def frame(rows: int = 120, seed: int = 0, shift: float = 0.0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    age, sex = shift + rng.normal(50, 10, rows), rng.choice(["f", "m"], rows)
+    state = np.where((age > 50) ^ (sex == "m"), "ill", "well")
+    lab, site = rng.normal(1e6, 5, rows), rng.choice(["north", "south"], rows)
+    return pd.DataFrame(dict(zip(COLUMNS, (age, sex, lab, site, state), strict=True)))
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Path, Path]:
+    """The file of a table, and a run on it."""
+    frame().to_csv(tmp_path / "patients.csv", index=False)
+    options = {"target": "state", "client": "site"}
+    copfl.run(
+        "fedper", str(tmp_path / "patients.csv"), data_options=options, rounds=2, engine="sequential",
+        out=tmp_path / "run",
+    )  # fmt: skip
+    return tmp_path / "patients.csv", tmp_path / "run"
+
+
+def test_the_predictions_of_a_run_do_not_depend_on_its_training_file(trained: tuple[Path, Path]) -> None:
+    file, run = trained
+    rows = frame(20, seed=1)
+    before = copfl.load(run, "north").predict_proba(rows)
+    pd.concat([frame(), frame(200, seed=2, shift=40)]).to_csv(file, index=False)  # 200 rows were appended
+    assert np.array_equal(copfl.load(run, "north").predict_proba(rows), before)
+    file.unlink()
+    assert np.array_equal(copfl.load(run, "north").predict_proba(rows), before)
+
+
+def test_columns_by_name_in_any_order_and_as_an_array(trained: tuple[Path, Path]) -> None:
+    bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
+    expected = bundle.predict_proba(rows)
+    assert np.array_equal(bundle.predict_proba(rows[["state", "lab", "sex", "age"]]), expected)
+    assert np.array_equal(bundle.predict_proba(rows[["age", "sex", "lab"]].to_numpy()), expected)
+    assert np.array_equal(bundle.predict_proba({name: rows[name] for name in rows}), expected)
+    assert bundle.estimator().feature_names_in_.tolist() == ["age", "sex", "lab"]
+    assert set(bundle.predict(rows)) <= {"ill", "well"}
+
+
+def test_what_is_unusual_is_reported_by_column(trained: tuple[Path, Path]) -> None:
+    bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
+    other = rows.assign(sex=["x", "y", *rows.sex[2:]])
+    with pytest.warns(
+        RuntimeWarning, match='"sex": 2 values are unknown categories, such as x, y; known: f, m'
+    ):
+        bundle.predict(other)
+    gaps = rows.assign(age=[np.nan, *rows.age[1:]], sex=[None, None, *rows.sex[2:]])
+    with pytest.raises(
+        DataError, match=r"values are missing, and training had none: age 1, sex 2\. Complete"
+    ):
+        bundle.predict(gaps)
+    with pytest.warns(
+        RuntimeWarning, match='"age": 1 missing values, filled; "sex": 2 missing values, filled'
+    ):
+        filled = bundle.predict_proba(gaps, missing="fill")
+    mean = bundle.description.input.columns[0].mean
+    with pytest.warns(RuntimeWarning, match="unknown categories"):
+        by_hand = bundle.predict_proba(gaps.fillna({"age": mean, "sex": "neither"}))
+    np.testing.assert_allclose(filled, by_hand, atol=1e-6)
+
+
+def test_what_is_wrong_is_one_clear_error(trained: tuple[Path, Path]) -> None:
+    bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
+    with pytest.raises(DataError, match="the table lacks 2 of 3 columns: age, lab; it has sex"):
+        bundle.predict(rows[["sex"]])
+    with pytest.raises(DataError, match="the column \"age\" has numbers in training, but 'old' in row 2"):
+        bundle.predict(rows.assign(age=["50", "old", *["50"] * 8]))
+    with pytest.raises(DataError, match=r"or an array \[n, 3\] in this order, not \[10, 2\]"):
+        bundle.predict(rows[["age", "lab"]].to_numpy())
+
+
+def test_the_commands(trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run = trained
+    file.unlink()
+    rows = frame(30, seed=1)
+    rows.drop(columns=["state", "site"]).to_csv(tmp_path / "new.csv", index=False)
+    rows.to_csv(tmp_path / "labelled.csv", index=False)
+    rows.assign(sex=["x", *rows.sex[1:]]).to_csv(tmp_path / "unknown.csv", index=False)
+    bundle = copfl.load(run, "south")
+
+    words = ["predict", run, "--client", "south", "--data", tmp_path / "new.csv"]
+    answer = called(capsys, *words, "--out", tmp_path / "answers.csv")
+    assert (answer.code, answer.out, answer.err) == (0, "", "")
+    with (tmp_path / "answers.csv").open() as opened:
+        found = list(csv.DictReader(opened))
+    assert list(found[0]) == ["row", "prediction", "probability_ill", "probability_well"]
+    assert [row["prediction"] for row in found] == bundle.predict(rows).tolist()
+    assert [float(row["probability_ill"]) for row in found] == bundle.predict_proba(rows)[:, 0].tolist()
+
+    reported = called(capsys, "predict", run, "--client", "south", "--data", tmp_path / "unknown.csv")
+    assert '"sex": 1 values are unknown categories, such as x' in reported.err
+    folder = run / "models" / "client-0001"
+    measured = called(capsys, "evaluate", folder, "--data", tmp_path / "labelled.csv", "--json")
+    content = json.loads(measured.out)
+    right = float((bundle.predict(rows) == rows.state).mean())
+    assert content["metrics"]["accuracy"] == pytest.approx(right)
+    assert np.array(content["confusion"]).sum() == 30
+    assert sum(one["samples"] for one in content["calibration"]) == 30
+    text = called(capsys, "evaluate", folder, "--data", tmp_path / "labelled.csv").out
+    assert all(
+        word in text for word in ("macro F1", "AUC", "calibration error", "predicted class", "Calibration")
+    )
+    refused = called(capsys, "evaluate", folder, "--data", tmp_path / "new.csv")
+    assert (refused.code, "has no targets (state)" in refused.err) == (2, True)
+
+
+def test_a_new_client_has_a_bundle_too(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = trained
+    file.unlink()  # only the run's folder is needed
+    frame(40, seed=3).to_csv(tmp_path / "own.csv", index=False)
+    words: list[Any] = ["personalize", run, "--data", tmp_path / "own.csv", "--epochs", 2, "--lr", 0.01]
+    answer = called(capsys, *words, "--out", tmp_path / "new", "--json")
+    content = json.loads(answer.out)
+    bundle = copfl.load(tmp_path / "new")
+    (score,) = bundle.description.scores
+    assert (score.value, score.samples) == (content["accuracy"][-1], content["test"])
+    assert bundle.predict(frame(5)).shape == (5,)
+    again = called(capsys, *words, "--out", tmp_path / "new")
+    assert (again.code, "exists already" in again.err) == (2, True)

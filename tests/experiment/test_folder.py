@@ -237,7 +237,7 @@ def test_a_damaged_model_is_reported_and_half_of_one_is_removed(run: Path) -> No
     copfl.resume(run)
     assert files(run) == before
     cut(folder / "weights.safetensors")
-    with pytest.raises(RunError, match="is damaged or of another model .* start the run again"):
+    with pytest.raises(RunError, match=r"is damaged or of another model .* start the run again"):
         copfl.resume(run)
 
 

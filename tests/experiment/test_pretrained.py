@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import copfl
 from copfl.errors import DataError, UsageError
-from copfl.experiment import export, inference
+from copfl.experiment.bundle import exporting
 from copfl.experiment.components import resolve
 from copfl.experiment.identity import essential, identity
 from tests.commands import called, found
@@ -165,27 +165,27 @@ def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> A
 def test_an_exported_adapter_predicts_the_same_in_peft(kind: str, auto: str, tmp_path: Path) -> None:
     base, run, out = tiny.base(tmp_path, kind), tmp_path / "run", tmp_path / "adapter"
     trained(base, run, model_options={"freeze": "*.lora_A*"}, adapter={**LORA, "r": 4})
-    models = inference.load(run, data=tiny.sentences())
-    model, x = models.client(1), models.experiment.federation.dataset.test.x
-    export.write(models, model, "peft", out)
+    bundle = copfl.load(run, 1)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    exporting.write(bundle, "peft", out)
     assert {path.name for path in out.iterdir()} - {"head.safetensors"} == {
         "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    expected = models.predict(model, x).outputs
+    expected = bundle.outputs(x)
     probabilities = torch.softmax(logits_of(out, base, auto, x).double(), 1).numpy()
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     card = (out / "README.md").read_text()
     for fact in (
         "base_model",
-        models.experiment.tables["model"]["sha256"],
+        bundle.description.model["sha256"],
         "sentences, 3 classes",
         "Licence",
     ):
         assert fact in card
     with pytest.raises(UsageError, match="exists already"):
-        export.write(models, model, "peft", out)
+        exporting.write(bundle, "peft", out)
 
 
 def gpt2(parent: Path) -> Path:
@@ -210,7 +210,7 @@ def test_peft_loads_what_was_trained_beside_the_adapter(
     base = tiny.base(tmp_path, "BertForSequenceClassification") if is_bert else gpt2(tmp_path)
     norm, targets = ("*.LayerNorm", "query+value") if is_bert else ("*.ln_1", "c_attn")
     algorithm = "fedex_lora" if train == "*.base_layer.weight" else "fedavg"
-    copfl.run(
+    result = copfl.run(
         algorithm,
         tiny.sentences(),
         model=f"hf:{base}",
@@ -220,16 +220,15 @@ def test_peft_loads_what_was_trained_beside_the_adapter(
         out=tmp_path / "run",
         **SMALL,
     )
-    models = inference.load(tmp_path / "run", data=tiny.sentences())
-    model, x = models.client(1), models.experiment.federation.dataset.test.x
-    initial = models.experiment.task.initial
-    assert not torch.equal(
-        *(models.experiment.task.layout.entries(w, train.format(norm=norm)) for w in (model, initial))
-    )
-    export.write(models, model, "peft", tmp_path / "adapter")
+    bundle = copfl.load(tmp_path / "run", 1)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    entries, own = result.experiment.task.layout.entries, result.client_model(1)
+    assert isinstance(own, torch.Tensor)
+    after, before = (entries(w, train.format(norm=norm)) for w in (own, result.experiment.task.initial))
+    assert not torch.equal(after, before)
+    exporting.write(bundle, "peft", tmp_path / "adapter")
     logits = logits_of(tmp_path / "adapter", base, "AutoModelForSequenceClassification", x)
-    expected = models.predict(model, x).outputs
-    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
 def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
@@ -239,34 +238,16 @@ def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
         tmp_path / "m.st",
     )
     trained(base, run)
-    models = inference.load(run, data=tiny.sentences())
-    model, x = models.client(0), models.experiment.federation.dataset.test.x
-    export.write(models, model, "safetensors", file)
+    bundle = copfl.load(run, 0)
+    x = bundle.preparation.of([str(text) for text in tiny.sentences().test.x]).x
+    exporting.write(bundle, "safetensors", file)
     net = transformers.AutoModelForSequenceClassification.from_pretrained(
         base, num_labels=3, ignore_mismatched_sizes=True
     ).eval()
     net.load_state_dict(load_file(file))
     with torch.no_grad():
         logits = net(**{name: torch.from_numpy(a) for name, a in x.items()}).logits
-    expected = models.predict(model, x).outputs
-    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.long
-def test_onnx_takes_tokens(tmp_path: Path) -> None:
-    trained(tiny.base(tmp_path), tmp_path / "run")
-    models = inference.load(tmp_path / "run", data=tiny.sentences())
-    export.write(
-        models, models.client(0), "onnx", tmp_path / "model.onnx"
-    )  # which compares the probabilities
-    assert (tmp_path / "model.onnx").stat().st_size > 10_000
-
-
-def test_a_run_without_an_adapter_has_none_to_export(tmp_path: Path) -> None:
-    copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
-    models = inference.load(tmp_path / "run")
-    with pytest.raises(UsageError, match="the run has no adapter; --format peft is for runs with --adapter"):
-        export.write(models, models.client(0), "peft", tmp_path / "adapter")
+    np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
 def test_sentences_of_a_line_a_file_and_a_table_are_classified(
@@ -300,44 +281,43 @@ def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     refused = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "gap.csv")
     assert (refused.code, 'has no "text" in row 1' in refused.err) == (2, True)
 
-    models = inference.load(run)
-    expected = models.predict(models.client(0), models.tokens(list(texts)))
+    expected = copfl.load(run, 0).predict([str(text) for text in texts])
     lines = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt").out.splitlines()
-    known = models.experiment.federation.dataset.classes
-    assert [line.split("\t")[1] for line in lines] == [known[number] for number in expected.outputs.argmax(1)]
+    assert [line.split("\t")[1] for line in lines] == expected.tolist()
     one = called(capsys, "predict", run, "--client", 0, "--sentence", texts[0]).out
     assert one.split("\t")[:2] == lines[0].split("\t")[:2]
     called(
         capsys, "predict", run, "--client", 0, "--data", tmp_path / "lines.txt", "--out", tmp_path / "a.csv"
     )
-    answers = ["row,classes,sure", *(line.replace("\t", ",") for line in lines)]
-    assert (tmp_path / "a.csv").read_text().splitlines() == answers
+    answers = (tmp_path / "a.csv").read_text().splitlines()
+    assert answers[0] == "row,prediction,probability_balance,probability_card,probability_money"
+    assert [line.split(",")[1] for line in answers[1:]] == expected.tolist()
     table = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "table.csv")
-    right = np.mean(np.array(known)[expected.outputs.argmax(1)] == labels)
+    right = np.mean(expected == labels)
     assert f"accuracy {100 * right:.1f} % of 6 samples" in table.err
     both = called(capsys, "predict", run, "--client", 0)
     assert (both.code, "with --data FILE, or sentences with --sentence" in both.err) == (2, True)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     other = called(capsys, "predict", run, "--client", 0, "--data", tmp_path / "other.csv")
-    assert (other.code, 'has no column "text" of sentences; it has a, b' in other.err) == (2, True)
+    assert (other.code, 'has no column "text" of texts; it has a, b' in other.err) == (2, True)
 
 
 def test_image_files_are_classified(tmp_path: Path) -> None:
     from PIL import Image
 
     copfl.run("fedavg", model="mlp", clients=2, rounds=1, mlp={"width": 2}, out=tmp_path / "run")
-    models = inference.load(tmp_path / "run")
-    x = models.experiment.federation.dataset.test.x[:3]
+    bundle = copfl.load(tmp_path / "run", 0)
+    x = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     (tmp_path / "images").mkdir()
     for number, image in enumerate(x):
         Image.fromarray(image[0]).save(tmp_path / "images" / f"{number}.png")
-    several = models.further(tmp_path / "images")
-    assert not several.has_target.any()
+    several = bundle.read(tmp_path / "images")
+    assert several.y is None
     np.testing.assert_array_equal(several.x, x)
-    np.testing.assert_array_equal(models.further(tmp_path / "images" / "2.png").x, x[2:])
+    np.testing.assert_array_equal(bundle.read(tmp_path / "images" / "2.png").x, x[2:])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no images"):
-        models.further(tmp_path / "none")
+        bundle.read(tmp_path / "none")
 
 
 def test_a_base_that_is_not_here_is_known_by_its_hash_and_compared_when_it_is_built(

@@ -215,7 +215,7 @@ def test_what_is_wrong_with_a_folder_is_said(run: Path, tmp_path: Path) -> None:
         copfl.load(tmp_path / "old", 0)
     (tmp_path / "old" / "models").mkdir()
     (tmp_path / "old" / "models" / "client-0000.safetensors").write_bytes(b"")
-    with pytest.raises(RunError, match="is of an earlier version of copfl.*run it again: `copfl run -c"):
+    with pytest.raises(RunError, match=r"is of an earlier version of copfl.*run it again: `copfl run -c"):
         copfl.load(tmp_path / "old", 0)
 
 

@@ -27,7 +27,13 @@ MLP: dict[str, Any] = {"clients": 2, "rounds": 1, "model": "mlp", "mlp": {"width
 TEXTS = [f"{word} is my word {n % 7}" for n in range(20) for word in ("lost", "found")]
 
 
-def bundles(folder: Path) -> dict[str, copfl.Bundle]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, copfl.Bundle]:
     """Bundles of every kind of input and output."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3)).astype(np.float32)
@@ -81,14 +87,13 @@ def written(format: str, folder: Path, names: list[str]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_torch_alone_predicts_the_same(tmp_path: Path) -> None:
-    found = bundles(tmp_path)
-    written("torch", tmp_path, list(found))
+def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], folder: Path) -> None:
+    written("torch", folder, list(found))
     script = "import torch\nfor name in {names}:\n    torch.export.load(name + '.pt2')"
     words = [sys.executable, "-c", script.format(names=list(found))]
-    assert subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=300, check=False).returncode == 0
+    assert subprocess.run(words, cwd=folder, capture_output=True, timeout=300, check=False).returncode == 0
     for name, bundle in found.items():
-        program = torch.export.load(tmp_path / f"{name}.pt2").module()
+        program = torch.export.load(folder / f"{name}.pt2").module()
         for count in (1, 9):
             samples = raw(name, count)
             expected = bundle.outputs(bundle.preparation.of(samples).x)
@@ -111,13 +116,12 @@ def test_torch_alone_predicts_the_same(tmp_path: Path) -> None:
             assert answers == pytest.approx(expected, abs=1e-5, rel=1e-5), (name, count)
 
 
-def test_onnx_takes_raw_columns_and_names_the_classes(tmp_path: Path) -> None:
+def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bundle], folder: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
     pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")
-    found = bundles(tmp_path)
-    written("onnx", tmp_path, list(found))
+    written("onnx", folder, list(found))
     for name, bundle in found.items():
-        session = runtime.InferenceSession(tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(folder / f"{name}.onnx", providers=["CPUExecutionProvider"])
         about = session.get_modelmeta().custom_metadata_map
         assert json.loads(about["copfl"])["output"]["names"] == list(bundle.description.output.names)
         for count in (1, 9):  # any number of samples
@@ -135,18 +139,13 @@ def test_onnx_takes_raw_columns_and_names_the_classes(tmp_path: Path) -> None:
                 assert answers["label"].tolist() == bundle.predict(samples).tolist()
                 assert answers["probabilities"] == pytest.approx(bundle.predict_proba(samples), abs=1e-5)
     assert "zlib.crc32" in about["tokens"]  # of the texts: how a word becomes a token
-
-
-def test_onnx_of_unknown_categories_and_missing_values(tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
-    bundle = bundles(tmp_path)["table"]
-    written("onnx", tmp_path, ["table"])
-    session = runtime.InferenceSession(tmp_path / "table.onnx", providers=["CPUExecutionProvider"])
+    # Unknown categories and missing values.
+    session = runtime.InferenceSession(folder / "table.onnx", providers=["CPUExecutionProvider"])
     rows = frame(3, seed=1).assign(age=[np.nan, 40.0, 60.0], sex=["m", "x", None])[["age", "sex", "lab"]]
     feed = {"age": rows[["age"]].to_numpy(), "lab": rows[["lab"]].to_numpy()}
     feed["sex"] = np.array([["m"], ["x"], [""]], dtype=object)
     with pytest.warns(RuntimeWarning, match="filled"):
-        expected = bundle.predict_proba(rows, missing="fill")
+        expected = found["table"].predict_proba(rows, missing="fill")
     assert session.run(["probabilities"], feed)[0] == pytest.approx(expected, abs=1e-5)
 
 

@@ -80,6 +80,20 @@ def test_what_is_unusual_is_reported_by_column(trained: tuple[Path, Path]) -> No
     np.testing.assert_allclose(filled, by_hand, atol=1e-6)
 
 
+def test_categories_as_pandas_has_them(tmp_path: Path) -> None:
+    rows = frame().assign(ward=np.arange(120) % 3, smokes=np.arange(120) % 2 == 0)
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    options = {"target": "state", "client": "site", "categories": "ward"}
+    how: dict[str, Any] = {"rounds": 1, "engine": "sequential", "out": tmp_path / "run"}
+    copfl.run("fedper", str(tmp_path / "t.csv"), data_options=options, **how)
+    bundle = copfl.load(tmp_path / "run", 0)
+    kinds = {column.name: column.categories for column in bundle.description.input.columns}
+    assert (kinds["ward"], kinds["smokes"]) == (("0", "1", "2"), ("False", "True"))
+    expected = bundle.predict_proba(rows)  # numbers and bools; no warning about unknown categories
+    assert np.array_equal(bundle.predict_proba(rows.astype({"ward": float})), expected)
+    assert np.array_equal(bundle.predict_proba(rows.astype({"ward": str, "smokes": str})), expected)
+
+
 def test_what_is_wrong_is_one_clear_error(trained: tuple[Path, Path]) -> None:
     bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
     with pytest.raises(DataError, match="the table lacks 2 of 3 columns: age, lab; it has sex"):

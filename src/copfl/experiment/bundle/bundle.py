@@ -137,10 +137,7 @@ class Bundle:
         """The evaluation of these probabilities or values, with targets as `Preparation.targets` gives."""
         output, known = self.description.output, {m.name: m for m in self.task.metrics}
         known |= {name: m for name, m in METRICS.items() if output.kind in m.kinds}
-        metrics = {
-            name: metric.of(outputs, y.reshape(len(y), -1) if y.ndim > 1 else y)
-            for name, metric in known.items()
-        }
+        metrics = {name: metric.of(outputs, y) for name, metric in known.items()}
         if output.kind != CLASSIFICATION:
             return Evaluation(len(y), metrics, output.classes)
         confusion = np.zeros((output.count, output.count), np.int64)

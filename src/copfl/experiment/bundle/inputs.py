@@ -71,7 +71,7 @@ class Preparation:
                     f"the model takes the {len(names)} columns {', '.join(names)}; pass a data frame, or an "
                     f"array [n, {len(names)}] in this order, not {list(array.shape)}"
                 )
-            cells = {name: [tables.cell(v) for v in array[:, n].tolist()] for n, name in enumerate(names)}
+            cells = {name: [_cell(v) for v in array[:, n].tolist()] for n, name in enumerate(names)}
             return self.of_table(cells, missing)
         return Prepared(self._arrays(data), [])
 
@@ -95,9 +95,13 @@ class Preparation:
                 "column's mean, or as no category, with --missing fill (missing='fill' in Python)"
             )
         notes = [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
+        own = {
+            e.name: [_category(e, v) for v in columns[e.name]] if e.categories else columns[e.name]
+            for e in encoders
+        }
         for encoder in encoders:
-            notes += _checked(encoder, columns[encoder.name])
-        return Prepared(tables.encoded(encoders, columns), notes)
+            notes += _checked(encoder, own[encoder.name])
+        return Prepared(tables.encoded(encoders, own), notes)
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -122,18 +126,17 @@ class Preparation:
             str(k): np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for k, v in given.items()
         }
         if arrays.keys() != self.input.arrays.keys():
-            wanted = ", ".join(self.input.arrays)
-            raise DataError(f"the model takes the arrays {wanted}, not {', '.join(arrays) or 'none'}")
+            names = ", ".join(self.input.arrays)
+            raise DataError(f"the model takes the arrays {names}, not {', '.join(arrays) or 'none'}")
         for name, info in self.input.arrays.items():
             array = arrays[name]
-            if info.dtype == "uint8" and len(info.shape) == 3:
+            wanted = np.dtype(info.dtype)
+            if wanted == np.uint8 and len(info.shape) == 3:
                 array = _channels_first(array, info.shape)
-            elif (array.dtype.kind in "bifu" and np.dtype(info.dtype).kind == "f") or (
-                array.dtype.kind in "biu" and np.dtype(info.dtype).kind in "iu" and info.dtype != "uint8"
-            ):
-                array = array.astype(info.dtype)
+            elif array.dtype.kind in ("bifu" if wanted.kind == "f" else "biu") and wanted != np.uint8:
+                array = array.astype(wanted)
             fits = array.shape[1:] == info.shape or (self.input.text is not None and array.ndim == 2)
-            if not fits or array.dtype != np.dtype(info.dtype):
+            if not fits or array.dtype != wanted:
                 found = f"{name} is {array.dtype} {list(array.shape)}"
                 raise DataError(f"{found}, but a sample of the model is {info.dtype} {list(info.shape)}")
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -214,35 +217,43 @@ class Preparation:
 def _columns(data: Any) -> Table | None:
     """The columns of a data frame, or of a mapping of columns; None of anything else."""
     if hasattr(data, "columns") and hasattr(data, "to_dict"):  # of pandas, which need not be installed
-        known = {str(name): data[name].notna().tolist() for name in data.columns}
-        cells = {str(name): data[name].tolist() for name in data.columns}
+        pairs = {str(name): (data[name].tolist(), data[name].notna().tolist()) for name in data.columns}
         return {
-            name: [
-                tables.cell(v) if there else None for v, there in zip(cells[name], known[name], strict=True)
-            ]
-            for name in cells
+            name: [value if known else None for value, known in zip(*pair, strict=True)]
+            for name, pair in pairs.items()
         }
-    if isinstance(data, Mapping) and not {"input_ids"} & data.keys():
-        columns = {
-            str(k): [tables.cell(v) for v in (v.tolist() if hasattr(v, "tolist") else v)]
-            for k, v in data.items()
-        }
-        if len({len(column) for column in columns.values()}) > 1:
-            sizes = ", ".join(f"{name} {len(column):,}" for name, column in columns.items())
+    if isinstance(data, Mapping) and "input_ids" not in data:
+        lists = {str(name): v.tolist() if hasattr(v, "tolist") else list(v) for name, v in data.items()}
+        if len({len(values) for values in lists.values()}) > 1:
+            sizes = ", ".join(f"{name} {len(values):,}" for name, values in lists.items())
             raise DataError(f"the columns have different numbers of rows: {sizes}")
-        return columns
+        return {name: [_cell(value) for value in values] for name, values in lists.items()}
     return None
+
+
+def _cell(value: Any) -> Any:
+    """A value of Python; nan and the empty text count as missing."""
+    is_missing = value is None or value == "" or (isinstance(value, float) and value != value)
+    return None if is_missing else value
+
+
+def _category(encoder: Encoder, value: Any) -> Any:
+    """The category that a value is: pandas has 1.0 for the text "1" in a column with missing values."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if is_whole and str(value) not in encoder.categories else value
 
 
 def _checked(encoder: Encoder, column: list[Any]) -> list[str]:
     """A note about unknown categories; a DataError for a text in a column of numbers."""
     if encoder.categories:
-        unknown = [str(v) for v in column if v is not None and str(v) not in set(encoder.categories)]
+        unknown = [str(v) for v in column if v is not None and str(v) not in encoder.categories]
         if not unknown:
             return []
-        shown = ", ".join(list(dict.fromkeys(unknown))[:SHOWN])
-        return [f'"{encoder.name}": {len(unknown):,} values are unknown categories, such as {shown}; known: '
-                f"{', '.join(encoder.categories[:SHOWN])}{', ...' if len(encoder.categories) > SHOWN else ''}"]  # fmt: skip
+        shown, known = (
+            ", ".join(list(dict.fromkeys(some))[:SHOWN]) for some in (unknown, encoder.categories)
+        )
+        what = f'"{encoder.name}": {len(unknown):,} values are unknown categories, such as {shown}'
+        return [f"{what}; known: {known}{', ...' if len(encoder.categories) > SHOWN else ''}"]
     for row, value in enumerate(column, 1):
         try:
             number = 0.0 if value is None else float(value)

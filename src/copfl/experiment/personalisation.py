@@ -97,7 +97,8 @@ class Personalisation:
             at_least(1, epochs=epochs)
         task, few = self.shared.task, len(own) < 2
         how = Training(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
-        usual = [float(f"{factor * self.optimizer.lr:.3g}") for factor in ((1,) if few else RATES)]
+        rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
+        usual = [float(f"{factor * rate:.3g}") for factor in ((1,) if few else RATES)]
         rates = usual if lr is None else [lr]
         counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
 

@@ -66,7 +66,7 @@ def test_every_clients_bundle_gives_the_number_of_the_table(name: str, tmp_path:
 
 def test_a_bundle_is_complete_by_itself(tmp_path: Path) -> None:
     base = tiny.base(tmp_path, "BertForSequenceClassification")
-    settings = {**LORA, "model": f"hf:{base}", "out": tmp_path / "run"}
+    settings: dict[str, Any] = {**LORA, "model": f"hf:{base}", "out": tmp_path / "run"}
     result = copfl.run("fedsa_lora", tiny.sentences(), **settings)
     texts = [str(text) for text in tiny.sentences().test.x]
     expected = copfl.load(tmp_path / "run", 2).predict_proba(texts)

@@ -97,6 +97,7 @@ def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], folder: P
         for count in (1, 9):
             samples = raw(name, count)
             expected = bundle.outputs(bundle.preparation.of(samples).x)
+            given: dict[str, Any]
             if name == "table":
                 numbers, sexes = (
                     samples[["age", "lab"]].to_numpy(),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from copfl.core.evaluation import on_host_arrays
 from copfl.core.metrics import CALIBRATION_BINS, METRICS
@@ -90,12 +91,13 @@ class Bundle:
                 "for programs that generate text"
             )
         size = len(next(iter(by_name(x).values())))
+
+        def part(start: int) -> Tensor:
+            return self.task.predict(self.model, tensors(each(lambda a: a[start : start + BATCH], x)))
+
         with torch.no_grad():
-            parts = [
-                self.task.predict(self.model, tensors(each(lambda a, at=start: a[at : at + BATCH], x)))
-                for start in range(0, size, BATCH)
-            ]
-        found, _ = on_host_arrays(self.task, torch.cat(parts), torch.zeros(0))
+            predictions = torch.cat([part(start) for start in range(0, size, BATCH)])
+        found, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
         return found.reshape(size, -1)
 
     def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from copfl.errors import UsageError
 from copfl.experiment.bundle.bundle import Bundle, load
 
 
-class BundleEstimator(BaseEstimator):
+class BundleEstimator(BaseEstimator):  # type: ignore[misc]
     """The model of a bundle in a pipeline, a grid or a plot of scikit-learn; `fit` leaves it as it is.
 
     bundle   a Bundle, or the path of one

@@ -67,7 +67,7 @@ def _write_files(bundle: Bundle, module: nn.Module, trained: set[str], folder: P
     table, adapter = bundle.description.model, bundle.description.adapter
     initial = _initial(bundle)
     layers = {name: layer for name, layer in net.named_modules() if hasattr(layer, "lora_A")}
-    tensors, ranks = {}, dict[str, int]()
+    tensors, ranks = dict[str, Tensor](), dict[str, int]()
     for name, layer in layers.items():
         path = f"{inner}{name}"
         tensors |= _factors(name, layer)

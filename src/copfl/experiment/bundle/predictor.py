@@ -39,8 +39,8 @@ class Predictor(nn.Module):
                 hook.remove()
             outputs.append(logits.softmax(-1) if criterion.logarithmic else criterion.predictions(logits))
         stacked = torch.stack(outputs)  # [k, n, ...]
-        if self.near is not None:  # as in Task.predict
-            similarity = (nn.functional.normalize(features[0].flatten(1)) @ self.near).clamp(0, 1)
+        if (near := dict(self.named_buffers(recurse=False)).get("near")) is not None:  # as in Task.predict
+            similarity = (nn.functional.normalize(features[0].flatten(1)) @ near).clamp(0, 1)
             first = shares[:-1, None] * similarity
             shares = torch.cat([first, 1 - first.sum(0, keepdim=True)])
         return (stacked * shares.view(*shares.shape, *[1] * (stacked.dim() - shares.dim()))).sum(0)

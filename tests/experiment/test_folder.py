@@ -33,10 +33,13 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_a_run_leaves(run: Path) -> None:
-    assert sorted(files(run)) == [
-        "checkpoint/state.safetensors", "environment.json", "models/client-0000/weights.safetensors",
-        "models/client-0001/weights.safetensors", "partition.json", "rounds.jsonl", "run.toml", "timing.jsonl",
-    ]  # fmt: skip
+    bundles = [
+        f"models/{folder}/{file}"
+        for folder in ("client-0000", "client-0001", "global")
+        for file in ("README.md", "bundle.json", "weights.safetensors")
+    ]
+    others = ["partition.json", "rounds.jsonl", "run.toml", "timing.jsonl"]
+    assert sorted(files(run)) == ["checkpoint/state.safetensors", "environment.json", *bundles, *others]
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     timing = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]

@@ -160,7 +160,7 @@ def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     assert result.analysis is not None
     cross, test = result.analysis.cross, result.experiment.federation
     samples = test.dataset.test.take(test.partition.test[1])
-    errors = copfl.load(tmp_path / "run", 0).predict(samples.x) - samples.y.ravel()
+    errors = copfl.load(tmp_path / "run", 0).outputs(samples.x)[:, 0] - samples.y.ravel()
     assert cross.metric == "rmse"
     assert cross.values[0, 1] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
     read = gains.read(tmp_path / "run")

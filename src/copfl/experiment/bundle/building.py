@@ -11,8 +11,7 @@ from torch import nn
 from copfl.core.task import Task, task_of
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import model_tables, user_code
-from copfl.experiment.bundle.description import Description
-from copfl.experiment.bundle.inputs import Tokenizer
+from copfl.experiment.bundle.description import Description, Tokenizer
 from copfl.experiment.config import without
 from copfl.experiment.task_tables import build_task
 from copfl.files import write_bytes

@@ -5,12 +5,12 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from copfl.data.samples import REGRESSION
+from copfl.data.samples import REGRESSION, Inputs
 from copfl.data.tables import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.files import write_bytes
@@ -18,6 +18,7 @@ from copfl.files import write_bytes
 FILE = "bundle.json"
 FORMAT = 1
 TABLE, TEXT, IMAGE, ARRAYS = "table", "text", "image", "arrays"  # the kinds of input
+Tokenizer = Callable[[Sequence[str]], Inputs]  # texts as inputs of the network
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """New samples as the network takes them: rows of a table, texts, images or arrays, from a file or from Python."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.tables import Encoder, Table
 from copfl.data.targets import named, numbered
 from copfl.errors import DataError, one_of
-from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output
+from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 
 IMAGES = (".png", ".jpg", ".jpeg")
 SHOWN = 5  # values of a column in a note
 USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
-
-Tokenizer = Callable[[Sequence[str]], Inputs]
 
 
 class Prepared(NamedTuple):

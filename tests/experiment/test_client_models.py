@@ -98,7 +98,7 @@ def test_a_stopped_run_keeps_the_models_of_one_that_was_not(tmp_path: Path) -> N
     copfl.resume(tmp_path / "parts", rounds=5)
     both = [sorted((tmp_path / name / "models").rglob("*.safetensors")) for name in ("whole", "parts")]
     assert [file.read_bytes() for file in both[0]] == [file.read_bytes() for file in both[1]]
-    assert len(both[0]) == 6
+    assert len(both[0]) == 7  # and the global model
 
 
 def test_a_client_that_diverged_has_the_model_it_received() -> None:

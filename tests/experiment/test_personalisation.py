@@ -95,5 +95,5 @@ def test_the_command(result: copfl.Result, tmp_path: Path, capsys: pytest.Captur
     answer = called(capsys, *words, "--lr", 0.01)
     assert "training alone: " in answer.out
     assert "start: the " in answer.out
-    with pytest.raises(DataError, match="has no targets"):
+    with pytest.raises(DataError, match="lacks the array y"):
         of(result).samples(tmp_path / "x.npz")

@@ -27,7 +27,7 @@ def _chosen(given: options.Given) -> Bundle:
 
 def _report(notes: list[str]) -> None:
     for note in notes:
-        print(f"copfl: {note}", file=sys.stderr)
+        print(f"copfl: warning: {note}", file=sys.stderr)
 
 
 def export(given: options.Given) -> None:
@@ -44,22 +44,23 @@ def predict(given: options.Given) -> None:
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     bundle = _chosen(given)
     if given.data is None:
-        x, y, notes = bundle.preparation.tokens(given.sentence), None, list[str]()
+        outputs, score, rest, notes = bundle.outputs(bundle.preparation.tokens(given.sentence)), None, 0, []
     else:
-        x, y, notes, _ = bundle.read(given.data, missing=given.missing)
-    _report(notes)
-    outputs = bundle.outputs(x)
-    columns = columns_of(bundle, outputs)
-    metric, score = bundle.task.metrics[0], None if y is None else bundle.score(outputs, y)
+        x, y, has_target, notes, *_ = bundle.read(given.data, missing=given.missing)
+        outputs = bundle.outputs(x)
+        score, rest = None if y is None else bundle.score(outputs[has_target], y), int((~has_target).sum())
+    columns, metric = columns_of(bundle, outputs), bundle.task.metrics[0]
     if given.out is not None:
         write_bytes(given.out, _file(bundle, outputs, columns, given.out.suffix), durable=False)
     if given.as_json:
-        print(json.dumps({metric.name: score, **columns}))
+        print(json.dumps({metric.name: score, **columns, "warnings": notes}))
         return
+    _report(notes)
     if given.out is None:
         _print(bundle, outputs, columns)
     if score is not None:
-        print(f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs)} samples", file=sys.stderr)
+        shown = f"{metric.title} {metric.text(score)}{metric.unit} of {len(outputs) - rest} samples"
+        print(f"{shown}; {rest} have no target" if rest else shown, file=sys.stderr)
 
 
 def columns_of(bundle: Bundle, outputs: Any) -> dict[str, list[Any]]:
@@ -110,12 +111,13 @@ def evaluate(given: options.Given) -> None:
     from copfl.errors import DataError
 
     bundle = _chosen(given)
-    x, y, notes, _ = bundle.read(given.data, missing=given.missing)
-    _report(notes)
+    x, y, has_target, notes, lacking, _ = bundle.read(given.data, missing=given.missing)
     if y is None:
-        wanted = ", ".join(bundle.description.output.targets) or "y"
-        raise DataError(f"{given.data} has no targets ({wanted}), so nothing can be evaluated; see predict")
-    found = bundle.measured(bundle.outputs(x), y)
+        raise DataError(f"{given.data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
+    if rest := int((~has_target).sum()):
+        notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
+    _report(notes)
+    found = bundle.measured(bundle.outputs(x)[has_target], y)
     if given.as_json:
         print(json.dumps(as_json(found)))
         return

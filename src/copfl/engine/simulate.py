@@ -99,7 +99,7 @@ def simulate(
         metrics: list[Metrics] = []
         # 1. Each participant gets its message, trains, and adds to the total, in the order of the ids.
         results = executor.local_updates(state, parts, (*asked, MODEL) if last else asked)
-        results = _taken(results, ids, last, models, federation.test.sizes)
+        results = _taken(results, ids, last, models)
         total = tree.summed(_totals(results, metrics))
         # 2. The server gets the total and nothing else.
         with torch.no_grad():
@@ -128,22 +128,21 @@ def _last_rounds(
 
 
 def _taken(
-    results: Iterator[ChunkResult], ids: Ids, kept: set[int], models: Models | None, tested: Ids
+    results: Iterator[ChunkResult], ids: Ids, kept: set[int], models: Models | None
 ) -> Iterator[ChunkResult]:
     """The results without their models, of which those of the clients `kept` went to `models`.
 
-    Not those that diverged: a huge model may be finite, and its loss on the client's test samples not.
+    Not those that diverged: a huge model may be finite, and its predictions not.
     """
     start = 0
     for result in results:
-        metrics, rows = without_model(result.metrics)
+        metrics, after = without_model(result.metrics)
         part = ids[start : start + len(metrics["healthy"])]
         start += len(part)
         for row, n in enumerate(part.tolist()):
-            if models is not None and rows is not None and n in kept:
-                model: Personal = tree.each(lambda t, row=row: t[row].cpu(), rows)
-                has_loss = not tested[n] or bool(torch.isfinite(metrics["test_loss"][row]))
-                if bool(metrics["healthy"][row]) and has_loss and tree.finite(model):
+            if models is not None and after is not None and n in kept:
+                model: Personal = tree.each(lambda t, row=row: t[row].cpu(), after.model)
+                if bool(metrics["healthy"][row]) and bool(after.finite[row]) and tree.finite(model):
                     models.put(n, model)
                 else:
                     models.drop(n)

@@ -78,7 +78,12 @@ class Personalisation:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
         found = self.shared.read(path)
         if found.y is None:
-            raise DataError(f"{path} has no targets; a new client trains on samples with them")
+            raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
+        if not found.has_target.all():
+            row = int(np.flatnonzero(~found.has_target)[0]) + 1
+            raise DataError(
+                f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
+            )
         if found.test is not None:
             return Samples(found.x, found.y), Samples(*found.test), found.notes
         own, test, how = split_off(Samples(found.x, found.y))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_what_is_unusual_is_reported_by_column(trained: tuple[Path, Path]) -> No
     bundle, rows = copfl.load(trained[1], 0), frame(10, seed=1)
     other = rows.assign(sex=["x", "y", *rows.sex[2:]])
     with pytest.warns(
-        RuntimeWarning, match='"sex": 2 values are unknown categories, such as x, y; known: f, m'
+        RuntimeWarning, match='column "sex": 2 of 10 values are categories that no train row has'
     ):
         bundle.predict(other)
     gaps = rows.assign(age=[np.nan, *rows.age[1:]], sex=[None, None, *rows.sex[2:]])
@@ -75,7 +76,7 @@ def test_what_is_unusual_is_reported_by_column(trained: tuple[Path, Path]) -> No
     ):
         filled = bundle.predict_proba(gaps, missing="fill")
     mean = bundle.description.input.columns[0].mean
-    with pytest.warns(RuntimeWarning, match="unknown categories"):
+    with pytest.warns(RuntimeWarning, match="no train row has"):
         by_hand = bundle.predict_proba(gaps.fillna({"age": mean, "sex": "neither"}))
     np.testing.assert_allclose(filled, by_hand, atol=1e-6)
 
@@ -123,7 +124,8 @@ def test_the_commands(trained: tuple[Path, Path], tmp_path: Path, capsys: pytest
     assert [float(row["probability_ill"]) for row in found] == bundle.predict_proba(rows)[:, 0].tolist()
 
     reported = called(capsys, "predict", run, "--client", "south", "--data", tmp_path / "unknown.csv")
-    assert '"sex": 1 values are unknown categories, such as x' in reported.err
+    assert 'warning: column "sex": 1 of 30 values are categories that no train row has' in reported.err
+    assert ': "x"' in reported.err
     folder = run / "models" / "client-0001"
     measured = called(capsys, "evaluate", folder, "--data", tmp_path / "labelled.csv", "--json")
     content = json.loads(measured.out)
@@ -136,7 +138,7 @@ def test_the_commands(trained: tuple[Path, Path], tmp_path: Path, capsys: pytest
         word in text for word in ("macro F1", "AUC", "calibration error", "predicted class", "Calibration")
     )
     refused = called(capsys, "evaluate", folder, "--data", tmp_path / "new.csv")
-    assert (refused.code, "has no targets (state)" in refused.err) == (2, True)
+    assert (refused.code, "lacks the column state to predict" in refused.err) == (2, True)
 
 
 def test_a_new_client_has_a_bundle_too(
@@ -154,3 +156,48 @@ def test_a_new_client_has_a_bundle_too(
     assert bundle.predict(frame(5)).shape == (5,)
     again = called(capsys, *words, "--out", tmp_path / "new")
     assert (again.code, "exists already" in again.err) == (2, True)
+
+
+def test_some_rows_may_have_a_target(
+    trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, new = trained[1], tmp_path / "new.csv"
+    line = ("predict", run, "--client", "north", "--data", new)
+    frame(3, seed=1).assign(state=["", "?", ""]).to_csv(new, index=False)
+    answer = called(capsys, *line)
+    assert (answer.code, len(answer.out.splitlines()), answer.err) == (0, 3, "")
+    frame(3, seed=1).assign(state=["ill", "", "well"]).to_csv(new, index=False)
+    answer = called(capsys, *line)
+    assert re.fullmatch(r"accuracy [0-9.]+ % of 2 samples; 1 have no target\n", answer.err)
+    found = [line.split("\t")[1] for line in answer.out.splitlines()]
+    right = np.mean([found[0] == "ill", found[2] == "well"])
+    assert answer.err.startswith(f"accuracy {100 * right:.1f} %")
+    measured = called(capsys, "evaluate", *line[1:])
+    assert "1 of 3 samples have no target and are left out" in measured.err
+    refused = called(capsys, "personalize", run, "--data", new)
+    assert "has nothing in the column state to predict in row 2; complete it or remove the row" in refused.err
+    frame(3, seed=1)[["age", "sex", "lab"]].to_csv(new, index=False)
+    refused = called(capsys, "personalize", run, "--data", new)
+    assert "lacks the column state to predict" in refused.err
+    refused = called(capsys, *line[:-1], "nowhere.csv")
+    assert "there is no file or folder nowhere.csv; name the samples" in refused.err
+    refused = called(capsys, "predict", "nowhere", *line[2:])
+    assert "there is no folder nowhere; name a bundle, or a run folder" in refused.err
+
+
+def test_some_values_of_an_array_may_be_missing(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=x.sum(1))
+    settings: dict[str, Any] = {"rounds": 1, "clients": 2, "partition": "iid", "engine": "sequential"}
+    copfl.run("fedavg", str(tmp_path / "data.npz"), **settings, out=tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x[:3], y=np.array([1.0, np.nan, 2.0]))
+    found = copfl.load(tmp_path / "run", 0).read(tmp_path / "new.npz")
+    assert found.y is not None
+    assert (found.y.tolist(), found.has_target.tolist()) == ([1.0, 2.0], [True, False, True])
+
+
+def test_the_help_of_a_client_is_about_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("export", "predict", "evaluate"):
+        text = " ".join(called(capsys, command, "--help").out.split())
+        assert "--client TEXT The client whose model is used: its number" in text
+        assert "column that names the client" not in text

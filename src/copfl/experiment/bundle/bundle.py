@@ -217,6 +217,8 @@ def located(path: Path, client: int | str | None = None) -> Path:
             raise UsageError(f"{path} is the bundle of one model; leave out the client")
         return path
     models = path / "models"
+    if not path.exists():
+        raise RunError(f"there is no folder {path}; name a bundle, or a run folder")
     if not (path / "run.toml").is_file():
         raise RunError(f"{path} is neither a bundle (it has no {FILE}) nor a run folder (it has no run.toml)")
     if client is None:

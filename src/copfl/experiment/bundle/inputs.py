@@ -13,11 +13,10 @@ from copfl.data.arrays import npz_content
 from copfl.data.samples import CLASSIFICATION, Inputs, by_name
 from copfl.data.tables import Encoder, Table
 from copfl.data.targets import named, numbered
-from copfl.errors import DataError, one_of
+from copfl.errors import DataError, how_to_set, one_of, raised_as
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Input, Output, Tokenizer
 
 IMAGES = (".png", ".jpg", ".jpeg")
-SHOWN = 5  # values of a column in a note
 USUAL_TARGETS = ("target", "label")  # columns of a table of texts whose own target has no name
 
 
@@ -32,11 +31,13 @@ class Prepared(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """The samples of a file with their targets; None where it has none."""
+    """The samples of a file, with the targets of those that have one."""
 
     x: Inputs
-    y: NDArray[Any] | None
-    notes: list[str]
+    y: NDArray[Any] | None  # of the samples with a target; None if none has
+    has_target: NDArray[np.bool_]  # [n]
+    notes: list[str]  # what is unusual about them
+    target: str = "targets"  # what a file without targets lacks
     test: tuple[Inputs, NDArray[Any]] | None = None  # where the file has test samples of its own
 
 
@@ -90,7 +91,7 @@ class Preparation:
             shown = ", ".join(f"{name} {count:,}" for name, count in gaps.items())
             raise DataError(
                 f"values are missing, and training had none: {shown}. Complete them, or take each as the "
-                "column's mean, or as no category, with --missing fill (missing='fill' in Python)"
+                f"column's mean, or as no category, with {how_to_set('missing', 'fill', '--missing')}"
             )
         notes = [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
         own = {
@@ -98,8 +99,9 @@ class Preparation:
             for e in encoders
         }
         for encoder in encoders:
-            notes += _checked(encoder, own[encoder.name])
-        return Prepared(tables.encoded(encoders, own), notes)
+            if not encoder.categories:
+                _check_numbers(encoder, own[encoder.name])
+        return Prepared(tables.encoded(encoders, own), [*notes, *tables.unknown_categories(encoders, own)])
 
     def tokens(self, texts: Sequence[str]) -> Inputs:
         """Texts as the model takes them."""
@@ -151,37 +153,54 @@ class Preparation:
         are a file, or all files of a folder.
         """
         suffix = path.suffix.lower()
+        if not path.exists():
+            raise DataError(
+                f"there is no file or folder {path}; name the samples: an .npz file, a table or images"
+            )
         if path.is_dir() or suffix in IMAGES:
-            return Labelled(self._images(path), None, [])
+            return _without_targets(self._images(path))
         if suffix == ".txt":
             lines = reading.read_bytes(path, tables.LARGEST_FILE).decode(errors="replace").splitlines()
-            return Labelled(self.tokens([line for line in lines if line.strip()]), None, [])
+            return _without_targets(self.tokens([line for line in lines if line.strip()]))
         if suffix in tables.READERS:
-            columns = tables.read_table(path)
-            x, notes = self.of_table(columns, missing)
-            y, more = self._targets_of(columns)
-            return Labelled(x, y, [*notes, *more])
+            return self._rows(tables.read_table(path), missing)
         arrays = npz_content(path)
         if "x" not in arrays:
             raise DataError(f"{path} lacks the array x; it has {', '.join(arrays) or 'none'}")
-        x, y = self.of(arrays["x"]).x, self.targets(arrays["y"]) if "y" in arrays else None
+        x, y, lacking = self.of(arrays["x"]).x, arrays.get("y"), "the array y"
+        if y is None:
+            return _without_targets(x)._replace(target=lacking)
+        is_number = y.dtype.kind == "f"
+        has_target = ~np.isnan(y).reshape(len(y), -1).any(1) if is_number else np.ones(len(y), np.bool_)
+        if len(y) != (size := len(Prepared(x, []))):
+            raise DataError(f"{path} has {size:,} samples and {len(y):,} targets")
         own_test = {"x_test", "y_test"} <= arrays.keys()
         test = (self.of(arrays["x_test"]).x, self.targets(arrays["y_test"])) if own_test else None
-        return Labelled(x, y, [], test)
+        own = self.targets(y[has_target]) if has_target.any() else None
+        return Labelled(x, own, has_target, [], lacking, test)
 
-    def _targets_of(self, columns: Table) -> tuple[NDArray[Any] | None, list[str]]:
-        """The targets in the table's own columns; None where one is absent or a cell is empty."""
-        usual = next((name for name in USUAL_TARGETS if name in columns), "")
+    def _rows(self, columns: Table, missing: str | None) -> Labelled:
+        """The rows of a table; one without a target is predicted, and not scored."""
+        x, notes = self.of_table(columns, missing)
+        usual = next((name for name in USUAL_TARGETS if name in columns), USUAL_TARGETS[0])
         names = self.output.targets or (usual,)
+        lacking = f"the column {' and '.join(names)} to predict"
         if not all(name in columns for name in names):
-            return None, []
-        if empty := sum(columns[name].count(None) for name in names):
-            rows = len(columns[names[0]])
-            return None, [f'{empty:,} of {rows:,} rows have no "{names[0]}", so nothing is scored']
+            return _without_targets(x)._replace(notes=notes, target=lacking)
+        rows = list(zip(*(columns[name] for name in names), strict=True))
+        has_target, known = (
+            np.array([None not in row for row in rows]),
+            [row for row in rows if None not in row],
+        )
+        if not known:
+            return Labelled(x, None, has_target, notes, lacking)
         if self.output.kind == CLASSIFICATION:
-            return self.targets(tables.words(columns[names[0]])), []
-        numbers = np.stack([tables.floats(columns[name]) for name in names], 1)
-        return self.targets(numbers[:, 0] if numbers.shape[1] == 1 else numbers), []
+            y: NDArray[Any] = tables.words([row[0] for row in known])
+        else:
+            with raised_as(DataError, f"{lacking} must have numbers: {{}}", ValueError, TypeError):
+                y = np.array(known, np.float64)
+            y = y[:, 0] if y.shape[1] == 1 else y
+        return Labelled(x, self.targets(y), has_target, notes, lacking)
 
     def targets(self, y: Any) -> NDArray[Any]:
         """Targets as the metrics take them: numbers of classes, labels or values."""
@@ -241,17 +260,12 @@ def _category(encoder: Encoder, value: Any) -> Any:
     return str(int(value)) if is_whole and str(value) not in encoder.categories else value
 
 
-def _checked(encoder: Encoder, column: list[Any]) -> list[str]:
-    """A note about unknown categories; a DataError for a text in a column of numbers."""
-    if encoder.categories:
-        unknown = [str(v) for v in column if v is not None and str(v) not in encoder.categories]
-        if not unknown:
-            return []
-        shown, known = (
-            ", ".join(list(dict.fromkeys(some))[:SHOWN]) for some in (unknown, encoder.categories)
-        )
-        what = f'"{encoder.name}": {len(unknown):,} values are unknown categories, such as {shown}'
-        return [f"{what}; known: {known}{', ...' if len(encoder.categories) > SHOWN else ''}"]
+def _without_targets(x: Inputs) -> Labelled:
+    return Labelled(x, None, np.zeros(len(Prepared(x, [])), np.bool_), [])
+
+
+def _check_numbers(encoder: Encoder, column: list[Any]) -> None:
+    """A DataError for a text in a column of numbers."""
     for row, value in enumerate(column, 1):
         try:
             number = 0.0 if value is None else float(value)
@@ -261,7 +275,6 @@ def _checked(encoder: Encoder, column: list[Any]) -> list[str]:
             raise DataError(
                 f'the column "{encoder.name}" has numbers in training, but {str(value)[:40]!r} in row {row}'
             )
-    return []
 
 
 def _texts(columns: Table, name: str) -> list[str]:

@@ -44,7 +44,8 @@ def predict(given: options.Given) -> None:
         raise UsageError("name the samples with --data FILE, or sentences with --sentence, and not both")
     bundle = _chosen(given)
     if given.data is None:
-        outputs, score, rest, notes = bundle.outputs(bundle.preparation.tokens(given.sentence)), None, 0, []
+        outputs, score, rest = bundle.outputs(bundle.preparation.tokens(given.sentence)), None, 0
+        notes = list[str]()
     else:
         x, y, has_target, notes, *_ = bundle.read(given.data, missing=given.missing)
         outputs = bundle.outputs(x)
